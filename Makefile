@@ -1,0 +1,38 @@
+# Two commands need nothing else before them: `make simulate` and `make test` (Python 3.11 or newer, and make).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+
+# Each stamp depends on pyproject.toml alone, so a second call installs nothing.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+.PHONY: help simulate test quick lint clean
+
+help: ## Show what can be made.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+simulate: $(VENV)/.installed ## Run the quickstart scenario through Flower's simulation.
+	$(BIN)/fl-dpbayes simulate quickstart
+
+lint: $(VENV)/.installed-dev ## Style, docstrings and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## Lint, then every test.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+quick: $(VENV)/.installed-dev ## The tests that take under two minutes.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+clean: ## Remove the virtual environment.
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""What crosses between server and site, as plain validated records: no Flower, no torch."""

@@ -1,0 +1,26 @@
+"""What a site says of itself: public constants that it declares, nothing counted from its records."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.task import Task
+
+Role = Literal["train", "held_out", "shifted"]
+SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+EvaluationRelease = Literal["public", "noised", "none"]
+
+
+class Card(Record):
+    """Answer to a query: who the site is, its role, its declared size and what it lets out."""
+
+    protocol: Literal[1] = 1
+    name: SiteName
+    role: Role
+    task: Task
+    units: Annotated[int, Field(ge=0)]
+    unit: Annotated[str, Field(max_length=100)]
+    shift: Annotated[str, Field(max_length=100)] = ""
+    evaluation_release: EvaluationRelease
+    seeded: bool

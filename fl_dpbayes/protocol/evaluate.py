@@ -1,0 +1,49 @@
+"""The evaluation request and its reply."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.task import Model, Task
+from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
+
+PredictorName = Literal["last", "posterior"]
+Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
+
+
+class EvaluateRequest(Record):
+    """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample."""
+
+    protocol: Literal[1] = 1
+    run: RunId
+    round: PositiveInt
+    task: Task
+    model: Model
+    predictors: dict[PredictorName, Weights]
+    arrays: Digest
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+class EvaluateReply(Record):
+    """Additive calibration statistics `<predictor>/<table>`.
+
+    `release` says how the sums left: exactly (test data that the site declared public) or with Gaussian noise that
+    its ledger paid for; `noise_std` is then the standard deviation on each sum.
+    """
+
+    protocol: Literal[1] = 1
+    run: RunId
+    round: PositiveInt
+    request: Digest
+    release: Literal["public", "noised"]
+    noise_std: Annotated[float, Field(gt=0)] | None = None
+    privacy: PrivacyStatement | None = None
+    ledger_head: Digest | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "EvaluateReply":
+        if (self.release == "noised") != (self.noise_std is not None and self.privacy is not None):
+            raise ValueError("noise_std and privacy must be given exactly when release is 'noised'")
+        return self

@@ -1,0 +1,29 @@
+"""The base of every record that is read from a file or a message."""
+
+import hashlib
+import json
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """A frozen record that refuses unknown keys, NaN and infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+def canonical_json(record: BaseModel) -> str:
+    """Write a record as JSON with sorted keys and no spaces, equal for equal records.
+
+    Args:
+        record: any pydantic record.
+
+    Returns:
+        One line of JSON.
+    """
+    return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def digest(record: BaseModel) -> str:
+    """Return the SHA-256 of a record's canonical JSON, in hexadecimal (64 characters)."""
+    return hashlib.sha256(canonical_json(record).encode()).hexdigest()

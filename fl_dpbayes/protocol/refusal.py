@@ -1,0 +1,38 @@
+"""Why a site does not do what it was asked: a fixed code, never the text of an exception."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from fl_dpbayes.protocol.record import Record
+
+
+class RefusalCode(StrEnum):
+    """The reasons that may leave a site; each reveals nothing about a record."""
+
+    BUDGET_EXHAUSTED = "BUDGET_EXHAUSTED"
+    POLICY_DENIED = "POLICY_DENIED"
+    BAD_REQUEST = "BAD_REQUEST"
+    ROLE_DENIED = "ROLE_DENIED"
+    PLAN_CHANGED = "PLAN_CHANGED"
+    REQUEST_CHANGED = "REQUEST_CHANGED"
+    ALREADY_RESERVED = "ALREADY_RESERVED"
+    LEDGER_ROLLED_BACK = "LEDGER_ROLLED_BACK"
+    LEDGER_ERROR = "LEDGER_ERROR"
+    NOT_SENT = "NOT_SENT"
+    SITE_NOT_CONFIGURED = "SITE_NOT_CONFIGURED"
+    DATA_INVALID = "DATA_INVALID"
+    DIVERGED = "DIVERGED"
+    INTERNAL = "INTERNAL"
+
+
+class Refusal(Record):
+    """A refusal with the name of the request's field that caused it (empty: none)."""
+
+    code: RefusalCode
+    field: Annotated[str, Field(max_length=200)] = ""
+
+    def describe(self) -> str:
+        """Say the code and the field in a few words."""
+        return f"{self.code.value} {self.field}".strip()

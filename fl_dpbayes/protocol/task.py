@@ -1,0 +1,41 @@
+"""What is predicted from what, and by which model: public constants of a federation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fl_dpbayes.protocol.record import Record
+
+Width = Annotated[int, Field(gt=0, le=8192)]
+
+
+class Task(Record):
+    """A classification task: records of shape `input_shape`, labels 0 .. classes - 1."""
+
+    input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
+    classes: Annotated[int, Field(ge=2, le=1000)]
+
+
+class LogisticModel(Record):
+    """Multinomial logistic regression on the flattened record."""
+
+    kind: Literal["logistic"] = "logistic"
+
+
+class MLPModel(Record):
+    """Fully connected layers with ReLU between them, on the flattened record."""
+
+    kind: Literal["mlp"] = "mlp"
+    hidden: Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)] = (64,)
+
+
+class CNNModel(Record):
+    """Blocks of convolution, ReLU and 2x2 average pooling, then one hidden dense layer."""
+
+    kind: Literal["cnn"] = "cnn"
+    channels: Annotated[tuple[Width, ...], Field(min_length=1, max_length=4)] = (16, 32)
+    kernel_size: Literal[3, 5] = 3
+    hidden: Width = 64
+
+
+Model = Annotated[LogisticModel | MLPModel | CNNModel, Field(discriminator="kind")]

@@ -1,0 +1,90 @@
+"""The training request and its reply."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from fl_dpbayes.protocol.plan import Adjacency, TrainingPlan
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.task import Model, Task
+
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+NonNegative = Annotated[float, Field(ge=0)]
+MAX_SAMPLES_PER_REPLY = 1000
+
+
+class TrainRequest(Record):
+    """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`."""
+
+    protocol: Literal[1] = 1
+    run: RunId
+    round: PositiveInt
+    task: Task
+    model: Model
+    plan: TrainingPlan
+    first_step: Annotated[int, Field(ge=0)]
+    steps: PositiveInt
+    start: Digest
+    ledger_head: Digest | None = None
+
+    @model_validator(mode="after")
+    def _steps_fit_plan(self) -> "TrainRequest":
+        if self.first_step + self.steps > self.plan.total_steps:
+            raise ValueError(
+                f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.total_steps} steps"
+            )
+        return self
+
+
+class PrivacyStatement(Record):
+    """What a run has cost a cohort so far, as its site accounts for it.
+
+    `epsilon` and `mu` are null where they are infinite. `history` lists `[noise_multiplier, sampling_rate, steps]`.
+    """
+
+    cohort: Annotated[str, Field(max_length=200)]
+    unit: Annotated[str, Field(max_length=100)]
+    units: PositiveInt
+    adjacency: Adjacency
+    delta: float
+    epsilon: float | None
+    epsilon_method: Literal["pld", "rdp filter", "gdp filter"]
+    mu: float | None
+    mu_kind: Literal["exact", "clt"]
+    steps: Annotated[int, Field(ge=0)]
+    budget: float
+    history: tuple[tuple[float, float, int], ...]
+    seeded: bool
+
+
+class TrainReply(Record):
+    """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
+
+    PARTIAL: only a prefix of the steps fitted the budget. `sample_weights` are the step sizes a_t of the samples,
+    `sample_temperatures` their instantaneous temperatures T_t.
+    """
+
+    protocol: Literal[1] = 1
+    run: RunId
+    round: PositiveInt
+    request: Digest
+    status: Literal["OK", "PARTIAL"]
+    first_step: Annotated[int, Field(ge=0)]
+    steps: PositiveInt
+    sample_steps: Annotated[tuple[int, ...], Field(max_length=MAX_SAMPLES_PER_REPLY)]
+    sample_weights: Annotated[tuple[NonNegative, ...], Field(max_length=MAX_SAMPLES_PER_REPLY)]
+    sample_temperatures: Annotated[tuple[NonNegative, ...], Field(max_length=MAX_SAMPLES_PER_REPLY)]
+    step_weight: NonNegative
+    temperature_mean: NonNegative
+    temperature_low: NonNegative
+    temperature_high: NonNegative
+    privacy: PrivacyStatement
+    ledger_head: Digest
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "TrainReply":
+        lengths = {len(self.sample_steps), len(self.sample_weights), len(self.sample_temperatures)}
+        if len(lengths) != 1:
+            raise ValueError("sample_steps, sample_weights and sample_temperatures differ in length")
+        return self

@@ -1,0 +1,55 @@
+"""Records to and from the text of a message; its arrays travel beside it."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from fl_dpbayes.protocol.record import Record
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def write_header(record: Record) -> str:
+    """Write a record as the JSON text that a message carries."""
+    return record.model_dump_json()
+
+
+def read_header(kind: type[RecordT], text: object) -> RecordT:
+    """Read and validate the JSON text of a message.
+
+    Args:
+        kind: the record that is expected.
+        text: what the message holds; anything may come.
+
+    Returns:
+        The validated record.
+
+    Raises:
+        ValueError: if it is not text, too long, or not a valid record; the message names the first bad field and
+            never repeats what came.
+    """
+    if not isinstance(text, str):
+        raise ValueError("the header is not text")
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"the header has {len(text)} characters, more than {MAX_HEADER_BYTES}")
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{field or kind.__name__}: {first['msg']}") from None
+
+
+def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes of arrays, in order of their names."""
+    hasher = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        hasher.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
+        hasher.update(array.tobytes())
+    return hasher.hexdigest()
