@@ -1,0 +1,97 @@
+"""The clipped sum by book-keeping: one forward pass, one backward pass to layer outputs, no per-example gradient."""
+
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from fl_dpbayes.gradients.clipping import clip_factors
+from fl_dpbayes.gradients.layer_gradients import LayerGradients, layer_gradients, weighted_sum
+from fl_dpbayes.gradients.loss import summed_cross_entropy
+
+# Bounds the patches of convolutions that are held at a time.
+_RECORDS_PER_CHUNK = 1024
+
+
+def is_supported(module: nn.Module) -> bool:
+    """Say whether every trainable parameter belongs to one Linear or Conv2d leaf, and to no other.
+
+    Convolutions with string padding or non-zero padding modes, and layers that are trained only in part, are not
+    supported.
+    """
+    owners: set[int] = set()
+    for layer in module.modules():
+        own = list(layer.parameters(recurse=False))
+        trainable = [parameter for parameter in own if parameter.requires_grad]
+        if not trainable:
+            continue
+        plain = type(layer) is nn.Linear or (
+            type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        )
+        if not plain or len(trainable) < len(own) or any(id(parameter) in owners for parameter in trainable):
+            return False
+        owners.update(id(parameter) for parameter in trainable)
+    return True
+
+
+def clipped_sum(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, clip_norm: float) -> torch.Tensor:
+    """Return the sum over records of clip_C(gradient of the record's cross-entropy).
+
+    Args:
+        module: features (N, *shape) -> logits (N, classes); `is_supported`, each layer used once in a forward pass.
+        features: records, shape (N, *shape), of the module's type and device.
+        labels: shape (N,), int64.
+        clip_norm: C > 0, may be infinite.
+
+    Returns:
+        Shape (d,), float32, in the order of `named_parameters()`; zeros for an empty batch.
+
+    Raises:
+        ValueError: if a layer was used more than once, or not at all.
+    """
+    if len(labels) == 0:
+        size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        return features.new_zeros(size, dtype=torch.float32)
+    chunks = zip(features.split(_RECORDS_PER_CHUNK), labels.split(_RECORDS_PER_CHUNK), strict=True)
+    sums = [_chunk_sum(module, *chunk, clip_norm=clip_norm) for chunk in chunks]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def _chunk_sum(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, clip_norm: float) -> torch.Tensor:
+    layers, inputs, output_gradients = _backward_to_outputs(module, features, labels)
+    gradients: list[LayerGradients] = [
+        layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)
+    ]
+    factors = clip_factors(reduce(torch.hypot, [each.norms for each in gradients]), clip_norm)
+    pairs = zip(layers, gradients, strict=True)
+    return torch.cat([part for layer, each in pairs for part in weighted_sum(layer, each, factors)])
+
+
+def _backward_to_outputs(
+    module: nn.Module, features: torch.Tensor, labels: torch.Tensor
+) -> tuple[list[nn.Module], list[torch.Tensor], tuple[torch.Tensor, ...]]:
+    layers = [
+        layer for layer in module.modules() if any(value.requires_grad for value in layer.parameters(recurse=False))
+    ]
+    inputs: dict[nn.Module, torch.Tensor] = {}
+    # An edge, unlike the output tensor, still means this layer's output after a later in-place activation.
+    edges: dict[nn.Module, GradientEdge] = {}
+
+    def keep(layer: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+        if layer in inputs:
+            raise ValueError(f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine")
+        inputs[layer] = arguments[0].detach()
+        edges[layer] = get_gradient_edge(output)
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        with torch.enable_grad():
+            loss = summed_cross_entropy(module(features), labels)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(inputs) < len(layers):
+        raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
+    return layers, [inputs[layer] for layer in layers], torch.autograd.grad(loss, [edges[layer] for layer in layers])

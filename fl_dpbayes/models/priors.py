@@ -1,0 +1,46 @@
+"""Prior densities over the flat parameter vector; they read no record, so they cost no privacy."""
+
+import math
+
+import torch
+
+from fl_dpbayes.protocol.plan import FlatPrior, GaussianPrior, Prior
+
+
+def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
+    """Return the log density of the prior, log p(w).
+
+    Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Flat: 0 (improper).
+
+    Args:
+        prior: which prior.
+        vector: parameters w, shape (d,).
+
+    Returns:
+        Scalar tensor.
+    """
+    match prior:
+        case GaussianPrior():
+            normaliser = vector.numel() * math.log(prior.scale * math.sqrt(2 * math.pi))
+            return -vector.square().sum() / (2 * prior.scale**2) - normaliser
+        case FlatPrior():
+            return vector.new_zeros(())
+
+
+def prior_gradient(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the log prior, grad log p(w).
+
+    Gaussian: -w / scale^2. Flat: 0.
+
+    Args:
+        prior: which prior.
+        vector: parameters w, shape (d,).
+
+    Returns:
+        Tensor of shape (d,).
+    """
+    match prior:
+        case GaussianPrior():
+            return -vector / prior.scale**2
+        case FlatPrior():
+            return torch.zeros_like(vector)

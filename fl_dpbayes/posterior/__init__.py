@@ -1,0 +1,1 @@
+"""Posterior samples with their weights, the predictive distribution, convergence diagnostics."""

@@ -1,0 +1,100 @@
+"""Has a chain converged: split R-hat and effective sample size of a scalar quantity.
+
+Source: Vehtari, Gelman, Simpson, Carpenter and Buerkner 2021, "Rank-normalization, folding, and localization: an
+improved R-hat for assessing convergence of MCMC", Bayesian Analysis 16(2).
+"""
+
+import numpy as np
+import numpy.typing as npt
+from scipy import fft
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+Draws = npt.NDArray[np.float64]
+
+
+def rank_normalised(draws: Draws) -> Draws:
+    """Replace draws by normal scores of their pooled ranks, so that heavy tails do not hide a difference.
+
+    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws.
+
+    Args:
+        draws: shape (chains, draws).
+
+    Returns:
+        Normal scores, same shape.
+    """
+    ranks = rankdata(draws, method="average").reshape(draws.shape)
+    return ndtri((ranks - 0.375) / (draws.size + 0.25))
+
+
+def split_r_hat(draws: Draws) -> float:
+    """Return the potential scale reduction of chains that are each cut in halves.
+
+    R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs. 1-4). Near 1 where
+    the halves agree; the paper asks for less than 1.01 on `rank_normalised` draws.
+
+    Args:
+        draws: at least four draws per chain, shape (chains, draws).
+
+    Returns:
+        R-hat >= 0; NaN if every draw is the same.
+
+    Raises:
+        ValueError: if there are fewer than four draws per chain or one is not finite.
+    """
+    halves = _split(draws)
+    count = halves.shape[1]
+    within = halves.var(axis=1, ddof=1).mean()
+    between = count * halves.mean(axis=1).var(ddof=1)
+    if within == 0:
+        return float("nan") if between == 0 else float("inf")
+    return float(np.sqrt(((count - 1) / count * within + between / count) / within))
+
+
+def effective_sample_size(draws: Draws) -> float:
+    """Return how many independent draws would estimate the mean as well.
+
+    S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains (eqs. 10-13), the
+    sum cut by Geyer's initial monotone sequence.
+
+    Args:
+        draws: at least four draws per chain, shape (chains, draws).
+
+    Returns:
+        Effective sample size, at most S log10(S); NaN if every draw is the same.
+
+    Raises:
+        ValueError: if there are fewer than four draws per chain or one is not finite.
+    """
+    halves = _split(draws)
+    chains, count = halves.shape
+    covariance = _autocovariance(halves).mean(axis=0)
+    within = covariance[0] * count / (count - 1)
+    total = within * (count - 1) / count + halves.mean(axis=1).var(ddof=1)
+    if total == 0:
+        return float("nan")
+    correlation = 1 - (within - covariance * count / (count - 1)) / total
+    correlation[0] = 1.0
+    pairs = correlation[: count // 2 * 2].reshape(-1, 2).sum(axis=1)
+    negative = np.flatnonzero(pairs < 0)
+    positive = pairs[: negative[0]] if len(negative) else pairs
+    integrated_time = 2 * np.minimum.accumulate(positive).sum() - 1
+    size = chains * count
+    return float(size / max(integrated_time, 1 / np.log10(size)))
+
+
+def _split(draws: Draws) -> Draws:
+    if draws.ndim != 2 or draws.shape[0] < 1 or draws.shape[1] < 4:
+        raise ValueError(f"draws have shape {draws.shape}: (chains, draws) with at least 4 draws per chain is needed")
+    if not np.isfinite(draws).all():
+        raise ValueError("a draw is not finite")
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, -half:]]).astype(np.float64)
+
+
+def _autocovariance(chains: Draws) -> Draws:
+    count = chains.shape[1]
+    centred = chains - chains.mean(axis=1, keepdims=True)
+    spectrum = fft.rfft(centred, fft.next_fast_len(2 * count), axis=1)
+    return fft.irfft(np.abs(spectrum) ** 2, fft.next_fast_len(2 * count), axis=1)[:, :count] / count

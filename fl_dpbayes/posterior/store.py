@@ -1,0 +1,107 @@
+"""The stored posterior of a run: one safetensors file, which holds no code."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import check_arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.task import Model, Task
+
+_KEY = "fl_dpbayes"
+
+
+class PosteriorMetadata(Record):
+    """What a posterior file says of itself."""
+
+    format: Literal[1] = 1
+    model: Model
+    task: Task
+    scenario_hash: Annotated[str, Field(max_length=128)]
+
+
+@dataclass(frozen=True)
+class StoredPosterior:
+    """A posterior read from a file, with all that is needed to predict.
+
+    Attributes:
+        samples: samples, weights, temperatures.
+        metadata: model, task and the hash of the scenario that produced them.
+    """
+
+    samples: PosteriorSamples
+    metadata: PosteriorMetadata
+
+
+def save_posterior(path: Path, samples: PosteriorSamples, model: Model, task: Task, scenario_hash: str) -> None:
+    """Write samples, weights, temperatures and metadata; a reader sees the old file or the new one, never half of it.
+
+    Args:
+        path: file to write, usually `posterior.safetensors`.
+        samples: what to store.
+        model: architecture of the samples.
+        task: shape of a record and number of classes.
+        scenario_hash: digest of the resolved scenario.
+    """
+    metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash)
+    arrays = prefixed("samples", samples.arrays) | {"weights": samples.weights, "temperatures": samples.temperatures}
+    # safetensors writes the memory behind a view, not the view.
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(save(arrays, metadata={_KEY: metadata.model_dump_json()}))
+    os.replace(partial, path)
+
+
+def load_posterior(path: Path) -> StoredPosterior:
+    """Read a posterior file, taking nothing in it on trust.
+
+    Args:
+        path: a file written by `save_posterior`.
+
+    Returns:
+        Samples that fit their model, all finite.
+
+    Raises:
+        UserError: if the file is absent, or its metadata, names, shapes, types or values are not as they must be.
+    """
+    if not path.is_file():
+        raise UserError(f"posterior file {path} does not exist: give the run directory of a finished run")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = PosteriorMetadata.model_validate_json((file.metadata() or {}).get(_KEY, ""))
+            expected = _expected_shapes(metadata, int(np.prod(file.get_slice("weights").get_shape())))
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if found != expected:
+                raise ValueError("names or shapes of the arrays are not those of the model")
+            arrays = {name: file.get_tensor(name) for name in expected}
+        samples = without_prefix("samples", arrays)
+        check_arrays(samples, {name: array.shape for name, array in samples.items()})
+        weights, temperatures = arrays["weights"], arrays["temperatures"]
+        if weights.dtype != np.float64 or temperatures.dtype != np.float64:
+            raise ValueError("weights and temperatures must be float64")
+        if len(weights) == 0:
+            raise ValueError("it holds no sample")
+        return StoredPosterior(PosteriorSamples(samples, weights, temperatures), metadata)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        reason = f"{key}: {first['msg']}" if key else first["msg"]
+    except (SafetensorError, ValueError, UserError, RuntimeError) as error:
+        # RuntimeError is how torch refuses a model whose size does not fit its integers.
+        reason = str(error)
+    raise UserError(f"{path} is not a posterior file of this version: {reason}")
+
+
+def _expected_shapes(metadata: PosteriorMetadata, samples: int) -> dict[str, tuple[int, ...]]:
+    shapes = model_shapes(metadata.model, metadata.task)
+    expected = {f"samples/{name}": (samples, *shape) for name, shape in shapes.items()}
+    return expected | {"weights": (samples,), "temperatures": (samples,)}

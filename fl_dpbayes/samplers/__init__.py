@@ -1,0 +1,1 @@
+"""One sampler per file, and the chain that runs it at a site."""

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import (
+    arrays_to_vector,
+    load_vector,
+    parameter_shapes,
+    to_vector,
+    vector_to_arrays,
+    vector_views,
+)
+from fl_dpbayes.protocol.task import CNNModel, Task
+
+
+@pytest.fixture
+def module():
+    return build_model(CNNModel(channels=(2,), hidden=3), Task(input_shape=(1, 4, 4), classes=2), seed=0)
+
+
+def test_round_trip_of_one_vector(module):
+    vector = torch.arange(to_vector(module).numel(), dtype=torch.float32)
+    arrays = vector_to_arrays(vector, module)
+    assert {name: array.shape for name, array in arrays.items()} == parameter_shapes(module)
+    assert torch.equal(arrays_to_vector(arrays, module), vector)
+
+
+def test_arrays_in_another_order_give_the_same_vector(module):
+    arrays = vector_to_arrays(torch.arange(float(to_vector(module).numel())), module)
+    assert torch.equal(arrays_to_vector(dict(reversed(arrays.items())), module), arrays_to_vector(arrays, module))
+
+
+def test_stack_of_samples_keeps_each_sample(module):
+    size = to_vector(module).numel()
+    stack = torch.arange(3.0 * size).reshape(3, size)
+    arrays = vector_to_arrays(stack, module)
+    assert arrays["0.weight"].shape == (3, 2, 1, 3, 3)
+    for index in range(3):
+        assert torch.equal(arrays_to_vector({k: v[index] for k, v in arrays.items()}, module), stack[index])
+    assert vector_to_arrays(stack[:0], module)["0.weight"].shape == (0, 2, 1, 3, 3)
+
+
+def test_loaded_vector_is_what_the_module_computes_with(module):
+    vector = torch.randn(to_vector(module).numel(), generator=torch.Generator().manual_seed(0))
+    load_vector(module, vector)
+    assert torch.equal(to_vector(module), vector)
+    views = vector_views(vector, parameter_shapes(module))
+    records = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(module(records), torch.func.functional_call(module, views, (records,)))
+
+
+def test_arrays_own_their_memory(module):
+    vector = to_vector(module)
+    vector_to_arrays(vector, module)["0.weight"][:] = 7
+    assert not (vector == 7).any()
+
+
+def test_buffers_and_frozen_parameters_are_left_out():
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    module[1].requires_grad_(False)
+    assert list(parameter_shapes(module)) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_scalar_parameter_keeps_its_shape():
+    module = nn.Linear(2, 1)
+    module.scale = nn.Parameter(torch.tensor(3.0))
+    assert vector_to_arrays(to_vector(module), module)["scale"].shape == ()
+
+
+def test_wrong_length_name_or_shape_is_refused(module):
+    size = to_vector(module).numel()
+    with pytest.raises(ValueError, match=f"has {size + 1} entries"):
+        load_vector(module, torch.zeros(size + 1))
+    arrays = vector_to_arrays(torch.zeros(size), module)
+    with pytest.raises(ValueError, match=r"'0.bias' has shape \(3,\)"):
+        arrays_to_vector(arrays | {"0.bias": np.zeros(3, np.float32)}, module)
+    with pytest.raises(ValueError, match="'extra'"):
+        arrays_to_vector(arrays | {"extra": np.zeros(3, np.float32)}, module)

@@ -1,0 +1,93 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior import predictive
+from fl_dpbayes.posterior.predictive import predict, predictive_probabilities
+from fl_dpbayes.protocol.task import CNNModel, LogisticModel, Task
+
+TASK = Task(input_shape=(2,), classes=2)
+# One feature (2 ln 3 for the first record) and two opposite samples: probabilities 0.9 and 0.1.
+OPPOSITE = {
+    "1.weight": np.array([[[1, 0], [0, 0]], [[-1, 0], [0, 0]]], np.float32),
+    "1.bias": np.zeros((2, 2), np.float32),
+}
+FEATURES = np.array([[2 * math.log(3), 0], [0, 5]], np.float32)
+
+
+@pytest.fixture
+def module():
+    return build_model(LogisticModel(), TASK, seed=0)
+
+
+def entropy(*probabilities):
+    return -sum(p * math.log(p) for p in probabilities)
+
+
+def test_average_and_entropies_by_hand(module):
+    found = predict(module, OPPOSITE, np.array([3.0, 1.0]), FEATURES)
+    np.testing.assert_allclose(found.probabilities, [[0.75 * 0.9 + 0.25 * 0.1, 0.3], [0.5, 0.5]], rtol=1e-6)
+    np.testing.assert_allclose(found.aleatoric, [entropy(0.9, 0.1), math.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(found.total, [entropy(0.7, 0.3), math.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(found.epistemic, found.total - found.aleatoric, atol=1e-15)
+
+
+def test_probabilities_are_averaged_and_not_logits(module):
+    even = predictive_probabilities(module, OPPOSITE, np.ones(2), FEATURES)
+    np.testing.assert_allclose(even[0], [0.5, 0.5], rtol=1e-6)
+    uneven = predictive_probabilities(module, OPPOSITE, np.array([3.0, 1.0]), FEATURES)
+    assert abs(uneven[0, 0] - 1 / (1 + 3 ** (-2 * 0.5))) > 0.01
+
+
+def test_single_sample_has_no_epistemic_part_limit(module):
+    single = {name: array[:1] for name, array in OPPOSITE.items()}
+    found = predict(module, single, np.array([0.2]), FEATURES)
+    assert not found.epistemic.any()
+    logits = FEATURES @ OPPOSITE["1.weight"][0].T
+    np.testing.assert_allclose(found.probabilities, softmax(logits.astype(np.float64), axis=1), rtol=1e-6)
+
+
+def test_records_are_streamed(module, monkeypatch):
+    features = np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
+    whole = predict(module, OPPOSITE, np.array([3.0, 1.0]), features)
+    monkeypatch.setattr(predictive, "_RECORDS_PER_PASS", 7)
+    parts = predict(module, OPPOSITE, np.array([3.0, 1.0]), features)
+    np.testing.assert_allclose(parts.probabilities, whole.probabilities, rtol=1e-6)
+    np.testing.assert_allclose(parts.epistemic, whole.epistemic, rtol=1e-6, atol=1e-12)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(samples=st.integers(1, 5), records=st.integers(0, 4), scale=st.sampled_from([0.1, 1.0, 1e4]))
+def test_probabilities_sum_to_one_and_entropies_are_ordered_property(samples, records, scale):
+    task = Task(input_shape=(1, 4, 4), classes=3)
+    module = build_model(CNNModel(channels=(2,), hidden=3), task, seed=0)
+    generator = np.random.default_rng(samples)
+    arrays = {
+        name: (scale * generator.standard_normal((samples, *value.shape))).astype(np.float32)
+        for name, value in module.named_parameters()
+    }
+    features = generator.standard_normal((records, 1, 4, 4)).astype(np.float32)
+    found = predict(module, arrays, generator.random(samples) + 0.1, features)
+    assert found.probabilities.shape == (records, 3)
+    np.testing.assert_allclose(found.probabilities.sum(axis=1), 1, atol=1e-12)
+    assert (found.epistemic >= 0).all()
+    assert (found.total <= math.log(3) + 1e-12).all()
+
+
+def test_module_keeps_its_parameters(module):
+    before = to_vector(module)
+    predict(module, OPPOSITE, np.ones(2), FEATURES)
+    assert torch.equal(before, to_vector(module))
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+def test_bad_weights_are_refused(module, weights):
+    with pytest.raises(ValueError, match="weights"):
+        predict(module, OPPOSITE, np.array(weights), FEATURES)

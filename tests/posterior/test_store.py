@@ -1,0 +1,118 @@
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.store import load_posterior, save_posterior
+from fl_dpbayes.protocol.task import MLPModel, Task
+
+MODEL, TASK = MLPModel(hidden=(3,)), Task(input_shape=(4,), classes=2)
+META = {"format": 1, "model": MODEL.model_dump(), "task": TASK.model_dump(), "scenario_hash": "ab"}
+
+IMAGES = {"input_shape": [3, 64, 64], "classes": 3}
+
+
+def samples_of(count=5):
+    generator = np.random.default_rng(0)
+    arrays = {
+        name: generator.standard_normal((count, *shape)).astype(np.float32)
+        for name, shape in model_shapes(MODEL, TASK).items()
+    }
+    return PosteriorSamples(arrays, generator.random(count), generator.random(count))
+
+
+def tensors_of(samples):
+    stored = {f"samples/{name}": array for name, array in samples.arrays.items()}
+    return stored | {"weights": samples.weights, "temperatures": samples.temperatures}
+
+
+def test_round_trip(tmp_path):
+    path, samples = tmp_path / "posterior.safetensors", samples_of()
+    save_posterior(path, samples, MODEL, TASK, "ab")
+    stored = load_posterior(path)
+    assert (stored.metadata.model, stored.metadata.task, stored.metadata.scenario_hash) == (MODEL, TASK, "ab")
+    assert stored.samples.arrays.keys() == samples.arrays.keys()
+    for name, array in samples.arrays.items():
+        np.testing.assert_array_equal(stored.samples.arrays[name], array)
+    np.testing.assert_array_equal(stored.samples.weights, samples.weights)
+    np.testing.assert_array_equal(stored.samples.temperatures, samples.temperatures)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_samples_that_are_views_in_another_order_are_stored_right(tmp_path):
+    samples = samples_of()
+    flipped = PosteriorSamples(
+        {name: array[::-1] for name, array in samples.arrays.items()}, samples.weights[::-1], samples.temperatures
+    )
+    save_posterior(tmp_path / "p.safetensors", flipped, MODEL, TASK, "ab")
+    stored = load_posterior(tmp_path / "p.safetensors").samples
+    np.testing.assert_array_equal(stored.arrays["1.weight"], samples.arrays["1.weight"][::-1])
+    np.testing.assert_array_equal(stored.weights, samples.weights[::-1])
+
+
+def hostile_tensors():
+    good = tensors_of(samples_of())
+    yield "nan", good | {"samples/1.bias": np.full((5, 3), np.nan, np.float32)}, "not finite"
+    yield "shape", good | {"samples/1.bias": np.zeros((5, 4), np.float32)}, "names or shapes"
+    yield "count", good | {"weights": np.ones(4)}, "names or shapes"
+    yield "extra", good | {"samples/more": np.zeros(3, np.float32)}, "names or shapes"
+    yield "missing", {name: value for name, value in good.items() if name != "samples/1.bias"}, "names or shapes"
+    yield "no weights", {name: value for name, value in good.items() if name != "weights"}, "weights"
+    yield "type", good | {"samples/1.bias": np.zeros((5, 3), np.float64)}, "float64, not float32"
+    yield "weights type", good | {"weights": np.ones(5, np.float32)}, "must be float64"
+    yield "negative", good | {"weights": -np.ones(5)}, "weights must be finite"
+    yield "empty", tensors_of(samples_of(0)), "no sample"
+
+
+@pytest.mark.parametrize(("tensors", "message"), [pytest.param(t, m, id=i) for i, t, m in hostile_tensors()])
+def test_arrays_that_do_not_fit_are_refused(tmp_path, tensors, message):
+    path = tmp_path / "p.safetensors"
+    save_file(tensors, path, metadata={"fl_dpbayes": json.dumps(META)})
+    with pytest.raises(UserError, match=f"p.safetensors is not a posterior file.*{message}"):
+        load_posterior(path)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        {"other": "x"},
+        {"fl_dpbayes": "not json"},
+        {"fl_dpbayes": json.dumps(META | {"format": 2})},
+        {"fl_dpbayes": json.dumps(META | {"more": 1})},
+        {"fl_dpbayes": json.dumps(META | {"model": {"kind": "resnet"}})},
+        {"fl_dpbayes": json.dumps(META | {"model": {"kind": "mlp", "hidden": [10**9]}})},
+        {"fl_dpbayes": json.dumps(META | {"model": {"kind": "cnn"}})},
+        {"fl_dpbayes": json.dumps(META | {"model": {"kind": "cnn", "hidden": 2**62}, "task": IMAGES})},
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused(tmp_path, metadata):
+    path = tmp_path / "p.safetensors"
+    save_file(tensors_of(samples_of()), path, metadata=metadata)
+    with pytest.raises(UserError, match="is not a posterior file"):
+        load_posterior(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x10" + bytes(40)])
+def test_file_that_is_no_safetensors_is_refused(tmp_path, content):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not a posterior file"):
+        load_posterior(path)
+
+
+def test_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "p.safetensors"
+    save_posterior(path, samples_of(), MODEL, TASK, "ab")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(UserError, match="is not a posterior file"):
+        load_posterior(path)
+
+
+def test_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        load_posterior(tmp_path / "nothing.safetensors")

@@ -1,0 +1,236 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
+from fl_dpbayes.protocol.plan import (
+    ConstantStepSize,
+    ExponentialStepSize,
+    FlatPrior,
+    GaussianPrior,
+    PrivacyPlan,
+    TrainingPlan,
+)
+from fl_dpbayes.protocol.task import LogisticModel, MLPModel, Task
+from fl_dpbayes.samplers import dp_sgld
+from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
+
+TASK = Task(input_shape=(4,), classes=3)
+COUNT = 30
+
+
+def plan_of(*, rounds=1, steps=12, step_size=None, prior=None, burn_in=2, thinning=3, **privacy):
+    limits = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "clip_norm": 1.0}
+    return TrainingPlan(
+        rounds=rounds,
+        steps_per_round=steps,
+        burn_in=burn_in,
+        thinning=thinning,
+        step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9),
+        prior=prior or GaussianPrior(),
+        privacy=PrivacyPlan(**(limits | privacy)),
+        chain_start="own_last",
+    )
+
+
+@pytest.fixture
+def module():
+    return build_model(MLPModel(hidden=(5,)), TASK, seed=0)
+
+
+@pytest.fixture(scope="module")
+def site():
+    generator = np.random.default_rng(0)
+    return generator.standard_normal((COUNT, 4)).astype(np.float32), generator.integers(0, 3, COUNT), np.arange(COUNT)
+
+
+def run(module, site, plan, *, first_step=0, steps=None, start=None, sigma=1.0, units=COUNT, streams=None, **more):
+    sampling, noise = streams or (np.random.default_rng(1), np.random.default_rng(2))
+    return run_chain(
+        module,
+        *site,
+        plan=plan,
+        noise_multipliers=np.full(plan.total_steps, sigma),
+        units=units,
+        first_step=first_step,
+        steps=steps or plan.total_steps,
+        start=to_vector(module) if start is None else start,
+        sampling_generator=sampling,
+        noise_generator=noise,
+        **more,
+    )
+
+
+def test_samples_and_their_numbers_follow_the_plan(module, site):
+    plan, seen = plan_of(), []
+    result = run(module, site, plan, on_step=seen.append)
+    sizes = 0.5 * 0.9 ** np.arange(12)
+    temperature = sizes * COUNT / (2 * (0.5 * COUNT) ** 2)
+    assert seen == list(range(12))
+    assert result.sample_steps == (4, 7, 10)
+    assert result.samples.shape == (3, to_vector(module).numel())
+    np.testing.assert_allclose(result.sample_weights, sizes[[4, 7, 10]])
+    np.testing.assert_allclose(result.sample_temperatures, temperature[[4, 7, 10]])
+    assert result.step_weight == pytest.approx(sizes.sum())
+    assert result.temperature_mean == pytest.approx((sizes * temperature).sum() / sizes.sum())
+    assert (result.temperature_low, result.temperature_high) == pytest.approx((temperature[-1], temperature[0]))
+
+
+def test_kept_sample_of_the_last_step_is_the_last_state(module, site):
+    result = run(module, site, plan_of(burn_in=0, thinning=12))
+    assert result.sample_steps == (11,)
+    np.testing.assert_array_equal(result.samples[0], result.last)
+
+
+def test_stretch_before_burn_in_keeps_nothing(module, site):
+    result = run(module, site, plan_of(burn_in=6), steps=5)
+    assert result.samples.shape == (0, len(result.last))
+    assert result.sample_steps == ()
+
+
+def test_same_streams_give_the_same_path_and_others_another(module, site):
+    start = to_vector(module)
+    first = run(module, site, plan_of(), start=start)
+    assert np.array_equal(first.samples, run(module, site, plan_of(), start=start).samples)
+    other = run(module, site, plan_of(), start=start, streams=(np.random.default_rng(1), np.random.default_rng(3)))
+    assert not np.array_equal(first.samples, other.samples)
+
+
+def test_two_stretches_with_the_same_streams_equal_one(module, site):
+    plan, start = plan_of(rounds=2, steps=6), to_vector(module)
+    whole = run(module, site, plan, start=start)
+    streams = np.random.default_rng(1), np.random.default_rng(2)
+    first = run(module, site, plan, steps=5, start=start, streams=streams)
+    second = run(module, site, plan, first_step=5, steps=7, start=torch.from_numpy(first.last.copy()), streams=streams)
+    np.testing.assert_array_equal(np.concatenate([first.samples, second.samples]), whole.samples)
+    np.testing.assert_array_equal(second.last, whole.last)
+    assert first.sample_steps + second.sample_steps == whole.sample_steps
+    assert first.step_weight + second.step_weight == pytest.approx(whole.step_weight)
+
+
+def test_no_noise_full_batch_and_wide_clip_is_gradient_descent_limit(site):
+    module = build_model(LogisticModel(), TASK, seed=0)
+    plan = plan_of(
+        step_size=ConstantStepSize(initial=0.5),
+        prior=FlatPrior(),
+        sampling_rate=1.0,
+        clip_norm=1e30,
+        noise_multiplier=1,
+    )
+    result = run(module, site, plan, sigma=0.0)
+    module = build_model(LogisticModel(), TASK, seed=0)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.5)
+    features, labels = torch.from_numpy(site[0]), torch.from_numpy(site[1])
+    for _ in range(12):
+        optimiser.zero_grad()
+        (functional.cross_entropy(module(features), labels, reduction="sum") / COUNT).backward()
+        optimiser.step()
+    np.testing.assert_allclose(result.last, to_vector(module).numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1.0])
+def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
+    plan = plan_of(steps=3, burn_in=0, thinning=1, sampling_rate=rate)
+    empty = tuple(part[:0] for part in site)
+    start, streams = to_vector(module), (np.random.default_rng(1), np.random.default_rng(2))
+    found = run(module, empty if rate == 1.0 else site, plan, start=start, streams=streams)
+    noise, state = np.random.default_rng(2), start.double().numpy()
+    batch = rate * COUNT
+    for number in range(3):
+        size = 0.5 * 0.9**number
+        state = state - size * (noise.standard_normal(len(state), dtype=np.float32) / batch + state / COUNT)
+    np.testing.assert_allclose(found.last, state, rtol=1e-5)
+
+
+def test_denominator_is_declared_and_never_counted(module, site, monkeypatch):
+    seen = []
+    kernel = dp_sgld.step
+
+    def spy(*arguments, **named):
+        seen.append((named["expected_batch_size"], named["units"]))
+        return kernel(*arguments, **named)
+
+    monkeypatch.setattr(dp_sgld, "step", spy)
+    run(module, site, plan_of(), units=100)
+    run(module, tuple(part[:7] for part in site), plan_of(), units=100)
+    assert seen == [(50.0, 100)] * 24
+
+
+def test_one_record_more_moves_one_step_by_at_most_its_bound(module, site):
+    # Equal noise and the same coins: what remains of a step is the clipped gradient of the record that was added.
+    plan = plan_of(steps=1, burn_in=0, thinning=1, clip_norm=0.1, sampling_rate=1.0)
+    start = to_vector(module)
+    with_it = run(module, site, plan, start=start, units=COUNT).last
+    without = run(module, tuple(part[:-1] for part in site), plan, start=start, units=COUNT).last
+    moved = np.linalg.norm(with_it.astype(np.float64) - without)
+    assert 0 < moved <= 0.5 * 0.1 / COUNT * (1 + 1e-3)
+
+
+def test_bad_record_leaves_the_chain_as_it_is_without_it(module, site):
+    features = site[0].copy()
+    features[-1] = np.nan
+    plan, start = plan_of(sampling_rate=1.0), to_vector(module)
+    with_it = run(module, (features, *site[1:]), plan, start=start)
+    without = run(module, tuple(part[:-1] for part in site), plan, start=start)
+    np.testing.assert_allclose(with_it.last, without.last, rtol=1e-4, atol=1e-6)
+
+
+def test_noise_of_a_run_is_white_over_steps_and_parameters(site):
+    steps = 400
+    plan = plan_of(
+        steps=steps,
+        step_size=ConstantStepSize(initial=1.0),
+        prior=FlatPrior(),
+        sampling_rate=1.0,
+        burn_in=0,
+        thinning=1,
+    )
+    module = build_model(MLPModel(hidden=(40,)), TASK, seed=0)
+    result = run(module, tuple(part[:0] for part in site), plan, sigma=2.0)
+    moves = np.diff(result.samples.astype(np.float64), axis=0) * COUNT / 2.0
+    arrays = vector_to_arrays(torch.from_numpy(moves), module)
+    for name, array in arrays.items():
+        assert abs(array.var() - 1) <= 4 * math.sqrt(2 / array.size), name
+    lagged = (moves[1:] * moves[:-1]).mean()
+    assert abs(lagged) <= 4 / math.sqrt(moves[1:].size)
+
+
+def test_pre_noise_uses_its_own_stream_only(module, site):
+    plan, start = plan_of(pre_noise=0.3), to_vector(module)
+    paths = [
+        run(module, site, plan, start=start, pre_noise_generator=np.random.default_rng(seed)).last for seed in (4, 4, 5)
+    ]
+    assert np.array_equal(paths[0], paths[1])
+    assert not np.array_equal(paths[0], paths[2])
+
+
+def test_global_generators_are_left_alone(module, site):
+    torch.manual_seed(1)
+    before, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    run(module, site, plan_of())
+    assert torch.equal(before, torch.get_rng_state())
+    assert np.array_equal(legacy, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_divergence_is_told_and_never_returned(module, site):
+    plan = plan_of(step_size=ConstantStepSize(initial=1e30))
+    with pytest.raises(ChainDivergedError, match="lower step_size"):
+        run(module, site, plan)
+
+
+def test_stretch_outside_the_plan_is_refused(module, site):
+    with pytest.raises(ValueError, match="steps 8 to 13"):
+        run(module, site, plan_of(), first_step=8, steps=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_path_on_a_gpu_is_that_on_the_cpu(module, site):
+    start = to_vector(module)
+    on_cpu = run(module, site, plan_of(), start=start)
+    on_gpu = run(module, site, plan_of(), start=start, device="cuda")
+    np.testing.assert_allclose(on_gpu.last, on_cpu.last, rtol=1e-3, atol=1e-4)
