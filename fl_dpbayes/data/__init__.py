@@ -1,0 +1,1 @@
+"""From a site file to a site: loaders, partitions, shifts, splits, preprocessing with public constants."""

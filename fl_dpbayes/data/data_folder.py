@@ -1,0 +1,65 @@
+"""Find and check the files of a data set that is not shipped."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from fl_dpbayes.errors import UserError
+
+VARIABLE = "FL_DPBAYES_DATA"
+
+
+def known_folder(folder: Path | None) -> Path | None:
+    """Return `folder`, or else the one that the environment variable FL_DPBAYES_DATA names, or else None."""
+    if folder is None and os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE])
+    return folder
+
+
+def data_file(folder: Path | None, name: str, origin: str) -> Path:
+    """Find a file in the data folder.
+
+    Args:
+        folder: the data folder; None means the one that the environment variable FL_DPBAYES_DATA names.
+        name: the file's path inside it.
+        origin: where the file can be had, for the error.
+
+    Returns:
+        The path of an existing file.
+
+    Raises:
+        UserError: if no folder is given or the file is not in it.
+    """
+    folder = known_folder(folder)
+    if folder is None:
+        raise UserError(
+            f"{name} is needed but no data folder is known: give --data-dir DIR or set {VARIABLE}; the file is from "
+            f"{origin}"
+        )
+    path = folder / name
+    if not path.is_file():
+        raise UserError(
+            f"{path} does not exist: get it from {origin}, or give another folder by --data-dir or {VARIABLE}"
+        )
+    return path
+
+
+def check_rows(rows: list[bytes], expected: str, path: Path, origin: str) -> None:
+    """Check that a file holds exactly the expected records, in whatever order.
+
+    Args:
+        rows: one byte string per record.
+        expected: SHA-256 over the sorted rows, in hexadecimal.
+        path: the file, for the error.
+        origin: where the right file can be had, for the error.
+
+    Raises:
+        UserError: if the checksum differs.
+    """
+    if hashlib.sha256(b"".join(sorted(rows))).hexdigest() != expected:
+        raise damaged(path, "its records are not the published ones", origin)
+
+
+def damaged(path: Path, problem: str, origin: str) -> UserError:
+    """Build the error for a file that is not what it should be."""
+    return UserError(f"{path} is damaged or another file ({problem}): get it anew from {origin}")

@@ -1,0 +1,92 @@
+"""An institution's own folder of images, one sub-folder per class."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, UnidentifiedImageError
+from torchvision.datasets import ImageFolder as TorchvisionImageFolder
+
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.specs import ImageFolder
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.task import Task
+
+
+def image_records(source: ImageFolder) -> Records:
+    """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
+
+    Args:
+        source: path, size and channels (1: converted to grey).
+
+    Returns:
+        One record per image in alphabetical order, label = position of its class folder; each image is its own privacy
+        unit, known by its path inside the folder.
+
+    Raises:
+        UserError: if the folder is absent, has fewer than two classes or no image, or an image cannot be read.
+    """
+    task = image_task(source)
+    folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
+    if not folder.samples:
+        raise UserError(f"image folder {source.path} has no images")
+    return Records(
+        features=np.stack(
+            [
+                image_pixels(Path(path), height=source.height, width=source.width, channels=source.channels)
+                for path, _ in folder.samples
+            ]
+        ),
+        labels=np.array([label for _, label in folder.samples], dtype=np.int64),
+        units=np.array([Path(path).relative_to(source.path).as_posix() for path, _ in folder.samples]),
+        natural_site=None,
+        task=task,
+        unit="image",
+    )
+
+
+def image_task(source: ImageFolder) -> Task:
+    """Say what a folder's images are: the stated size, one class per sub-folder (an empty one counts).
+
+    Args:
+        source: path, size and channels.
+
+    Returns:
+        Shape of a record and number of classes.
+
+    Raises:
+        UserError: if the folder is absent or has fewer than two sub-folders.
+    """
+    if not source.path.is_dir():
+        raise UserError(f"image folder {source.path} does not exist")
+    classes = sum(entry.is_dir() for entry in source.path.iterdir())
+    if classes < 2:
+        raise UserError(
+            f"image folder {source.path} has {classes} sub-folders: make one per class, at least two (a class without "
+            "images is an empty one)"
+        )
+    return Task(input_shape=(source.channels, source.height, source.width), classes=classes)
+
+
+def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
+    """Read one image as pixels in [0, 1], resized (bilinear, anti-aliased).
+
+    Args:
+        path: the image file.
+        height: rows wanted.
+        width: columns wanted.
+        channels: 1 (converted to grey) or 3.
+
+    Returns:
+        Float32, (channels, height, width).
+
+    Raises:
+        UserError: if the image cannot be read.
+    """
+    try:
+        with Image.open(path) as image:
+            resized = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    except (UnidentifiedImageError, OSError) as error:
+        raise UserError(f"image {path} cannot be read: {error}") from None
+    pixels = np.asarray(resized, dtype=np.float32) / np.float32(255)
+    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -1,0 +1,102 @@
+"""From a source to its records: one loader per source, imported only when it is used."""
+
+from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.specs import BuiltIn, ImageFolder, OfficialPart, Source, Table
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.task import Task
+
+OFFICIAL_PARTS: dict[str, tuple[OfficialPart, ...]] = {
+    "mnist": ("train", "test"),
+    "pneumonia": ("train", "validation", "test"),
+}
+
+
+def load_source(source: Source, part: OfficialPart) -> Records:
+    """Load one official part of a source with float32 features, pixels in [0, 1].
+
+    Args, returns and errors are those of `load_unscaled`.
+    """
+    return load_unscaled(source, part).scaled()
+
+
+def load_unscaled(source: Source, part: OfficialPart) -> Records:
+    """Load one official part of a source as its files hold it: pixels may still be whole numbers.
+
+    Args:
+        source: a built-in data set, a table or a folder of images.
+        part: the part as its authors split it; a source without official parts has only `train`, which is all of it.
+
+    Returns:
+        Its records, in the order of the files.
+
+    Raises:
+        UserError: if the source has no such part, or a file is missing, damaged or not as described.
+    """
+    parts = OFFICIAL_PARTS.get(source.kind, ("train",))
+    if part not in parts:
+        raise UserError(
+            f"source {source.kind!r} has no part {part!r}: choose {' or '.join(parts)}"
+            + ("; for held-out records give the site a number of records" if parts == ("train",) else "")
+        )
+    match source:
+        case BuiltIn(kind="digits"):
+            from fl_dpbayes.data.digits import digits_records
+
+            return digits_records()
+        case BuiltIn(kind="mnist"):
+            from fl_dpbayes.data.mnist import mnist_records
+
+            return mnist_records(source.folder, part)
+        case BuiltIn(kind="pneumonia"):
+            from fl_dpbayes.data.pneumonia import pneumonia_records
+
+            return pneumonia_records(source.folder, part)
+        case BuiltIn():
+            from fl_dpbayes.data.heart import heart_records
+
+            return heart_records(source.folder)
+        case Table():
+            from fl_dpbayes.data.table import table_records
+
+            return table_records(source)
+        case ImageFolder():
+            from fl_dpbayes.data.images import image_records
+
+            return image_records(source)
+
+
+def source_task(source: Source) -> Task:
+    """Say what a source's records are, without loading them.
+
+    Args:
+        source: a built-in data set, a table or a folder of images.
+
+    Returns:
+        Shape of a record and number of classes.
+
+    Raises:
+        UserError: if a folder of images is absent or has fewer than two classes.
+    """
+    match source:
+        case BuiltIn():
+            return BUILT_IN_TASKS[source.kind]
+        case Table():
+            return Task(input_shape=(len(source.features),), classes=source.classes)
+        case ImageFolder():
+            from fl_dpbayes.data.images import image_task
+
+            return image_task(source)
+
+
+def source_unit(source: Source) -> str:
+    """Name the privacy unit of a source: a table's unit column, patient, image or record; loads no record."""
+    match source:
+        case BuiltIn(kind="heart"):
+            return "patient"
+        case Table(unit_column=str(column)):
+            return column
+        case ImageFolder():
+            return "image"
+        case _:
+            return "record"

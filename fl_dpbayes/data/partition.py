@@ -1,0 +1,187 @@
+"""Deal records to training sites: the partitioners of flwr-datasets, run over labels only."""
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.data.specs import (
+    ClassesPartition,
+    DirichletPartition,
+    IIDPartition,
+    NaturalPartition,
+    Partition,
+    QuantityPartition,
+)
+from fl_dpbayes.errors import UserError
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
+
+Indices = npt.NDArray[np.int64]
+MAX_ATTEMPTS = 50
+
+
+def partition_labels(
+    labels: npt.NDArray[np.int64], partition: Partition, sites: int, generator: np.random.Generator
+) -> list[Indices]:
+    """Divide items over sites by their labels; each item goes to exactly one site.
+
+    Args:
+        labels: (N,), one label per item (a record, or a privacy unit of several records).
+        partition: how to divide; not `natural`, which has nothing to divide.
+        sites: number of sites K, at least 1.
+        generator: draws the order of the items and the partitioner's own seed.
+
+    Returns:
+        K arrays of indices in increasing order, none of them empty.
+
+    Raises:
+        UserError: if the request cannot be met; the text names the scenario's key and the remedy.
+        ValueError: if the partition is natural.
+
+    Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin
+    et al. 2019.
+    """
+    _check_feasible(labels, partition, sites)
+    order = generator.permutation(len(labels))
+    match partition:
+        case IIDPartition():
+            parts = _iid(labels[order], sites)
+        case DirichletPartition():
+            parts = _dirichlet(labels[order], partition, sites, generator)
+        case ClassesPartition():
+            parts = _classes(labels[order], partition, sites, generator)
+        case QuantityPartition():
+            parts = _quantity(labels[order], partition, sites, generator)
+        case NaturalPartition():
+            raise ValueError("a natural partition has nothing to divide: select records by their natural site")
+    return [np.sort(order[part]) for part in parts]
+
+
+def label_total_variation(labels: npt.NDArray[np.int64], parts: list[Indices]) -> float:
+    """Measure how far the sites' label frequencies are from the pooled ones.
+
+        (1/K) sum_k (1/2) sum_c |p_k(c) - p(c)|
+
+    Args:
+        labels: (N,).
+        parts: K arrays of indices into `labels`, none empty; the pool is their union.
+
+    Returns:
+        The mean total variation distance, 0 (alike) to 1.
+    """
+    classes = int(labels.max()) + 1
+    counts = np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    pooled = counts.sum(axis=0) / counts.sum()
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(0.5 * np.abs(shares - pooled).sum(axis=1).mean())
+
+
+def _check_feasible(labels: npt.NDArray[np.int64], partition: Partition, sites: int) -> None:
+    count = len(labels)
+    least = partition.min_records if isinstance(partition, DirichletPartition | QuantityPartition) else 1
+    if sites * least > count:
+        remedy = "fewer sites" if least == 1 else "a lower partition.min_records or fewer sites"
+        raise UserError(
+            f"partition: {sites} training sites of at least {least} records need {sites * least} records, but there "
+            f"are {count}: choose {remedy}"
+        )
+    if isinstance(partition, ClassesPartition):
+        classes = len(np.unique(labels))
+        if partition.classes_per_site > classes:
+            raise UserError(
+                f"partition.classes_per_site is {partition.classes_per_site}, but there are {classes} classes: "
+                "choose at most that"
+            )
+        if sites * partition.classes_per_site < classes:
+            raise UserError(
+                f"partition.classes_per_site is {partition.classes_per_site}: {sites} training sites would hold at "
+                f"most {sites * partition.classes_per_site} of {classes} classes, and the records of the others would "
+                "be lost: raise it, or add training sites"
+            )
+
+
+def _iid(labels: npt.NDArray[np.int64], sites: int) -> list[Indices]:
+    from flwr_datasets.partitioner import IidPartitioner
+
+    return _deal(labels, IidPartitioner(num_partitions=sites), sites)
+
+
+def _dirichlet(
+    labels: npt.NDArray[np.int64], partition: DirichletPartition, sites: int, generator: np.random.Generator
+) -> list[Indices]:
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    partitioner = DirichletPartitioner(
+        num_partitions=sites,
+        partition_by="label",
+        alpha=partition.alpha,
+        min_partition_size=partition.min_records,
+        seed=int(generator.integers(2**31)),
+    )
+    try:
+        return _deal(labels, partitioner, sites)
+    except ValueError:
+        raise _no_division(partition, len(labels), sites) from None
+
+
+def _classes(
+    labels: npt.NDArray[np.int64], partition: ClassesPartition, sites: int, generator: np.random.Generator
+) -> list[Indices]:
+    from flwr_datasets.partitioner import PathologicalPartitioner
+
+    for _ in range(MAX_ATTEMPTS):
+        partitioner = PathologicalPartitioner(
+            num_partitions=sites,
+            partition_by="label",
+            num_classes_per_partition=partition.classes_per_site,
+            class_assignment_mode="first-deterministic",
+            seed=int(generator.integers(2**31)),
+        )
+        try:
+            parts = _deal(labels, partitioner, sites)
+        except ValueError:
+            continue
+        # The partitioner drops the classes that no site drew; only a division that keeps every record will do.
+        if sum(map(len, parts)) == len(labels):
+            return parts
+    raise UserError(
+        f"partition.classes_per_site is {partition.classes_per_site}: no division over {sites} training sites was "
+        f"found in {MAX_ATTEMPTS} attempts that uses every class: raise it, or change the number of training sites"
+    )
+
+
+def _quantity(
+    labels: npt.NDArray[np.int64], partition: QuantityPartition, sites: int, generator: np.random.Generator
+) -> list[Indices]:
+    from flwr_datasets.partitioner import SizePartitioner
+
+    for _ in range(MAX_ATTEMPTS):
+        shares = generator.dirichlet(np.full(sites, partition.alpha))
+        ends = np.round(np.cumsum(shares) * len(labels)).astype(int)
+        ends[-1] = len(labels)
+        sizes = np.diff(ends, prepend=0)
+        if sizes.min() >= partition.min_records:
+            return _deal(labels, SizePartitioner(partition_sizes=sizes.tolist()), sites)
+    raise _no_division(partition, len(labels), sites)
+
+
+def _no_division(partition: DirichletPartition | QuantityPartition, count: int, sites: int) -> UserError:
+    return UserError(
+        f"partition.alpha is {partition.alpha:g} and partition.min_records is {partition.min_records}: no division of "
+        f"{count} records over {sites} training sites was found that gives each that many: raise alpha, lower "
+        "min_records, or use fewer training sites"
+    )
+
+
+def _deal(labels: npt.NDArray[np.int64], partitioner: "Partitioner", sites: int) -> list[Indices]:
+    from datasets import Dataset
+
+    items: dict[str, Any] = {"label": labels, "index": np.arange(len(labels))}
+    partitioner.dataset = Dataset.from_dict(items)
+    with warnings.catch_warnings():
+        # Its retries and dropped classes come as warnings; what they mean is checked and reported by our callers.
+        warnings.simplefilter("ignore")
+        return [np.array(partitioner.load_partition(site)["index"][:], dtype=np.int64) for site in range(sites)]

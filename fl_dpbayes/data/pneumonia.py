@@ -1,0 +1,52 @@
+"""PneumoniaMNIST: 5,856 chest radiographs of children, 28x28 pixels, from the data folder."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.data.data_folder import check_rows, damaged, data_file
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.specs import OfficialPart
+
+NAME = "pneumoniamnist.npz"
+ORIGIN = "https://zenodo.org/records/10519652 (MedMNIST v2, 28x28)"
+# Key in the archive, number of records, SHA-256 over the sorted records: copies with another row order are in use.
+PARTS = {
+    "train": ("train", 4708, "2314d45df1c1cd156f60a5d892ee62bb7e211988582185ed111e0214f4e2bcd1"),
+    "validation": ("val", 524, "106be82596640d98e9b65de30213d696c0b8869fd4d7ed6ac336151e95f85da6"),
+    "test": ("test", 624, "41c6f2db35a464895452dbde5daf4c71192483d09a7725805b65e76de8d0acfb"),
+}
+
+
+def pneumonia_records(folder: Path | None, part: OfficialPart) -> Records:
+    """Load an official part of PneumoniaMNIST, grey levels not yet scaled; label 1 is pneumonia.
+
+    Its parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`.
+
+    Args:
+        folder: the data folder; None for the environment's.
+        part: `train` (4,708 records), `validation` (524) or `test` (624).
+
+    Returns:
+        Records of shape (1, 28, 28), uint8; each is its own privacy unit, as the file does not name the patients.
+
+    Raises:
+        UserError: if the file is missing, damaged or another one.
+
+    Source: Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
+    """
+    path = data_file(folder, NAME, ORIGIN)
+    key, count, checksum = PARTS[part]
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            pixels, targets = archive[f"{key}_images"], archive[f"{key}_labels"]
+    except (ValueError, KeyError, OSError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise damaged(path, str(error), ORIGIN) from None
+    if pixels.shape != (count, 28, 28) or pixels.dtype != np.uint8 or targets.shape != (count, 1):
+        raise damaged(path, f"{key}_images is {pixels.dtype} {pixels.shape}", ORIGIN)
+    labels = targets[:, 0].astype(np.int64)
+    rows = [image.tobytes() + bytes([label & 255]) for image, label in zip(pixels, labels.tolist(), strict=True)]
+    check_rows(rows, checksum, path, ORIGIN)
+    return Records(pixels[:, None], labels, np.arange(count), None, BUILT_IN_TASKS["pneumonia"], "record")

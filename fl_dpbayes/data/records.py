@@ -1,0 +1,49 @@
+"""Records as they come from a source, before they are a site's."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.protocol.task import Task
+
+
+@dataclass(frozen=True)
+class Records:
+    """Labelled records with the privacy unit that each belongs to.
+
+    Attributes:
+        features: float32, (N, *task.input_shape), pixels in [0, 1]; or uint8 grey levels, not yet scaled: a site takes
+            its few records out of a large file before it spends four times the memory on them.
+        labels: int64, (N,), in 0 .. task.classes - 1.
+        units: (N,), the id of each record's privacy unit: text, or the record's number where it is its own unit.
+        natural_site: (N,) text, the site that collected each record; None where the source does not say.
+        task: shape and number of classes.
+        unit: what a privacy unit is called, for example "record" or "patient".
+    """
+
+    features: npt.NDArray
+    labels: npt.NDArray[np.int64]
+    units: npt.NDArray
+    natural_site: npt.NDArray | None
+    task: Task
+    unit: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: npt.NDArray) -> "Records":
+        """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
+        return replace(
+            self,
+            features=self.features[indices],
+            labels=self.labels[indices],
+            units=self.units[indices],
+            natural_site=None if self.natural_site is None else self.natural_site[indices],
+        )
+
+    def scaled(self) -> "Records":
+        """Return the same records with float32 features; grey levels 0 to 255 become 0 to 1."""
+        if self.features.dtype == np.float32:
+            return self
+        return replace(self, features=self.features.astype(np.float32) / np.float32(255))

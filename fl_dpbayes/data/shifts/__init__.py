@@ -1,0 +1,1 @@
+"""How one site's records differ from another's: acquisition, population, annotation."""

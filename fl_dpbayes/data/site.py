@@ -1,0 +1,163 @@
+"""From a site file to a site: load, select, shift, split."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.data.load import load_unscaled
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.shifts.apply import apply_shift
+from fl_dpbayes.data.site_file import Selection, SiteFile
+from fl_dpbayes.data.specs import Shift
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.splits import in_test_part
+from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.protocol.task import Task
+
+MAX_DECLARATION_ERROR = 0.2
+
+
+@dataclass(frozen=True)
+class Part:
+    """A site's records for one purpose, grouped by privacy unit.
+
+    Attributes:
+        features: float32, (N, *input_shape).
+        labels: int64, (N,).
+        unit_index: int64, (N,), each record's unit as a number in 0 .. unit_count - 1.
+        unit_count: how many privacy units the part holds.
+    """
+
+    features: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    unit_index: npt.NDArray[np.int64]
+    unit_count: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's records and what it declares of itself.
+
+    `units` is the declared n, a public constant; `train` is None at a held-out or shifted site, whose records are all
+    in `test`.
+    """
+
+    name: str
+    role: Role
+    task: Task
+    unit: str
+    units: int
+    train: Part | None
+    test: Part
+    shift: str
+
+
+def load_site(site_file: SiteFile) -> Site:
+    """Build a site from its file.
+
+    The records keep the order of their source, so that a restart finds each at the same place.
+
+    Args:
+        site_file: a validated site file, its paths absolute.
+
+    Returns:
+        The site.
+
+    Raises:
+        UserError: if records are missing, damaged or not as described, or their number is far from the declared one.
+    """
+    records = _select(load_unscaled(site_file.source, site_file.selection.part), site_file.selection).scaled()
+    if site_file.shift is not None:
+        records = apply_shift(records, site_file.shift, np.random.default_rng(site_file.shift_seed))
+    _check_records(records)
+    if site_file.role == "train":
+        in_test = in_test_part(records.units.tolist(), site_file.split.key, site_file.split.test_fraction)
+        train, test = _part(records.subset(~in_test)), _part(records.subset(in_test))
+    else:
+        train, test = None, _part(records)
+    _check_declaration(site_file.units, test if train is None else train, records.unit)
+    return Site(
+        name=site_file.name,
+        role=site_file.role,
+        task=records.task,
+        unit=records.unit,
+        units=site_file.units,
+        train=train,
+        test=test,
+        shift=shift_label(site_file.shift),
+    )
+
+
+def shift_label(shift: Shift | None) -> str:
+    """Name a shift in the words that reports use; no shift is the empty text."""
+    return "" if shift is None else f"{shift.kind} (severity {shift.severity})"
+
+
+def _select(records: Records, selection: Selection) -> Records:
+    if selection.natural_site is not None:
+        records = records.subset(_natural_site(records, selection.natural_site))
+    if selection.indices is not None:
+        records = records.subset(_read_indices(selection, len(records)))
+    return records
+
+
+def _natural_site(records: Records, name: str) -> npt.NDArray[np.bool_]:
+    if records.natural_site is None:
+        raise UserError(f"selection.natural_site is {name!r} but the source does not say which site a record is from")
+    chosen = records.natural_site == name
+    if not chosen.any():
+        allowed = ", ".join(sorted(set(records.natural_site.tolist())))
+        raise UserError(f"selection.natural_site is {name!r}: choose one of {allowed}")
+    return chosen
+
+
+def _read_indices(selection: Selection, count: int) -> npt.NDArray[np.int64]:
+    try:
+        indices = np.load(str(selection.indices), allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"selection.indices: file {selection.indices} does not exist") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"selection.indices: {selection.indices} is not a NumPy array file: {error}") from None
+    if not isinstance(indices, np.ndarray) or indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+        raise UserError(f"selection.indices: {selection.indices} must hold one row of whole numbers")
+    if len(indices) and (indices.min() < 0 or indices.max() >= count):
+        raise UserError(
+            f"selection.indices: {selection.indices} holds {indices.min()} to {indices.max()}, allowed are 0 to "
+            f"{count - 1}: was it made for another source or part?"
+        )
+    if len(np.unique(indices)) != len(indices):
+        raise UserError(f"selection.indices: {selection.indices} holds a record twice: list each record once")
+    return np.sort(indices).astype(np.int64)
+
+
+def _check_records(records: Records) -> None:
+    if not len(records):
+        raise UserError("the site has no records: check selection and shift")
+    if records.features.shape[1:] != records.task.input_shape:
+        raise UserError(f"records have shape {records.features.shape[1:]}, the task says {records.task.input_shape}")
+    if not np.isfinite(records.features).all():
+        raise UserError("a feature is not a finite number: remove or impute such records before they reach the site")
+    if records.labels.min() < 0 or records.labels.max() >= records.task.classes:
+        raise UserError(f"a label is outside 0 to {records.task.classes - 1}: correct it, or the number of classes")
+
+
+def _check_declaration(declared: int, part: Part, unit: str) -> None:
+    actual = part.unit_count
+    if not actual:
+        raise UserError("every record is kept for testing, so nothing is left to train on: lower split.test_fraction")
+    if abs(actual - declared) > MAX_DECLARATION_ERROR * actual:
+        raise UserError(
+            f"units is declared as {declared}, but the site holds {actual} privacy units ({unit}s): declare a round "
+            f"number within {MAX_DECLARATION_ERROR:.0%} of that, for example units = {_rounded(actual)}"
+        )
+
+
+def _rounded(count: int) -> int:
+    step = 10 ** max(len(str(count)) - 2, 0)
+    return max(count // step * step, 1)
+
+
+def _part(records: Records) -> Part:
+    distinct, unit_index = np.unique(records.units, return_inverse=True)
+    return Part(records.features, records.labels, unit_index.astype(np.int64), len(distinct))

@@ -1,0 +1,125 @@
+"""The file that makes a site: written by a hospital, or by a simulation for each virtual site."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+
+from fl_dpbayes.data.specs import OfficialPart, Shift, Source
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.card import EvaluationRelease, Role, SiteName
+from fl_dpbayes.protocol.plan import Adjacency, Probability
+from fl_dpbayes.protocol.record import Record
+
+
+class Selection(Record):
+    """Which records of the source belong to the site; empty: all of the official part `part`."""
+
+    part: OfficialPart = "train"
+    indices: Path | None = None
+    natural_site: str | None = None
+
+
+class Split(Record):
+    """Which share of the units is kept for testing, chosen by keyed hash of the unit."""
+
+    test_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{32,128}$")]
+
+
+class LedgerSettings(Record):
+    """Where the site keeps its ledger, for which cohort, and how much that cohort may ever spend."""
+
+    path: Path
+    cohort: Annotated[str, Field(min_length=1, max_length=200)]
+    epsilon: PositiveFloat
+    delta: Probability
+    adjacency: Adjacency = "add_or_remove_one"
+    durability: Literal["full", "normal"] = "full"
+
+
+class Policy(Record):
+    """What a site allows a request to ask for.
+
+    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table; further records of that
+    unit are left out of it.
+    """
+
+    max_run_epsilon: PositiveFloat
+    max_clip_norm: PositiveFloat = 1e6
+    max_steps: PositiveInt = 1_000_000
+    evaluation_release: EvaluationRelease = "none"
+    min_evaluation_noise_multiplier: PositiveFloat = 1.0
+    max_test_records_per_unit: PositiveInt = 1
+
+
+class SiteFile(Record):
+    """Everything that makes a site. Paths are relative to the file's own folder.
+
+    `units` is n, the number of privacy units in the training part (at a held-out or shifted site: in all of it): a
+    public constant that the site declares, never counted from its data when a message comes. `insecure_seed` makes
+    noise and sampling repeatable, for simulation and tests only; what is released is then not private, and says so.
+    """
+
+    name: SiteName
+    role: Role
+    source: Source
+    selection: Selection = Selection()
+    units: Annotated[int, Field(ge=0)]
+    split: Split
+    shift: Shift | None = None
+    shift_seed: Annotated[int, Field(ge=0)] = 0
+    ledger: LedgerSettings | None = None
+    policy: Policy
+    threads: PositiveInt = 1
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    insecure_seed: int | None = None
+
+
+def read_site_file(path: Path) -> SiteFile:
+    """Read and validate a site file; relative paths in it are resolved against its folder.
+
+    Args:
+        path: a TOML file.
+
+    Returns:
+        The validated record, its paths absolute.
+
+    Raises:
+        UserError: if the file is absent, not TOML, or a key is unknown, missing or out of range.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"site file {path} does not exist") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"site file {path} is not valid TOML: {error}") from None
+    try:
+        site_file = SiteFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"site file {path}: {key or 'file'}: {first['msg']}") from None
+    return _with_absolute_paths(site_file, path.resolve().parent)
+
+
+def write_site_file(site_file: SiteFile, path: Path) -> None:
+    """Write a site file as TOML."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+
+
+def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
+    changes: dict[str, object] = {}
+    selection, ledger, source = site_file.selection, site_file.ledger, site_file.source
+    if selection.indices is not None:
+        changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})
+    if ledger is not None:
+        changes["ledger"] = ledger.model_copy(update={"path": folder / ledger.path})
+    for key in ("path", "folder"):
+        value = getattr(source, key, None)
+        if value is not None:
+            changes["source"] = source.model_copy(update={key: folder / value})
+    return site_file.model_copy(update=changes)

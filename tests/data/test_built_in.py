@@ -1,0 +1,130 @@
+import shutil
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
+from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.errors import UserError
+
+
+def test_digits_golden():
+    source = BuiltIn(kind="digits")
+    records = load_source(source, "train")
+    assert records.features.shape == (1797, *source_task(source).input_shape)
+    assert records.features.dtype == np.float32
+    assert records.features.min() == 0
+    assert records.features.max() == 1
+    assert np.bincount(records.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert len(np.unique(records.units)) == 1797
+    assert records.unit == source_unit(source) == "record"
+    # The first scan's top row, in grey levels.
+    assert (records.features[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("part", "count", "ones"), [("train", 60_000, 6742), ("test", 10_000, 1135)])
+def test_mnist_golden(data_folder, part, count, ones):
+    source = BuiltIn(kind="mnist", folder=data_folder)
+    records = load_unscaled(source, part)
+    assert records.features.shape == (count, *source_task(source).input_shape)
+    assert (records.labels == 1).sum() == ones
+    sample = records.subset(np.arange(100)).scaled()
+    assert sample.features.dtype == np.float32
+    assert sample.features.max() == 1
+    assert np.array_equal(sample.scaled().features, sample.features)
+
+
+@pytest.mark.parametrize(
+    ("part", "count", "positives"), [("train", 4708, 3494), ("validation", 524, 389), ("test", 624, 390)]
+)
+def test_pneumonia_golden(data_folder, part, count, positives):
+    source = BuiltIn(kind="pneumonia", folder=data_folder)
+    records = load_source(source, part)
+    assert records.features.shape == (count, *source_task(source).input_shape)
+    assert records.features.dtype == np.float32
+    assert 0 <= records.features.min() < records.features.max() <= 1
+    assert records.labels.sum() == positives
+
+
+def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_folder, tmp_path):
+    with np.load(data_folder / "pneumoniamnist.npz") as archive:
+        arrays = dict(archive)
+    arrays["test_images"], arrays["test_labels"] = arrays["test_images"][::-1].copy(), arrays["test_labels"][::-1]
+    np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
+    assert len(load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")) == 624
+    arrays["test_images"][0, 0, 0] ^= 1
+    np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
+    with pytest.raises(UserError, match=r"damaged or another file .*zenodo"):
+        load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+
+
+def test_pneumonia_refuses_a_file_that_is_no_archive(tmp_path):
+    (tmp_path / "pneumoniamnist.npz").write_bytes(b"<html>not found</html>")
+    with pytest.raises(UserError, match="damaged or another file"):
+        load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+
+
+def test_heart_golden_counts_and_prevalence(data_folder):
+    source = BuiltIn(kind="heart", folder=data_folder)
+    records = load_source(source, "train")
+    assert records.features.shape == (740, *source_task(source).input_shape)
+    assert records.unit == source_unit(source) == "patient"
+    assert records.features.dtype == np.float32
+    found = {}
+    for hospital in ("cleveland", "hungarian", "switzerland", "va"):
+        at = records.natural_site == hospital
+        found[hospital] = (int(at.sum()), round(float(records.labels[at].mean()), 3))
+    assert found == {
+        "cleveland": (303, 0.459),
+        "hungarian": (261, 0.375),
+        "switzerland": (46, 0.978),
+        "va": (130, 0.777),
+    }
+    # Cleveland's first line: 63,1,1,145,233,1,2,150,0,2.3
+    expected = [1.3, 1, 1.25, 0.33, 1, 0, 0, 1.3, 1, 0, 0, 0, 0, 0, 1]
+    np.testing.assert_allclose(records.features[0], expected, rtol=0, atol=1e-6)
+    # Switzerland codes every cholesterol as 0.
+    assert (records.features[records.natural_site == "switzerland", 3] == -2).all()
+
+
+def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp_path):
+    shutil.copytree(data_folder / "heart-disease", tmp_path / "heart-disease")
+    va = tmp_path / "heart-disease" / "processed.va.data"
+    va.chmod(0o600)
+    va.write_text(va.read_text().replace("NaN", "?"))
+    assert len(load_source(BuiltIn(kind="heart", folder=tmp_path), "train")) == 740
+    va.write_text(va.read_text().replace("63,1,4,140,260", "63,1,4,140,261"))
+    with pytest.raises(UserError, match=r"processed\.va\.data is damaged or another file"):
+        load_source(BuiltIn(kind="heart", folder=tmp_path), "train")
+
+
+def test_a_cut_file_is_refused(data_folder, tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (raw / name).write_bytes((data_folder / "MNIST" / "raw" / name).read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte is damaged .*MD5 .*torchvision"):
+        load_source(BuiltIn(kind="mnist", folder=tmp_path), "test")
+
+
+@pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
+def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"does not exist: get it from .*--data-dir"):
+        load_source(BuiltIn(kind=kind, folder=tmp_path), "train")
+    monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
+    with pytest.raises(UserError, match=r"--data-dir DIR or set FL_DPBAYES_DATA"):
+        load_source(BuiltIn(kind=kind), "train")
+
+
+def test_the_environment_names_the_data_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_source(BuiltIn(kind="pneumonia"), "train")
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "allowed"), [("digits", "test", "train"), ("mnist", "validation", "train or")]
+)
+def test_a_source_without_that_part_is_refused(kind, part, allowed):
+    with pytest.raises(UserError, match=f"has no part '{part}': choose {allowed}"):
+        load_source(BuiltIn(kind=kind), part)

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.data.partition import label_total_variation, partition_labels
+from fl_dpbayes.data.specs import (
+    ClassesPartition,
+    DirichletPartition,
+    IIDPartition,
+    NaturalPartition,
+    QuantityPartition,
+)
+from fl_dpbayes.errors import UserError
+
+LABELS = np.repeat(np.arange(10), 60)
+
+KINDS = [
+    IIDPartition(),
+    DirichletPartition(alpha=0.5, min_records=5),
+    ClassesPartition(classes_per_site=4),
+    QuantityPartition(alpha=1.0, min_records=5),
+]
+
+
+def divide(partition, sites=5, seed=0, labels=LABELS):
+    return partition_labels(labels, partition, sites, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("partition", KINDS, ids=lambda partition: partition.kind)
+@settings(deadline=None, derandomize=True, max_examples=10)
+@given(seed=st.integers(0, 2**63), sites=st.integers(4, 7))
+def test_each_record_goes_to_exactly_one_site_property(partition, seed, sites):
+    parts = divide(partition, sites, seed)
+    assert len(parts) == sites
+    assert all(len(part) for part in parts)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+
+
+@pytest.mark.parametrize("partition", KINDS, ids=lambda partition: partition.kind)
+def test_equal_seeds_give_equal_parts_and_others_do_not(partition):
+    first, again, other = (divide(partition, seed=seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_dirichlet_shuffles_within_a_class():
+    # flwr-datasets deals each class in file order: site 0 would get the first records of every class.
+    parts = divide(DirichletPartition(alpha=100.0))
+    positions = [float((part % 60).mean()) for part in parts]
+    # 120 positions uniform on 0 .. 59: standard error 17.3 / sqrt(120) = 1.6.
+    assert max(abs(position - 29.5) for position in positions) < 4 * 1.6
+
+
+def test_heterogeneity_falls_as_alpha_grows():
+    realised = [
+        np.mean([label_total_variation(LABELS, divide(DirichletPartition(alpha=alpha, min_records=1), seed=seed))
+                 for seed in range(5)])
+        for alpha in (0.1, 1.0, 100.0)
+    ]  # fmt: skip
+    assert realised[0] > 0.5 > realised[1] > 0.15 > realised[2]
+
+
+def test_mean_share_of_a_class_is_one_over_sites():
+    shares = [
+        np.bincount(LABELS[divide(DirichletPartition(alpha=1.0, min_records=1), 5, seed)[0]], minlength=10) / 60
+        for seed in range(60)
+    ]
+    # A share is Beta(1, 4), standard deviation .163; 600 of them, independent but for the seeds' retries.
+    assert abs(np.mean(shares) - 0.2) < 4 * 0.163 / np.sqrt(600)
+
+
+def test_classes_per_site_is_kept():
+    for part in divide(ClassesPartition(classes_per_site=4)):
+        assert len(np.unique(LABELS[part])) == 4
+
+
+def test_quantity_changes_sizes_and_not_labels():
+    parts = divide(QuantityPartition(alpha=0.5, min_records=10), seed=3)
+    sizes = sorted(map(len, parts))
+    assert sizes[0] >= 10
+    assert sizes[-1] > 3 * sizes[0]
+    large = max(parts, key=len)
+    assert np.abs(np.bincount(LABELS[large]) / len(large) - 0.1).max() < 4 * np.sqrt(0.09 / len(large))
+
+
+def test_label_total_variation_limits():
+    labels = np.array([0, 0, 1, 1])
+    assert label_total_variation(labels, [np.array([0, 2]), np.array([1, 3])]) == 0
+    assert label_total_variation(labels, [np.array([0, 1]), np.array([2, 3])]) == 0.5
+    # Shares (1, 0) and (1/3, 2/3) against (1/2, 1/2).
+    hand = (1 / 2 + 1 / 6) / 2
+    assert label_total_variation(labels, [np.array([0]), np.array([1, 2, 3])]) == pytest.approx(hand)
+
+
+@pytest.mark.parametrize(
+    ("partition", "sites", "message"),
+    [
+        (IIDPartition(), 601, "601 training sites of at least 1 records .* there are 600: choose fewer sites"),
+        (DirichletPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
+        (QuantityPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
+        (ClassesPartition(classes_per_site=11), 5, "classes_per_site is 11, but there are 10 classes"),
+        (ClassesPartition(classes_per_site=1), 5, "at most 5 of 10 classes.*raise it"),
+        (ClassesPartition(classes_per_site=2), 5, "no division over 5 training sites.*every class"),
+        (DirichletPartition(alpha=0.01, min_records=100), 6, "partition.alpha is 0.01.*raise alpha"),
+        (QuantityPartition(alpha=0.01, min_records=90), 6, "partition.alpha is 0.01.*raise alpha"),
+        (ClassesPartition(classes_per_site=10), 61, "no division over 61 training sites"),
+    ],
+)
+def test_an_impossible_request_names_the_key_and_the_remedy(partition, sites, message):
+    with pytest.raises(UserError, match=message):
+        divide(partition, sites)
+
+
+def test_natural_is_not_divided():
+    with pytest.raises(ValueError, match="natural"):
+        divide(NaturalPartition())

@@ -1,0 +1,97 @@
+import numpy as np
+import pandas
+import pytest
+from pydantic import ValidationError
+
+from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.data.specs import Table
+from fl_dpbayes.errors import UserError
+
+
+@pytest.fixture
+def table() -> pandas.DataFrame:
+    return pandas.DataFrame(
+        {
+            "patient": ["007", "7", "007", "b"],
+            "age": [50, 61, 50, 33],
+            "bp": [120.0, 130.5, 118.0, 99.0],
+            "sick": [0, 1, 0, 2],
+        }
+    )
+
+
+def source(path, **changes) -> Table:
+    keys = {"path": path, "label": "sick", "classes": 3, "features": ("age", "bp")}
+    return Table(**(keys | changes))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_features_are_scaled_by_the_stated_constants(tmp_path, table, suffix):
+    path = tmp_path / f"t.{suffix}"
+    table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
+    spec = source(path, centers=(50, 120), scales=(10, 20), unit_column="patient")
+    records = load_source(spec, "train")
+    np.testing.assert_allclose(records.features, [[0, 0], [1.1, 0.525], [0, -0.1], [-1.7, -1.05]], atol=1e-6)
+    assert records.features.dtype == np.float32
+    assert records.labels.tolist() == [0, 1, 0, 2]
+    # "007" and "7" are two patients: a unit's name is text, not a number.
+    assert records.units.tolist() == ["007", "7", "007", "b"]
+    assert records.unit == source_unit(spec) == "patient"
+    assert records.task == source_task(spec)
+
+
+def test_without_a_unit_column_a_row_is_a_unit(tmp_path, table):
+    table.to_csv(tmp_path / "t.csv", index=False)
+    spec = source(tmp_path / "t.csv")
+    records = load_source(spec, "train")
+    assert records.units.tolist() == [0, 1, 2, 3]
+    assert records.unit == source_unit(spec) == "record"
+    np.testing.assert_array_equal(records.features[:, 0], [50, 61, 50, 33])
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("bp", [120, None, 118, 99], r"column 'bp' has 1 values that are missing .*row 2"),
+        ("age", [50, 61, "old", 33], r"column 'age' has 1 values .*row 3"),
+        ("age", [50, 61, float("inf"), 33], r"column 'age' has 1 values .*row 3"),
+        ("sick", [0, 1, 0, 3], r"column 'sick' has 1 values .*0 to 2.*row 4"),
+        ("sick", [0, 1, 0.5, 2], r"column 'sick' has 1 values .*row 3"),
+        ("patient", ["a", None, "c", "d"], r"column 'patient' has 1 missing values .*row 2"),
+    ],
+)
+def test_a_bad_value_names_its_column(tmp_path, table, column, values, message):
+    table[column] = values
+    table.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(UserError, match=message):
+        load_source(source(tmp_path / "t.csv", unit_column="patient"), "train")
+
+
+@pytest.mark.parametrize("missing", ["age", "sick", "patient"])
+def test_an_absent_column_is_named(tmp_path, table, missing):
+    table.drop(columns=missing).to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(UserError, match=f"has no column '{missing}': its columns are .*bp"):
+        load_source(source(tmp_path / "t.csv", unit_column="patient"), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", None, "does not exist"),
+        ("t.xlsx", "", r"must end in \.csv or \.parquet"),
+        ("t.csv", "", "cannot be read"),
+        ("t.parquet", "PAR?", "cannot be read"),
+        ("t.csv", "age,bp,sick\n", "has no rows"),
+    ],
+)
+def test_an_unreadable_table_is_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        load_source(source(tmp_path / name), "train")
+
+
+@pytest.mark.parametrize("changes", [{"centers": (1.0,)}, {"scales": (1.0, 2.0, 3.0)}, {"scales": (1.0, 0.0)}])
+def test_constants_must_fit_the_features(changes):
+    with pytest.raises(ValidationError, match=r"centers|scales"):
+        source("t.csv", **changes)
