@@ -1,0 +1,1 @@
+"""How far predicted probabilities can be trusted: additive statistics over sites, errors, scores and intervals."""

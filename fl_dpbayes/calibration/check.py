@@ -1,0 +1,171 @@
+"""What may enter the statistics: valid predictions from our own code, possible sums from another machine."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.calibration.bins import (
+    CONFIDENCE,
+    CONFIDENCE_OUTCOME,
+    CONFIDENCE_SQUARED,
+    COUNT,
+    FINE_BINS,
+    OUTCOME,
+    Floats,
+)
+
+SUM_TOLERANCE = 1e-6
+ROUNDING = 1e-9
+MAX_RECORDS = 1e12
+
+
+def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
+    """Return class probabilities as float64, shape (N, C), after checking them.
+
+    Args:
+        probabilities: shape (N, C >= 2), in [0, 1], rows that sum to 1 within 1e-6.
+
+    Returns:
+        The probabilities; an excess over 1 by rounding is cut.
+
+    Raises:
+        ValueError: if they are of another shape, NaN, outside [0, 1], or rows do not sum to 1.
+    """
+    probability = np.asarray(probabilities, np.float64)
+    if probability.ndim != 2 or probability.shape[1] < 2:
+        raise ValueError(
+            f"probabilities have shape {probability.shape}: expected (records, classes), 2 or more classes"
+        )
+    if np.isnan(probability).any():
+        raise ValueError("a probability is NaN: the predictor has diverged")
+    if probability.size and (probability.min() < 0 or probability.max() > 1 + ROUNDING):
+        raise ValueError(
+            f"probabilities span [{probability.min():.6g}, {probability.max():.6g}]: they must lie in [0, 1]; "
+            "apply softmax to logits first"
+        )
+    sums = probability.sum(axis=1)
+    if (np.abs(sums - 1) > SUM_TOLERANCE).any():
+        worst = sums[np.abs(sums - 1).argmax()]
+        raise ValueError(f"a row of probabilities sums to {worst:.9g}: it must be 1 within {SUM_TOLERANCE}")
+    return np.minimum(probability, 1.0)
+
+
+def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray[np.int64]:
+    """Return labels as integers, shape (N,), after checking that each is a class.
+
+    Args:
+        labels: integers (or whole floats) 0 .. C - 1.
+        count: N.
+        classes: C.
+
+    Returns:
+        The labels as int64.
+
+    Raises:
+        ValueError: if their number differs from N or one is not a class.
+    """
+    label = np.asarray(labels)
+    if label.shape != (count,):
+        raise ValueError(f"labels have shape {label.shape}: expected ({count},), one per row of probabilities")
+    if not np.isin(label, np.arange(classes)).all():
+        raise ValueError(f"a label is not a class: labels must be whole numbers 0 .. {classes - 1}")
+    return label.astype(np.int64)
+
+
+def check_uncertainty(
+    probability: Floats,
+    epistemic: npt.ArrayLike | None,
+    aleatoric: npt.ArrayLike | None,
+    total: npt.ArrayLike | None,
+) -> dict[str, Floats]:
+    """Return epistemic, aleatoric and total entropy per record, those of a single sample where none is given.
+
+    Args:
+        probability: checked class probabilities, shape (N, C).
+        epistemic: shape (N,), nats, or None.
+        aleatoric: shape (N,), nats, or None.
+        total: shape (N,), nats, or None.
+
+    Returns:
+        The three arrays by name.
+
+    Raises:
+        ValueError: if only some are given, shapes differ, one is negative or not finite, or total differs from
+            aleatoric + epistemic.
+    """
+    given = {"epistemic": epistemic, "aleatoric": aleatoric, "total": total}
+    parts = {name: np.asarray(values, np.float64) for name, values in given.items() if values is not None}
+    if not parts:
+        entropy = -(probability * np.log(np.where(probability > 0, probability, 1.0))).sum(axis=1)
+        return {"epistemic": np.zeros_like(entropy), "aleatoric": entropy, "total": entropy}
+    if len(parts) != 3:
+        raise ValueError(f"give epistemic, aleatoric and total together or none of them, not only {sorted(parts)}")
+    for name, values in parts.items():
+        if values.shape != probability.shape[:1]:
+            raise ValueError(f"{name} has shape {values.shape}: expected {probability.shape[:1]}")
+        if not (values >= -SUM_TOLERANCE).all() or not np.isfinite(values).all():
+            raise ValueError(f"{name} has a value that is negative or not finite: entropies are 0 or more")
+    if not np.allclose(parts["total"], parts["aleatoric"] + parts["epistemic"], rtol=0, atol=1e-5):
+        raise ValueError("total differs from aleatoric + epistemic")
+    return {name: np.maximum(values, 0.0) for name, values in parts.items()}
+
+
+def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, float], largest_nll: float) -> None:
+    """Check that finite sums could have come from records.
+
+    Args:
+        top_label: shape (FINE_BINS, 5).
+        class_wise: shape (C, FINE_BINS, 5).
+        scalars: the scalar sums by name.
+        largest_nll: largest -log p_label of one record, nats.
+
+    Raises:
+        ValueError: at the first contradiction.
+    """
+    count, classes = scalars["count"], class_wise.shape[0]
+    slack = SUM_TOLERANCE * (1 + count)
+    for name in ("count", "correct", "nll_clipped"):
+        _require(scalars[name] == np.floor(scalars[name]), f"{name} is not a whole number")
+    _require(0 <= count <= MAX_RECORDS, f"count is outside [0, {MAX_RECORDS:.0e}]")
+    _check_table(top_label, "top_label")
+    _check_table(class_wise, "class_wise")
+    _require(top_label[:, COUNT].sum() == count, "the counts of top_label do not add up to count")
+    _require(top_label[:, OUTCOME].sum() == scalars["correct"], "the outcomes of top_label do not add up to correct")
+    _require((class_wise[..., COUNT].sum(axis=1) == count).all(), "the counts of class_wise do not add up to count")
+    _require(class_wise[..., OUTCOME].sum() == count, "the labels of class_wise do not add up to count")
+    _require(abs(class_wise[..., CONFIDENCE].sum() - count) <= slack, "probabilities do not add up to count")
+    impossible = top_label[: max(0, FINE_BINS // classes - 1), COUNT].sum()  # one bin of slack: rows sum to 1 +- 1e-6
+    _require(impossible == 0, f"top_label has confidences below 1/{classes}")
+    brier = class_wise[..., CONFIDENCE_SQUARED] - 2 * class_wise[..., CONFIDENCE_OUTCOME] + class_wise[..., OUTCOME]
+    _require(abs(brier.sum() - scalars["brier"]) <= slack, "brier does not follow from class_wise")
+    _require(scalars["nll_clipped"] >= 0, "nll_clipped is negative")
+    _require(scalars["nll_clipped"] * largest_nll <= scalars["nll"] + slack, "nll is too small for nll_clipped")
+    for name, largest in (("nll", largest_nll), ("brier", 2.0)):
+        square, total = scalars[f"{name}_squared"], scalars[name]
+        _require(-slack <= total <= count * largest + slack, f"{name} is outside what {count:.0f} records can give")
+        _require(total**2 <= count * square + slack * (1 + abs(total)), f"{name}_squared is too small for {name}")
+        _require(square <= largest * (total + slack), f"{name}_squared is too large for {name}")
+    for name in ("epistemic", "aleatoric", "total"):
+        _require(-slack <= scalars[name] <= count * np.log(classes) + 10 * slack, f"{name} is outside its range")
+    gap = scalars["total"] - scalars["aleatoric"] - scalars["epistemic"]
+    _require(abs(gap) <= 20 * slack, "total differs from aleatoric + epistemic")
+
+
+def _check_table(table: Floats, name: str) -> None:
+    count, confidence, outcome = table[..., COUNT], table[..., CONFIDENCE], table[..., OUTCOME]
+    low, high = np.arange(FINE_BINS) / FINE_BINS, np.arange(1, FINE_BINS + 1) / FINE_BINS
+    slack = ROUNDING * (1 + np.abs(count))
+    _require((count == np.floor(count)).all() and (count >= 0).all(), f"a count of {name} is not a whole number >= 0")
+    _require((outcome == np.floor(outcome)).all(), f"an outcome of {name} is not a whole number")
+    _require(((outcome >= 0) & (outcome <= count)).all(), f"an outcome of {name} is outside [0, its count]")
+    for column, of in ((CONFIDENCE, count), (CONFIDENCE_SQUARED, confidence), (CONFIDENCE_OUTCOME, outcome)):
+        inside = (table[..., column] >= low * of - slack) & (table[..., column] <= high * of + slack)
+        _require(inside.all(), f"column {column} of {name} lies outside its bins")
+    spread = count * table[..., CONFIDENCE_SQUARED] - confidence**2
+    _require((spread >= -slack * (1 + count)).all(), f"squares of {name} are too small for its confidences")
+
+
+def _require(holds: bool | np.bool_, complaint: str) -> None:
+    if not holds:
+        raise ValueError(f"these sums cannot come from records: {complaint}")

@@ -1,0 +1,203 @@
+"""What a site counts about its predictions: sums over records, so that sites add up to their pool."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.calibration.bins import COLUMNS, FINE_BINS, Floats, bin_index
+from fl_dpbayes.calibration.check import check_labels, check_probabilities, check_sums, check_uncertainty
+
+PROBABILITY_FLOOR = 1e-12  # below it -log p_y is clipped: one confident error must not make every mean infinite
+SCALARS = (
+    "count",
+    "correct",
+    "nll",
+    "nll_squared",
+    "nll_clipped",
+    "brier",
+    "brier_squared",
+    "epistemic",
+    "aleatoric",
+    "total",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationStatistics:
+    """Sums over records of a test set, from which every error and score of this package follows.
+
+    The columns of a table are the sums of 1, p, y, p^2 and p y over the records of a fine bin of p. In `top_label`
+    p is the largest class probability (ties: the first class) and y says whether that class is right; in
+    `class_wise`, for each class c, p is the probability of c and y says whether c is the label.
+
+    Attributes:
+        classes: number of classes C >= 2.
+        top_label: shape (FINE_BINS, 5).
+        class_wise: shape (C, FINE_BINS, 5).
+        count: number of records.
+        correct: records whose top label is right.
+        nll: sum of -log max(p_label, PROBABILITY_FLOOR), in nats.
+        nll_squared: sum of the squares of those terms.
+        nll_clipped: records with p_label below the floor.
+        brier: sum of the multiclass Brier score sum_c (p_c - 1{c = label})^2, each in [0, 2].
+        brier_squared: sum of the squares of those terms.
+        epistemic: sum of the mutual information of label and parameters, in nats.
+        aleatoric: sum of the expected entropy, in nats.
+        total: sum of the entropy of the averaged prediction, in nats; aleatoric + epistemic.
+    """
+
+    classes: int
+    top_label: Floats
+    class_wise: Floats
+    count: float
+    correct: float
+    nll: float
+    nll_squared: float
+    nll_clipped: float
+    brier: float
+    brier_squared: float
+    epistemic: float
+    aleatoric: float
+    total: float
+
+
+def empty(classes: int) -> CalibrationStatistics:
+    """Return the statistics of no record, the neutral element of `merge`.
+
+    Args:
+        classes: number of classes C >= 2.
+
+    Returns:
+        Statistics of zeros.
+    """
+    return CalibrationStatistics(
+        classes=classes,
+        top_label=np.zeros((FINE_BINS, COLUMNS)),
+        class_wise=np.zeros((classes, FINE_BINS, COLUMNS)),
+        **dict.fromkeys(SCALARS, 0.0),
+    )
+
+
+def from_batch(
+    probabilities: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    *,
+    epistemic: npt.ArrayLike | None = None,
+    aleatoric: npt.ArrayLike | None = None,
+    total: npt.ArrayLike | None = None,
+) -> CalibrationStatistics:
+    """Count the predictions of a batch of records.
+
+    Args:
+        probabilities: class probabilities (never logits), shape (N, C), rows that sum to 1 within 1e-6; N may be 0.
+        labels: true classes, shape (N,), integers 0 .. C - 1.
+        epistemic: mutual information per record, shape (N,), nats, >= 0; with the next two, or none of the three.
+        aleatoric: expected entropy per record, shape (N,), nats, >= 0.
+        total: entropy of the averaged prediction per record, shape (N,), nats. Where the three are absent the
+            prediction counts as that of one sample: total = aleatoric = entropy of `probabilities`, epistemic = 0.
+
+    Returns:
+        The statistics of these records.
+
+    Raises:
+        ValueError: if a probability is NaN or outside [0, 1], a row does not sum to 1, a label is not a class, or
+            shapes differ.
+    """
+    probability = check_probabilities(probabilities)
+    count, classes = probability.shape
+    label = check_labels(labels, count, classes)
+    parts = check_uncertainty(probability, epistemic, aleatoric, total)
+
+    one_hot = np.eye(classes)[label]
+    top = probability.argmax(axis=1) if count else np.zeros(0, np.int64)
+    rows = np.arange(count)
+    right = (top == label).astype(np.float64)
+    nll = -np.log(np.maximum(probability[rows, label], PROBABILITY_FLOOR))
+    brier = ((probability - one_hot) ** 2).sum(axis=1)
+    return CalibrationStatistics(
+        classes=classes,
+        top_label=_tabulate(probability[rows, top][:, None], right[:, None])[0],
+        class_wise=_tabulate(probability, one_hot),
+        count=float(count),
+        correct=float(right.sum()),
+        nll=float(nll.sum()),
+        nll_squared=float((nll**2).sum()),
+        nll_clipped=float((probability[rows, label] < PROBABILITY_FLOOR).sum()),
+        brier=float(brier.sum()),
+        brier_squared=float((brier**2).sum()),
+        **{name: float(values.sum()) for name, values in parts.items()},
+    )
+
+
+def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
+    """Add the statistics of two disjoint sets of records.
+
+    Args:
+        first: statistics of one set.
+        second: statistics of the other, with the same classes.
+
+    Returns:
+        The statistics of their union.
+
+    Raises:
+        ValueError: if the numbers of classes differ.
+    """
+    if first.classes != second.classes:
+        raise ValueError(f"cannot merge statistics of {first.classes} and {second.classes} classes")
+    sums = {
+        field.name: getattr(first, field.name) + getattr(second, field.name)
+        for field in fields(CalibrationStatistics)
+        if field.name != "classes"
+    }
+    return CalibrationStatistics(first.classes, **sums)
+
+
+def to_arrays(statistics: CalibrationStatistics) -> dict[str, Floats]:
+    """Write statistics as named float64 arrays: `top_label`, `class_wise` and `scalars` (in the order of SCALARS)."""
+    return {
+        "top_label": statistics.top_label,
+        "class_wise": statistics.class_wise,
+        "scalars": np.array([getattr(statistics, name) for name in SCALARS], np.float64),
+    }
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
+    """Read statistics that came in a message, and refuse any that no set of records could have produced.
+
+    Args:
+        arrays: exactly the arrays of `to_arrays`.
+        classes: number of classes C >= 2 that the task has.
+
+    Returns:
+        The validated statistics.
+
+    Raises:
+        ValueError: if a name, shape or type differs, a value is not finite, or the sums contradict each other.
+    """
+    shapes = {
+        "top_label": (FINE_BINS, COLUMNS),
+        "class_wise": (classes, FINE_BINS, COLUMNS),
+        "scalars": (len(SCALARS),),
+    }
+    if set(arrays) != set(shapes):
+        raise ValueError(f"statistics hold the arrays {sorted(shapes)}, not {sorted(map(str, arrays))[:5]}")
+    for name, shape in shapes.items():
+        array = arrays[name]
+        if array.dtype != np.float64 or array.shape != shape:
+            raise ValueError(f"{name!r} is {array.dtype} of shape {array.shape}, not float64 of shape {shape}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name!r} has a value that is not finite")
+    scalars = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
+    check_sums(arrays["top_label"], arrays["class_wise"], scalars, -np.log(PROBABILITY_FLOOR))
+    return CalibrationStatistics(classes, arrays["top_label"].copy(), arrays["class_wise"].copy(), **scalars)
+
+
+def _tabulate(confidence: Floats, outcome: Floats) -> Floats:
+    """Sum (1, p, y, p^2, p y) per column and fine bin: (N, K) confidences and outcomes -> (K, FINE_BINS, 5)."""
+    columns = confidence.shape[1]
+    cell = (bin_index(confidence, FINE_BINS) + FINE_BINS * np.arange(columns)).ravel()
+    terms = (np.ones_like(confidence), confidence, outcome, confidence**2, confidence * outcome)
+    sums = [np.bincount(cell, term.ravel(), columns * FINE_BINS) for term in terms]
+    return np.stack(sums, axis=-1).astype(np.float64).reshape(columns, FINE_BINS, COLUMNS)

@@ -1,0 +1,87 @@
+"""One row of results from a noised table, with the release's noise in its corrections and intervals."""
+
+import math
+
+import numpy as np
+
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.errors import debiased_mean_square_gap, mean_absolute_gap
+from fl_dpbayes.calibration.intervals import LEVEL, draw_calibrated, wilson_interval
+from fl_dpbayes.calibration.release import NoisedTable
+from fl_dpbayes.calibration.rms_interval import rms_interval
+from fl_dpbayes.calibration.summarise import CalibrationSummary
+
+CLEAR = 5.0  # standard deviations of noise that a count must exceed before a ratio over it means anything
+
+
+def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> CalibrationSummary:
+    """Summarise a noised table of a site, or of several merged.
+
+    `ece` is the raw top-label error over `join_small_bins`, release noise included; so is `ece_if_calibrated`, with
+    which it is to be compared. `rms_debiased` has the variance of the noise taken out.
+
+    Args:
+        table: noisy table.
+        generator: source of the draws behind `ece_if_calibrated` and the interval of `rms_debiased`.
+
+    Returns:
+        n, accuracy, ece with its reference, rms_debiased, and intervals of accuracy and rms_debiased; all but n are
+        None where the noise hides the records. Other metrics do not follow from what was sent: None.
+    """
+    count, _, correct = map(float, table.sums.sum(axis=0))
+    n = max(0, round(count))
+    joined, noise = join_small_bins(table)
+    if len(joined) == 0:
+        return CalibrationSummary(n=n)
+    drawn = joined[:, CONFIDENCE] - draw_calibrated(_whole(joined), generator)
+    drawn += math.sqrt(2) * noise * generator.standard_normal(drawn.shape)
+    reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
+    intervals = {
+        "accuracy": wilson_interval(correct, count, len(table.sums) * table.noise_std**2),
+        "rms_debiased": rms_interval(joined, generator, noise),
+    }
+    return CalibrationSummary(
+        n=n,
+        accuracy=min(1.0, max(0.0, correct / count)),
+        ece=mean_absolute_gap(joined),
+        ece_if_calibrated=float(reference.mean()),
+        ece_if_calibrated_high=float(np.quantile(reference, LEVEL)),
+        rms_debiased=math.sqrt(max(0.0, float(debiased_mean_square_gap(joined, noise)))),
+        intervals={metric: ends for metric, ends in intervals.items() if ends is not None},
+    )
+
+
+def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
+    """Join neighbouring bins until each count is CLEAR of its noise.
+
+    Joining keeps every record, and depends on released numbers only, so it costs no privacy.
+
+    Args:
+        table: noisy table.
+
+    Returns:
+        Sums per joined bin, shape (J, 3), and the standard deviation of their noise, shape (J,); J = 0 where even the
+        whole table is mostly noise.
+    """
+    joined: list[tuple[Floats, float]] = []
+    for row in table.sums:
+        if joined and not _is_clear(*joined[-1]):
+            joined[-1] = joined[-1][0] + row, math.hypot(joined[-1][1], table.noise_std)
+        else:
+            joined.append((row, table.noise_std))
+    while len(joined) > 1 and not _is_clear(*joined[-1]):
+        (left, left_noise), (right, right_noise) = joined[-2:]
+        joined[-2:] = [(left + right, math.hypot(left_noise, right_noise))]
+    if not _is_clear(*joined[-1]):
+        return np.zeros((0, table.sums.shape[1])), np.zeros(0)
+    return np.stack([row for row, _ in joined]), np.array([noise for _, noise in joined])
+
+
+def _is_clear(row: Floats, noise: float) -> bool:
+    return bool(row[COUNT] > max(1.0, CLEAR * noise) and row[CONFIDENCE] > 0)
+
+
+def _whole(joined: Floats) -> Floats:
+    """Round the counts, as outcomes can be drawn for whole records only, and keep the mean confidences."""
+    whole = np.maximum(np.round(joined[:, COUNT]), 1)
+    return np.column_stack([whole, joined[:, CONFIDENCE] * whole / joined[:, COUNT], joined[:, OUTCOME]])

@@ -1,0 +1,153 @@
+import json
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.calibration import errors
+from fl_dpbayes.calibration.bins import coarsen
+from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "calibration.json").read_text())
+SEEDS = st.integers(0, 10_000)
+
+
+def binary(p, y):
+    p = np.asarray(p, np.float64)
+    return from_batch(np.stack([1 - p, p], axis=1), y)
+
+
+def random_statistics(seed, count=200, classes=3):
+    generator = np.random.default_rng(seed)
+    return from_batch(generator.dirichlet(np.full(classes, 0.6), count), generator.integers(0, classes, count))
+
+
+def test_ten_points_golden():
+    case = GOLDEN["ten_points"]
+    statistics = binary(case["p"], case["y"])
+    table = coarsen(statistics.class_wise[1], case["bins"])
+    np.testing.assert_allclose(table[:, :3], case["sums"], rtol=1e-15, atol=1e-15)
+    assert errors.mean_absolute_gap(table) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
+    assert np.abs(errors.bin_gaps(table)[0]).max() == pytest.approx(float(Fraction(case["mce"])), abs=1e-15)
+    assert errors.mean_square_gap(table) == pytest.approx(float(Fraction(case["mean_square"])), abs=1e-15)
+    debiased = float(Fraction(case["debiased_mean_square"]))
+    assert errors.debiased_mean_square_gap(table) == pytest.approx(debiased, abs=1e-15)
+    top_label = float(Fraction(case["top_label_ece_ties_to_first_class"]))
+    assert errors.ece(statistics, 5) == pytest.approx(top_label, abs=1e-15)
+
+
+def test_closed_last_bin_golden():
+    case = GOLDEN["closed_last_bin"]
+    table = coarsen(binary(case["p"], case["y"]).class_wise[1], case["bins"])
+    assert errors.mean_absolute_gap(table) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
+
+
+def test_documented_examples_golden():
+    case = GOLDEN["docs_binary"]
+    table = coarsen(binary(case["p"], case["y"]).class_wise[1], case["bins"])
+    assert errors.mean_absolute_gap(table) == pytest.approx(case["l1"], abs=5e-5)
+    assert errors.mean_square_gap(table) ** 0.5 == pytest.approx(case["l2"], abs=5e-5)
+    assert np.abs(errors.bin_gaps(table)[0]).max() == pytest.approx(case["max"], abs=5e-5)
+    case = GOLDEN["docs_multiclass"]
+    statistics = from_batch(case["p"], case["y"])
+    assert errors.ece(statistics, case["bins"]) == pytest.approx(case["l1"], abs=5e-5)
+    assert errors.rms(statistics, case["bins"]) == pytest.approx(case["l2"], abs=5e-5)
+    assert errors.mce(statistics, case["bins"]) == pytest.approx(case["max"], abs=5e-5)
+
+
+def test_opposite_sites_cancel_golden():
+    sites = [binary(np.full(100, 0.75), np.arange(100) < right) for right in (95, 55)]
+    assert [errors.ece(site) for site in sites] == pytest.approx([0.2, 0.2], abs=1e-12)
+    assert errors.ece(merge(*sites)) == pytest.approx(0, abs=1e-12)
+
+
+def test_ece_agrees_with_its_definition():
+    generator = np.random.default_rng(5)
+    probabilities, labels = generator.dirichlet(np.ones(4), 500), generator.integers(0, 4, 500)
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    gaps = []
+    for k in range(15):
+        inside = (confidence >= k / 15) & (confidence < (k + 1) / 15)
+        if inside.any():
+            gaps.append((inside.mean(), abs(confidence[inside].mean() - right[inside].mean())))
+    statistics = from_batch(probabilities, labels)
+    assert errors.ece(statistics) == pytest.approx(sum(share * gap for share, gap in gaps), abs=1e-12)
+    assert errors.mce(statistics) == pytest.approx(max(gap for _, gap in gaps), abs=1e-12)
+
+
+def test_ace_agrees_with_sorted_records():
+    generator = np.random.default_rng(6)
+    probabilities = generator.dirichlet(np.ones(3), 3000)
+    labels = np.array([generator.choice(3, p=row**2 / (row**2).sum()) for row in probabilities])
+    per_class = []
+    for c in range(3):
+        parts = np.array_split(np.argsort(probabilities[:, c]), 15)
+        per_class.append(np.mean([abs(probabilities[part, c].mean() - (labels[part] == c).mean()) for part in parts]))
+    # One record changes sides per edge at most where a fine bin straddles it: 14 edges of about 3000/960 records.
+    assert errors.ace(from_batch(probabilities, labels)) == pytest.approx(np.mean(per_class), abs=14 * 3.2 / 3000)
+
+
+def test_sce_of_two_classes_equals_binned_probability_error():
+    generator = np.random.default_rng(7)
+    p, y = generator.uniform(0, 1, 400), generator.integers(0, 2, 400)
+    statistics = binary(p, y)
+    assert errors.sce(statistics) == pytest.approx(
+        errors.mean_absolute_gap(coarsen(statistics.class_wise[1], 15)), abs=1e-12
+    )
+
+
+def test_debiased_square_of_a_calibrated_model_has_mean_zero():
+    generator = np.random.default_rng(8)
+    values = []
+    for _ in range(400):
+        p = generator.uniform(0.5, 1, 200)
+        statistics = binary(p, generator.random(200) < p)
+        values.append(errors.debiased_mean_square_gap(coarsen(statistics.top_label, 15)))
+    assert abs(np.mean(values)) < 4 * np.std(values) / 20
+
+
+def test_rms_debiased_is_zero_where_its_square_is_negative_limit():
+    statistics = binary(np.full(10, 0.5), [0, 1] * 5)
+    assert errors.debiased_mean_square_gap(coarsen(statistics.top_label, 15)) < 0
+    assert errors.rms_debiased(statistics) == 0
+
+
+def test_single_record_bins_contribute_nothing_to_the_debiased_square_limit():
+    statistics = binary([0.9], [0])
+    assert errors.debiased_mean_square_gap(coarsen(statistics.top_label, 15)) == 0
+
+
+@pytest.mark.parametrize("metric", [errors.ece, errors.mce, errors.rms, errors.rms_debiased, errors.ace, errors.sce])
+def test_without_records_undefined_limit(metric):
+    assert metric(empty(3)) is None
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(SEEDS, SEEDS)
+def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second):
+    a, b = random_statistics(first, 70), random_statistics(second + 20_000, 130)
+    for metric in (errors.ece, errors.sce):
+        assert metric(merge(a, b)) <= 0.35 * metric(a) + 0.65 * metric(b) + 1e-12
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(SEEDS)
+def test_finer_bins_property_never_lower_the_error(seed):
+    statistics = random_statistics(seed)
+    values = [errors.ece(statistics, bins) for bins in (1, 5, 15, 30, 240, 960)]
+    assert all(coarse <= fine + 1e-12 for coarse, fine in pairwise(values))
+    overall = abs(statistics.top_label[:, 1].sum() - statistics.correct) / statistics.count
+    assert values[0] == pytest.approx(overall, abs=1e-12)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(SEEDS)
+def test_label_flip_property(seed):
+    generator = np.random.default_rng(seed)
+    p, y = generator.uniform(0, 1, 100), generator.integers(0, 2, 100)
+    tables = [coarsen(binary(*pair).class_wise[1], 15) for pair in ((p, y), (1 - p, 1 - y))]
+    assert errors.mean_absolute_gap(tables[0]) == pytest.approx(errors.mean_absolute_gap(tables[1]), abs=1e-12)

@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+
+from fl_dpbayes.calibration import errors
+from fl_dpbayes.calibration.intervals import ece_if_calibrated, mean_interval, wilson_interval
+from fl_dpbayes.calibration.statistics import empty, from_batch
+
+
+def top_label(confidence, right):
+    return from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+
+
+def test_wilson_interval_golden():
+    # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263 and 0 of 20.
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+
+
+def test_wilson_interval_without_records_undefined_limit():
+    assert wilson_interval(0, 0) is None
+
+
+def test_wilson_interval_of_vanishing_noise_limit():
+    assert wilson_interval(80, 100, 1e-12) == pytest.approx(wilson_interval(80, 100), abs=1e-12)
+
+
+def test_wilson_interval_hidden_by_noise_is_everything_limit():
+    assert wilson_interval(5, 8, 100.0) == (0.0, 1.0)
+    assert wilson_interval(-3, -8, 100.0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("accuracy", [0.6, 0.95])
+def test_noisy_wilson_interval_covers(accuracy):
+    generator = np.random.default_rng(11)
+    inside = 0
+    for _ in range(2000):
+        right = generator.binomial(300, accuracy)
+        low, high = wilson_interval(right + 10 * generator.normal(), 300 + 10 * generator.normal(), 100.0)
+        inside += low <= accuracy <= high
+    assert inside / 2000 > 0.95 - 4 * np.sqrt(0.95 * 0.05 / 2000)
+
+
+@pytest.mark.parametrize("score", ["nll", "brier"])
+def test_mean_interval_covers(score):
+    generator = np.random.default_rng(12)
+    inside = 0
+    for _ in range(600):
+        p = generator.uniform(0.5, 1, 300)
+        statistics = top_label(p, generator.random(300) < p)
+        low, high = mean_interval(getattr(statistics, score), getattr(statistics, f"{score}_squared"), 300)
+        # Means over p uniform on [1/2, 1] of p's entropy (nats) and of 2 p (1 - p).
+        inside += low <= {"nll": 0.5, "brier": 1 / 3}[score] <= high
+    assert inside / 600 >= 0.93
+
+
+def test_mean_interval_needs_two_records_limit():
+    assert mean_interval(1.0, 1.0, 1) is None
+
+
+@pytest.mark.slow
+def test_ece_if_calibrated_golden():
+    # Measured over uniform confidences in 15 bins: .169 at n = 50 and .050 at n = 624. A thousand classes that share
+    # the rest let the top label's confidence range over nearly all of [0, 1].
+    generator = np.random.default_rng(13)
+    for count, expected in ((50, 0.169), (624, 0.050)):
+        means = []
+        for _ in range(10):
+            confidence = generator.uniform(0.002, 1, count)
+            rest = np.repeat(((1 - confidence) / 999)[:, None], 999, axis=1)
+            statistics = from_batch(np.column_stack([confidence, rest]), np.zeros(count, int))
+            means.append(ece_if_calibrated(statistics, generator).mean)
+        assert np.mean(means) == pytest.approx(expected, abs=0.004)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [50, 624])
+def test_ece_if_calibrated_is_what_calibrated_models_show(count):
+    generator = np.random.default_rng(14)
+    shown, means, above = [], [], 0
+    for _ in range(200):
+        p = generator.uniform(0.5, 1, count)
+        statistics = top_label(p, generator.random(count) < p)
+        reference = ece_if_calibrated(statistics, generator)
+        shown.append(errors.ece(statistics))
+        means.append(reference.mean)
+        above += shown[-1] > reference.high
+    assert abs(np.mean(shown) - np.mean(means)) < 4 * np.std(shown) / np.sqrt(200)
+    assert abs(above / 200 - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_ece_if_calibrated_without_records_undefined_limit():
+    assert ece_if_calibrated(empty(2), np.random.default_rng(0)) is None
+
+
+def test_ece_if_calibrated_of_a_certain_model_is_zero_limit():
+    statistics = top_label(np.ones(5), np.zeros(5, bool))
+    assert ece_if_calibrated(statistics, np.random.default_rng(0)) == (0.0, 0.0)

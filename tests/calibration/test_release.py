@@ -1,0 +1,119 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.calibration.bins import bin_index, coarsen
+from fl_dpbayes.calibration.release import (
+    merge_noised,
+    noised_from_arrays,
+    noised_table,
+    noised_to_arrays,
+    sensitivity,
+)
+from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+
+
+def records(classes, steps):
+    grid = [row for row in itertools.product(range(steps + 1), repeat=classes) if sum(row) == steps]
+    return [(np.array(row) / steps, label) for row in grid for label in range(classes)]
+
+
+def sent(statistics, columns, class_wise, bins=15):
+    parts = [coarsen(statistics.top_label, bins)[..., :columns]]
+    if class_wise:
+        parts.append(coarsen(statistics.class_wise, bins)[..., :columns])
+    return np.concatenate([part.ravel() for part in parts])
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+@pytest.mark.parametrize("classes", [2, 3, 4])
+@pytest.mark.parametrize("class_wise", [False, True])
+def test_sensitivity_is_the_largest_change_by_any_record(columns, classes, class_wise):
+    others = from_batch(np.full((7, classes), 1 / classes), np.arange(7) % classes)
+    before = sent(others, columns, class_wise)
+    changes = [
+        np.linalg.norm(sent(merge(others, from_batch(p[None], [label])), columns, class_wise) - before)
+        for p, label in records(classes, 6)
+    ]
+    bound = sensitivity(columns, class_wise=classes if class_wise else 0)
+    assert max(changes) <= bound + 1e-12
+    assert max(changes) == pytest.approx(bound, abs=1e-12)
+
+
+def test_sensitivity_of_capped_units_is_the_largest_change_by_any_unit():
+    singles = [from_batch(p[None], [label]) for p, label in records(2, 6)]
+    changes = [
+        np.linalg.norm(sent(merge(first, second), 3, False))
+        for first, second in itertools.combinations_with_replacement(singles, 2)
+    ]
+    assert max(changes) == pytest.approx(sensitivity(3, max_records_per_unit=2), abs=1e-12)
+
+
+def test_sensitivity_golden():
+    assert sensitivity(3) == pytest.approx(math.sqrt(3))
+    assert sensitivity(5) == pytest.approx(math.sqrt(5))
+    assert sensitivity(5, class_wise=10) == pytest.approx(math.sqrt(19))
+
+
+@pytest.mark.parametrize("arguments", [{"columns": 0}, {"columns": 6}, {"columns": 3, "max_records_per_unit": 0}])
+def test_sensitivity_of_impossible_tables_is_refused(arguments):
+    with pytest.raises(ValueError, match="allowed"):
+        sensitivity(**arguments)
+
+
+def test_noise_has_the_stated_scale():
+    generator = np.random.default_rng(51)
+    tables = [noised_table(empty(2), 960, 2.0, generator, max_records_per_unit=3) for _ in range(20)]
+    noise = np.concatenate([table.sums.ravel() for table in tables])
+    expected = 2 * 3 * math.sqrt(3)
+    assert tables[0].noise_std == pytest.approx(expected)
+    assert abs(noise.mean()) < 4 * expected / math.sqrt(noise.size)
+    assert abs(noise.std() / expected - 1) < 4 / math.sqrt(2 * noise.size)
+
+
+def test_vanishing_noise_gives_the_exact_table_limit():
+    statistics = from_batch([[0.9, 0.1], [0.4, 0.6]], [0, 0])
+    table = noised_table(statistics, 15, 1e-12, np.random.default_rng(0))
+    np.testing.assert_allclose(table.sums, coarsen(statistics.top_label, 15)[:, :3], atol=1e-9)
+    assert table.sums[bin_index(0.9, 15), 0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.0, -1.0, math.inf, math.nan])
+def test_release_without_noise_is_refused(noise_multiplier):
+    with pytest.raises(ValueError, match="positive"):
+        noised_table(empty(2), 15, noise_multiplier, np.random.default_rng(0))
+
+
+def test_merged_noise_adds_in_variance():
+    generator = np.random.default_rng(52)
+    first, second = (noised_table(empty(2), 15, scale, generator) for scale in (3.0, 4.0))
+    both = merge_noised(first, second)
+    assert both.noise_std == pytest.approx(5 * math.sqrt(3))
+    np.testing.assert_array_equal(both.sums, first.sums + second.sums)
+    with pytest.raises(ValueError, match="15 and 10 bins"):
+        merge_noised(first, noised_table(empty(2), 10, 1.0, generator))
+
+
+def test_arrays_round_trip():
+    table = noised_table(empty(2), 15, 1.0, np.random.default_rng(0))
+    read = noised_from_arrays(noised_to_arrays(table), 15, table.noise_std)
+    np.testing.assert_array_equal(read.sums, table.sums)
+    assert read.noise_std == table.noise_std
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"noised": np.zeros((15, 3)), "more": np.zeros(1)},
+        {"noised": np.zeros((14, 3))},
+        {"noised": np.zeros((15, 3), np.float32)},
+        {"noised": np.full((15, 3), np.nan)},
+        {"noised": np.full((15, 3), 1e300)},
+    ],
+)
+def test_hostile_arrays_are_refused(arrays):
+    with pytest.raises(ValueError, match="noised"):
+        noised_from_arrays(arrays, 15, 1.0)

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from fl_dpbayes.calibration.bins import bin_index, coarsen
+from fl_dpbayes.calibration.rms_interval import rms_interval
+from fl_dpbayes.calibration.statistics import empty, from_batch
+
+
+def spread_out(generator, count):
+    return generator.uniform(0.5, 1, count)
+
+
+def confident(generator, count):
+    return 1 - generator.beta(0.5, 20, count) / 2
+
+
+def saturated(generator, count):
+    return np.where(generator.random(count) < 0.8, 1.0, generator.uniform(0.6, 1, count))
+
+
+def calibrated(confidence):
+    return confidence
+
+
+def overconfident(confidence):
+    logits = np.log(confidence) - np.log(np.maximum(1 - confidence, 1e-9))
+    return 1 / (1 + np.exp(-0.6 * logits))
+
+
+def wrong_when_sure(confidence):
+    return np.where(confidence > 0.97, 0.9, confidence)
+
+
+def table_and_truth(confidence, frequency, generator):
+    right = generator.random(confidence.size) < frequency
+    statistics = from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+    k = bin_index(confidence, 15)
+    counts, gaps = np.bincount(k, minlength=15), np.bincount(k, confidence - frequency, 15)
+    truth = np.sqrt((gaps**2 / np.maximum(counts, 1)).sum() / confidence.size)
+    return coarsen(statistics.top_label, 15), truth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidences", [spread_out, confident, saturated])
+@pytest.mark.parametrize("frequencies", [calibrated, overconfident, wrong_when_sure])
+@pytest.mark.parametrize("count", [40, 624])
+def test_interval_covers_the_true_error(confidences, frequencies, count):
+    generator = np.random.default_rng(21)
+    inside = 0
+    for _ in range(150):
+        confidence = confidences(generator, count)
+        table, truth = table_and_truth(confidence, frequencies(confidence), generator)
+        low, high = rms_interval(table, generator)
+        inside += low - 1e-12 <= truth <= high + 1e-12
+    assert inside / 150 >= 0.93
+
+
+def test_interval_covers_a_calibrated_model_whose_every_answer_was_right():
+    generator = np.random.default_rng(22)
+    confidence = np.full(30, 0.98)
+    table, _ = table_and_truth(confidence, np.ones(30), generator)
+    low, high = rms_interval(table, generator)
+    assert low == 0
+    # 30 right answers of 30 do not rule out an accuracy of 93 %.
+    assert high > 0.05
+
+
+def test_interval_of_many_records_is_narrow():
+    generator = np.random.default_rng(23)
+    confidence = generator.uniform(0.5, 1, 50_000)
+    table, truth = table_and_truth(confidence, overconfident(confidence), generator)
+    low, high = rms_interval(table, generator)
+    assert low <= truth <= high
+    assert high - low < 0.02
+
+
+def test_vanishing_noise_gives_the_exact_interval_limit():
+    table, _ = table_and_truth(np.full(200, 0.8), np.full(200, 0.6), np.random.default_rng(24))
+    exact = rms_interval(table, np.random.default_rng(25))
+    noisy = rms_interval(table, np.random.default_rng(25), 1e-9)
+    assert noisy == pytest.approx(exact, abs=0.02)
+
+
+def test_without_records_undefined_limit():
+    assert rms_interval(coarsen(empty(2).top_label, 15), np.random.default_rng(0)) is None

@@ -1,0 +1,215 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.calibration.bins import FINE_BINS
+from fl_dpbayes.calibration.statistics import (
+    PROBABILITY_FLOOR,
+    SCALARS,
+    empty,
+    from_arrays,
+    from_batch,
+    merge,
+    to_arrays,
+)
+
+
+def batch(seed, count, classes):
+    generator = np.random.default_rng(seed)
+    probabilities = generator.dirichlet(np.full(classes, 0.5), count)
+    return probabilities, generator.integers(0, classes, count)
+
+
+def assert_same(first, second, tolerance=1e-12):
+    assert first.classes == second.classes
+    for name, array in to_arrays(first).items():
+        np.testing.assert_allclose(array, to_arrays(second)[name], rtol=tolerance, atol=tolerance)
+
+
+SEEDS = st.integers(0, 10_000)
+SIZES = st.integers(0, 40)
+CLASSES = st.integers(2, 5)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(SEEDS, SIZES, SIZES, SIZES, CLASSES)
+def test_merge_property_associative_commutative_neutral_and_equal_to_pooled(seed, a, b, c, classes):
+    probabilities, labels = batch(seed, a + b + c, classes)
+    cuts = [slice(0, a), slice(a, a + b), slice(a + b, a + b + c)]
+    one, two, three = (from_batch(probabilities[cut], labels[cut]) for cut in cuts)
+    assert_same(merge(merge(one, two), three), merge(one, merge(two, three)))
+    assert_same(merge(one, two), merge(two, one), tolerance=0)
+    assert_same(merge(one, empty(classes)), one, tolerance=0)
+    assert_same(merge(merge(one, two), three), from_batch(probabilities, labels))
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(SEEDS, SIZES, CLASSES)
+def test_permutation_property(seed, count, classes):
+    probabilities, labels = batch(seed, count, classes)
+    order = np.random.default_rng(seed).permutation(count)
+    assert_same(from_batch(probabilities, labels), from_batch(probabilities[order], labels[order]))
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(SEEDS, SIZES, st.sampled_from([2, 3, 10]))
+def test_arrays_property_round_trip(seed, count, classes):
+    statistics = from_batch(*batch(seed, count, classes))
+    assert_same(from_arrays(to_arrays(statistics), classes), statistics, tolerance=0)
+
+
+def test_round_trip_of_rows_that_sum_to_one_only_roughly_limit():
+    probabilities = np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7)
+    statistics = from_batch(probabilities, [0, 0, 1, 1])
+    assert from_arrays(to_arrays(statistics), 2).count == 4
+
+
+def test_a_thousand_classes_round_trip():
+    statistics = from_batch(np.full((3, 1000), 1e-3), [0, 1, 999])
+    assert from_arrays(to_arrays(statistics), 1000).correct == 1
+
+
+def test_scalars_by_hand():
+    statistics = from_batch([[0.8, 0.2], [0.3, 0.7], [1.0, 0.0]], [0, 0, 1])
+    assert statistics.count == 3
+    assert statistics.correct == 1
+    losses = [-math.log(0.8), -math.log(0.3), -math.log(PROBABILITY_FLOOR)]
+    assert statistics.nll == pytest.approx(sum(losses))
+    assert statistics.nll_squared == pytest.approx(sum(loss**2 for loss in losses))
+    assert statistics.nll_clipped == 1
+    assert statistics.brier == pytest.approx(2 * (0.04 + 0.49 + 1))
+    assert statistics.brier_squared == pytest.approx(4 * (0.04**2 + 0.49**2 + 1))
+
+
+def test_one_sample_has_no_epistemic_uncertainty_limit():
+    statistics = from_batch([[0.5, 0.5], [1.0, 0.0]], [0, 0])
+    assert statistics.epistemic == 0
+    assert statistics.aleatoric == statistics.total == pytest.approx(math.log(2))
+
+
+def test_given_uncertainty_is_summed():
+    statistics = from_batch([[0.5, 0.5]] * 2, [0, 1], epistemic=[0.3, 0.1], aleatoric=[0.3, 0.5], total=[0.6, 0.6])
+    assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx((0.4, 0.8, 1.2))
+
+
+def test_ties_go_to_the_first_class():
+    assert from_batch([[0.5, 0.5]], [0]).correct == 1
+    assert from_batch([[0.5, 0.5]], [1]).correct == 0
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "complaint"),
+    [
+        ([[0.5, float("nan")]], [0], "NaN"),
+        ([[1.2, -0.2]], [0], "softmax"),
+        ([[0.2, 0.9]], [0], "sums to 1.1"),
+        ([0.2, 0.8], [0, 1], "shape"),
+        ([[1.0]], [0], "2 or more classes"),
+        ([[0.5, 0.5]], [2], "not a class"),
+        ([[0.5, 0.5]], [-1], "not a class"),
+        ([[0.5, 0.5]], [0.5], "not a class"),
+        ([[0.5, 0.5]], [0, 1], "one per row"),
+    ],
+)
+def test_bad_predictions_are_refused(probabilities, labels, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        from_batch(probabilities, labels)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"epistemic": [0.1]}, "together"),
+        ({"epistemic": [0.1], "aleatoric": [0.1], "total": [0.5]}, "differs"),
+        ({"epistemic": [-0.1], "aleatoric": [0.2], "total": [0.1]}, "negative"),
+        ({"epistemic": [0.1, 0.1], "aleatoric": [0.2], "total": [0.1]}, "shape"),
+    ],
+)
+def test_bad_uncertainty_is_refused(parts, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        from_batch([[0.5, 0.5]], [0], **parts)
+
+
+def test_merging_other_classes_is_refused():
+    with pytest.raises(ValueError, match="2 and 3 classes"):
+        merge(empty(2), empty(3))
+
+
+def _scalar(name, change):
+    def forge(arrays):
+        arrays["scalars"][SCALARS.index(name)] += change
+
+    return forge
+
+
+def _cell(table, index, change):
+    def forge(arrays):
+        arrays[table][index] += change
+
+    return forge
+
+
+FORGERIES = {
+    "more records than the table holds": _scalar("count", 1),
+    "fractional count": _scalar("count", 0.5),
+    "more right answers than the table holds": _scalar("correct", 1),
+    "negative loss": _scalar("nll", -1e6),
+    "loss above the clip": _scalar("nll", 1e6),
+    "squared loss below the mean squared": _scalar("nll_squared", -1e6),
+    "squared loss above the largest": _scalar("nll_squared", 1e9),
+    "clipped more than the loss allows": _scalar("nll_clipped", 40),
+    "brier that differs from the tables": _scalar("brier", 0.1),
+    "squared brier out of range": _scalar("brier_squared", 1e6),
+    "entropy above log C": _scalar("total", 1e6),
+    "parts that do not add up": _scalar("epistemic", 0.1),
+    "negative entropy": _scalar("aleatoric", -1e6),
+    "count in one cell": _cell("top_label", (FINE_BINS - 1, 0), 1),
+    "negative count": _cell("top_label", (FINE_BINS - 1, 0), -1e3),
+    "confidence outside its bin": _cell("top_label", (FINE_BINS - 1, 1), 1),
+    "outcomes above the count": _cell("top_label", (700, 2), 5),
+    "squares outside their bin": _cell("class_wise", (0, 10, 3), 5),
+    "product outside its bin": _cell("class_wise", (1, 10, 4), 5),
+    "a class with more records": _cell("class_wise", (1, 0, 0), 1),
+    "not finite": _cell("class_wise", (1, 0, 0), np.nan),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forged_sums_are_refused(name):
+    arrays = to_arrays(from_batch(*batch(3, 50, 3)))
+    FORGERIES[name](arrays)
+    with pytest.raises(ValueError, match=r"cannot come from records|not finite"):
+        from_arrays(arrays, 3)
+
+
+def test_top_label_confidence_below_chance_is_refused():
+    arrays = to_arrays(from_batch([[0.6, 0.4]], [0]))
+    arrays["top_label"][100] = [1, 0.1045, 1, 0.1045**2, 0.1045]
+    arrays["top_label"][576] = 0
+    with pytest.raises(ValueError, match="below 1/2"):
+        from_arrays(arrays, 2)
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda arrays: arrays.pop("scalars"),
+        lambda arrays: arrays.update(extra=np.zeros(3)),
+        lambda arrays: arrays.update(top_label=np.zeros((3, 5))),
+        lambda arrays: arrays.update(scalars=arrays["scalars"].astype(np.float32)),
+        lambda arrays: arrays.update(scalars=arrays["scalars"].astype(object)),
+    ],
+)
+def test_other_names_shapes_and_types_are_refused(forge):
+    arrays = to_arrays(from_batch(*batch(3, 50, 3)))
+    forge(arrays)
+    with pytest.raises(ValueError, match=r"statistics hold|float64"):
+        from_arrays(arrays, 3)
+
+
+def test_another_number_of_classes_is_refused():
+    with pytest.raises(ValueError, match="shape"):
+        from_arrays(to_arrays(empty(3)), 4)
