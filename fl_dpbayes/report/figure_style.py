@@ -1,0 +1,101 @@
+"""One look for every figure: colours that colour-blind people tell apart, text kept as text, equal bytes each time."""
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
+# Okabe and Ito (2008), without yellow, which is too light on white.
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+WIDTH_INCHES = 3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
+
+FONT_STACK = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a site name may hold a dollar sign
+    "font.family": ["DejaVu Sans"],
+    "font.size": 8,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": MUTED,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 4,
+    "axes.edgecolor": "#b6bfc6",
+    "axes.linewidth": 0.7,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class PredictorStyle:
+    """How a predictor is drawn: colour and shape both tell it apart, so that grey print does too."""
+
+    colour: str
+    marker: str
+
+
+PREDICTOR_STYLES: Mapping[str, PredictorStyle] = {
+    "last": PredictorStyle(VERMILLION, "s"),
+    "posterior": PredictorStyle(BLUE, "o"),
+    "recalibrated": PredictorStyle(GREEN, "D"),
+    "site_only": PredictorStyle(PURPLE, "^"),
+    "central": PredictorStyle(INK, "v"),
+}
+
+
+def predictor_style(predictor: str) -> PredictorStyle:
+    """Return a predictor's colour and marker; an unknown predictor is a grey cross."""
+    return PREDICTOR_STYLES.get(predictor, PredictorStyle(MUTED, "X"))
+
+
+@contextmanager
+def figure_settings(name: str) -> Iterator[None]:
+    """Draw and save within: the look above, and identifiers that depend on the figure's name only."""
+    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
+        yield
+
+
+def set_title(figure: Figure, title: str, subtitle: str) -> None:
+    """Write a title and a quieter line below it at the figure's upper left corner."""
+    height = figure.get_size_inches()[1]
+    figure.text(0.0, 1 - 0.04 / height, title, size=9, weight="bold", va="top")
+    figure.text(0.0, 1 - 0.23 / height, subtitle, size=7.5, color=MUTED, va="top")
+
+
+def quiet_grid(axes: Axes, direction: str) -> None:
+    """Draw light grid lines behind the data, across one axis."""
+    axes.grid(axis="x" if direction == "x" else "y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def figure_svg(figure: Figure) -> str:
+    """Write a figure as SVG whose text is text in the reader's own sans-serif.
+
+    Args:
+        figure: drawn within `figure_settings`.
+
+    Returns:
+        The SVG document; equal figures give equal text.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    # The measured font is part of matplotlib, so layout does not depend on the machine; the reader may not have it.
+    return buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK)

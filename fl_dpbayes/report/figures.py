@@ -1,0 +1,107 @@
+"""All figures of a run, drawn from its records and saved as SVG."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fl_dpbayes.report.epsilon_figure import epsilon_curves, epsilon_figure
+from fl_dpbayes.report.figure_style import figure_settings, figure_svg
+from fl_dpbayes.report.numbers import count, interval, points, probability
+from fl_dpbayes.report.records import read_csv, read_summary, write_atomically
+from fl_dpbayes.report.reliability_figure import reliability_figure
+from fl_dpbayes.report.sites_figure import sites_figure
+from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary, parse_summary
+from fl_dpbayes.report.wording import METRIC_NAMES, PREDICTORS, ROLES, in_reading_order, predictor_name
+
+SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """One figure: `name` is its file's stem, `description` says in words what it shows."""
+
+    name: str
+    svg: str
+    description: str
+
+
+def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
+    """Draw a run's figures and save them below its `figures` folder.
+
+    Args:
+        run_dir: a run directory with `summary.json`; `privacy.csv` gives epsilon per round.
+
+    Returns:
+        Reliability diagrams (per role, last beside posterior), epsilon per round, then each metric per site. A figure
+        without data is left out.
+
+    Raises:
+        UserError: if the folder is not a run directory.
+    """
+    run = parse_summary(read_summary(run_dir))
+    curves = read_csv(Path(run_dir) / "privacy.csv")
+    figures = [
+        *(_draw_reliability(run, row) for row in pooled_reliability(run)),
+        _draw_epsilon(run, curves),
+        *(_draw_sites(run, metric) for metric in SITE_METRICS),
+    ]
+    drawn = [figure for figure in figures if figure is not None]
+    folder = Path(run_dir) / "figures"
+    folder.mkdir(exist_ok=True)
+    for figure in drawn:
+        write_atomically(folder / f"{figure.name}.svg", figure.svg)
+    return drawn
+
+
+def pooled_reliability(run: Summary) -> list[ReliabilityRecord]:
+    """Return the diagrams over all sites of a role that hold a record: roles, then predictors, in reading order."""
+    roles, predictors = list(ROLES), list(PREDICTORS)
+    rows = [row for row in run.reliability if row.site == f"pooled:{row.role}" and any(part.n for part in row.bins)]
+    known = [row for row in rows if row.predictor in predictors]
+    return sorted(known, key=lambda row: (roles.index(row.role), predictors.index(row.predictor)))
+
+
+def figure_name(*parts: str) -> str:
+    """Join words to a file stem of letters, digits, `_` and `-`."""
+    return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts)
+
+
+def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure:
+    name = figure_name("reliability", row.role, row.predictor)
+    title = f"{ROLES[row.role].capitalize()}, {predictor_name(row.predictor)}"
+    subtitle = f"n = {count(sum(part.n for part in row.bins))}{_error_of(run.calibration, row)}"
+    with figure_settings(name):
+        svg = figure_svg(reliability_figure(row, title, subtitle))
+    return DrawnFigure(name, svg, f"Reliability diagram. {title}; {subtitle}.")
+
+
+def _error_of(rows: Sequence[CalibrationRecord], wanted: ReliabilityRecord) -> str:
+    for row in rows:
+        if (row.site, row.predictor) == (wanted.site, wanted.predictor) and row.rms_debiased is not None:
+            ends = interval(row.intervals.get("rms_debiased"), points)
+            return f"; off by {points(row.rms_debiased)} points {ends}".rstrip()
+    return ""
+
+
+def _draw_epsilon(run: Summary, rows: Sequence[Mapping[str, str]]) -> DrawnFigure | None:
+    deltas = sorted({row.delta for row in run.privacy if row.delta is not None})
+    delta = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
+    methods = ", ".join(sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}))
+    subtitle = f"{delta}{f'; by {methods}' if methods else ''}"
+    with figure_settings("epsilon"):
+        figure: Figure | None = epsilon_figure(epsilon_curves(rows), subtitle)
+        if figure is None:
+            return None
+        return DrawnFigure("epsilon", figure_svg(figure), f"Epsilon spent after each round at each site, {subtitle}.")
+
+
+def _draw_sites(run: Summary, metric: str) -> DrawnFigure | None:
+    name = figure_name("sites", metric)
+    with figure_settings(name):
+        figure = sites_figure(in_reading_order(run.calibration), metric, METRIC_NAMES[metric])
+        if figure is None:
+            return None
+        return DrawnFigure(name, figure_svg(figure), f"{METRIC_NAMES[metric]} at every site, with 95% intervals.")

@@ -1,0 +1,47 @@
+"""Which numbers of a run come first: those of sites that never trained, where there are any."""
+
+from fl_dpbayes.report.numbers import interval, points, probability, rounded_up, significant
+from fl_dpbayes.report.summary import CalibrationRecord, Role, Summary
+from fl_dpbayes.report.wording import ROLES, predictor_name
+
+
+def pooled_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
+    """Return the rows over all sites of a role whose calibration error is defined, by predictor."""
+    rows = (row for row in run.calibration if row.pooled and row.role == role)
+    return {row.predictor: row for row in rows if row.rms_debiased is not None}
+
+
+def headline_role(run: Summary) -> Role:
+    """Return the role that answers for the run: held-out sites where they were measured, else training sites."""
+    return "held_out" if pooled_rows(run, "held_out") else "train"
+
+
+def key_figures(run: Summary) -> list[tuple[str, str]]:
+    """Return the few numbers that stand largest, each with what it is.
+
+    Args:
+        run: a run's summary.
+
+    Returns:
+        (value, meaning) of the calibration error of each of posterior and last iterate, the accuracy, and the largest
+        epsilon.
+    """
+    role = headline_role(run)
+    rows = pooled_rows(run, role)
+    figures = []
+    for predictor in ("posterior", "last"):
+        if predictor in rows:
+            row = rows[predictor]
+            ends = interval(row.intervals.get("rms_debiased"), points)
+            figures.append(
+                (points(row.rms_debiased), f"points off at {ROLES[role]}, {predictor_name(predictor)} {ends}".rstrip())
+            )
+    shown = rows.get("posterior") or rows.get("last")
+    if shown is not None and shown.accuracy is not None:
+        figures.append((f"{points(shown.accuracy)}%", f"accuracy at {ROLES[role]}, {predictor_name(shown.predictor)}"))
+    spent = [record for record in run.privacy if record.steps and record.epsilon is not None]
+    if spent:
+        largest = max(spent, key=lambda record: record.epsilon or 0.0)
+        meaning = f"largest ε spent, budget {significant(largest.budget)}, δ {probability(largest.delta)}"
+        figures.append((rounded_up(largest.epsilon), f"not private (seeded); {meaning}" if run.seeded else meaning))
+    return figures

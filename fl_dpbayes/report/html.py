@@ -1,0 +1,99 @@
+"""The report of a run: one page that needs no other file, no script and no network."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.epsilon_figure import epsilon_curves
+from fl_dpbayes.report.figures import SITE_METRICS, DrawnFigure, draw_figures, figure_name, pooled_reliability
+from fl_dpbayes.report.headline import key_figures
+from fl_dpbayes.report.inline_svg import inline_svg
+from fl_dpbayes.report.page_tables import (
+    PageTable,
+    all_metrics_table,
+    calibration_table,
+    cost_table,
+    epsilon_table,
+    facts,
+    metric_table,
+    privacy_table,
+    release_table,
+    reliability_table,
+    site_table,
+)
+from fl_dpbayes.report.records import read_csv, read_summary, write_atomically
+from fl_dpbayes.report.stylesheet import STYLESHEET
+from fl_dpbayes.report.summary import parse_summary
+from fl_dpbayes.report.template import TEMPLATE
+from fl_dpbayes.report.wording import neighbours
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure on the page, with its numbers."""
+
+    svg: Markup
+    description: str
+    table: PageTable
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write `report.html` from a run directory's records, and its figures beside it.
+
+    Args:
+        run_dir: a run directory with `summary.json` and, for epsilon per round, `privacy.csv`.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: if the folder is not a run directory.
+    """
+    summary = read_summary(run_dir)
+    run = parse_summary(summary)
+    figures = {figure.name: figure for figure in draw_figures(run_dir)}
+    curves = epsilon_curves(read_csv(Path(run_dir) / "privacy.csv"))
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["unbroken"] = _unbroken
+    page = environment.from_string(TEMPLATE).render(
+        run=run,
+        answer=answer(summary),
+        key_figures=key_figures(run),
+        stylesheet=Markup(STYLESHEET),
+        adjacency=neighbours(run),
+        approximate_mu=any(row.mu_kind == "clt" for row in run.privacy),
+        privacy=privacy_table(run),
+        epsilon=_page_figure(figures["epsilon"], epsilon_table(curves)) if "epsilon" in figures else None,
+        releases=release_table(run),
+        calibration=calibration_table([row for row in run.calibration if row.pooled]),
+        all_metrics=all_metrics_table(run.calibration),
+        reliability=[
+            _page_figure(figures[figure_name("reliability", row.role, row.predictor)], reliability_table(row))
+            for row in pooled_reliability(run)
+        ],
+        sites_figures=[
+            _page_figure(figures[figure_name("sites", metric)], metric_table(run.calibration, metric))
+            for metric in SITE_METRICS
+            if figure_name("sites", metric) in figures
+        ],
+        sites=site_table(run),
+        cost=cost_table(run),
+        facts=facts(run),
+    )
+    path = Path(run_dir) / "report.html"
+    write_atomically(path, page)
+    return path
+
+
+def _page_figure(figure: DrawnFigure, table: PageTable) -> PageFigure:
+    # The SVG is ours, and Matplotlib escapes the text in it.
+    return PageFigure(Markup(inline_svg(figure.svg, figure.name)), figure.description, table)
+
+
+def _unbroken(text: str) -> str:
+    """Keep each "[low, high]" and "n = 450" on one line."""
+    return re.sub(r"\[[^\[\]]*\]|\bn = \d+", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)

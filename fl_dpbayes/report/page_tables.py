@@ -1,0 +1,206 @@
+"""The tables of the report page: header and cells as text, ready to be escaped and shown."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fl_dpbayes.report.epsilon_figure import EpsilonCurve
+from fl_dpbayes.report.numbers import (
+    UNDEFINED,
+    count,
+    data_size,
+    decimal,
+    duration,
+    interval,
+    points,
+    probability,
+    rounded_up,
+    significant,
+)
+from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary
+from fl_dpbayes.report.wording import in_reading_order, place_name, predictor_name
+
+Cell = tuple[str, str]  # value and what stands more quietly behind it
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the page.
+
+    Attributes:
+        columns: headers.
+        rows: as many cells per row as headers.
+        text_columns: positions that hold words, aligned left; the others hold numbers.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Cell, ...]]
+    text_columns: frozenset[int] = frozenset({0})
+
+
+def _cells(values: Iterable[str | Cell]) -> tuple[Cell, ...]:
+    return tuple(value if isinstance(value, tuple) else (value, "") for value in values)
+
+
+def privacy_table(run: Summary) -> PageTable:
+    """Show what each site that trained spent; epsilon and mu are rounded up."""
+    sites = {site.name: site for site in run.sites}
+    rows = [
+        _cells(
+            (
+                row.site,
+                sites[row.site].unit if row.site in sites else row.unit,
+                count(sites[row.site].n if row.site in sites else None),
+                count(row.steps),
+                (rounded_up(row.epsilon), row.epsilon_method),
+                significant(row.budget),
+                probability(row.delta),
+                (rounded_up(row.mu), row.mu_kind if row.mu is not None else ""),
+                (significant(row.temperature), interval(row.temperature_range, significant)),
+                row.status or UNDEFINED,
+            )
+        )
+        for row in run.privacy
+    ]
+    columns = ("Site", "Unit", "Units n", "Steps", "ε spent", "Budget", "δ", "μ", "Temperature", "Status")
+    return PageTable(columns, rows, frozenset({0, 1, 9}))
+
+
+def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+    """Show the main metrics of the given rows, intervals behind their values."""
+    columns = (*_PLACE_COLUMNS, *_MAIN_COLUMNS)
+    ordered = in_reading_order(rows)
+    cells = [_cells((*place, *_main_cells(row))) for place, row in zip(_places(ordered), ordered, strict=True)]
+    return PageTable(columns, cells, frozenset({0, 1}))
+
+
+def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+    """Show every metric of the given rows."""
+    columns = (*_PLACE_COLUMNS, *_MAIN_COLUMNS, "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats")
+    ordered = in_reading_order(rows)
+    cells = []
+    for place, row in zip(_places(ordered), ordered, strict=True):
+        further = (points(row.ace), points(row.sce), points(row.mce), decimal(row.epistemic), decimal(row.aleatoric))
+        cells.append(_cells((*place, *_main_cells(row), *further)))
+    return PageTable(columns, cells, frozenset({0, 1}))
+
+
+_PLACE_COLUMNS = ("Where", "Predictor", "n")
+_MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC")
+
+
+def _places(rows: Sequence[CalibrationRecord]) -> list[tuple[str, str, str]]:
+    """Name the place of each row, once for the rows that share it."""
+    names: list[tuple[str, str, str]] = []
+    previous = ""
+    for row in rows:
+        repeated = row.site == previous
+        names.append(("" if repeated else place_name(row), predictor_name(row.predictor), count(row.n)))
+        previous = row.site
+    return names
+
+
+def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
+    ends = row.intervals
+    return (
+        (points(row.rms_debiased), interval(ends.get("rms_debiased"), points)),
+        (points(row.ece), f"({points(row.ece_if_calibrated)})"),
+        (points(row.accuracy), interval(ends.get("accuracy"), points)),
+        (decimal(row.nll), interval(ends.get("nll"), decimal)),
+        decimal(row.brier),
+        decimal(row.auroc),
+    )
+
+
+def site_table(run: Summary) -> PageTable:
+    """Show who took part: role, size, shift."""
+    rows = [
+        _cells(
+            (
+                site.name,
+                {"train": "trains", "held_out": "held out", "shifted": "shifted"}[site.role],
+                (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
+                count(site.test_n),
+                site.shift or "none",
+            )
+        )
+        for site in run.sites
+    ]
+    return PageTable(("Site", "Role", "Units n", "Test records", "Shift"), rows, frozenset({0, 1, 4}))
+
+
+def release_table(run: Summary) -> PageTable:
+    """Show what left a site, and how."""
+    rows = [_cells((release.item, release.how)) for release in run.releases]
+    return PageTable(("What", "How it left a site"), rows, frozenset({0, 1}))
+
+
+def reliability_table(row: ReliabilityRecord) -> PageTable:
+    """Show the bins of one reliability diagram."""
+    rows = [
+        _cells(
+            (
+                f"{points(part.low)} to {points(part.high)}",
+                count(part.n),
+                points(part.confidence),
+                points(part.accuracy),
+                interval((part.band_low, part.band_high), points) or UNDEFINED,
+            )
+        )
+        for part in row.bins
+        if part.n
+    ]
+    return PageTable(("Confidence %", "Records", "Mean confidence %", "Accuracy %", "Band if calibrated"), rows)
+
+
+def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
+    """Show epsilon after each round, a row per site."""
+    rounds = sorted({number for curve in curves for number in curve.rounds})
+    rows = []
+    for curve in curves:
+        spent = dict(zip(curve.rounds, curve.epsilons, strict=True))
+        rows.append(_cells((curve.site, *(rounded_up(spent.get(number)) for number in rounds))))
+    return PageTable(("Site", *(f"Round {number}" for number in rounds)), rows)
+
+
+def cost_table(run: Summary) -> PageTable:
+    """Show bytes and seconds of the run."""
+    up, down = run.bytes.up, run.bytes.down
+    rows = [
+        _cells(("Bytes sent by all sites", data_size(sum(up) if up else None), _largest(up))),
+        _cells(("Bytes sent to all sites", data_size(sum(down) if down else None), _largest(down))),
+        *(_cells((f"Time: {stage}", duration(seconds), "")) for stage, seconds in run.seconds.items()),
+    ]
+    return PageTable(("", "Total", "Largest round"), rows)
+
+
+def _largest(sizes: Sequence[int]) -> str:
+    return data_size(max(sizes)) if sizes else UNDEFINED
+
+
+def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
+    """Show one metric at every place, a column per predictor."""
+    ordered = in_reading_order(rows)
+    predictors = list(dict.fromkeys(row.predictor for row in ordered))
+    write = decimal if metric in ("nll", "brier", "auroc") else points
+    places: dict[str, dict[str, Cell]] = {}
+    for row in ordered:
+        cell = (write(getattr(row, metric)), interval(row.intervals.get(metric), write))
+        places.setdefault(place_name(row), {})[row.predictor] = cell
+    cells = [
+        _cells((place, *(found.get(predictor, (UNDEFINED, "")) for predictor in predictors)))
+        for place, found in places.items()
+    ]
+    return PageTable(("Where", *(predictor_name(predictor) for predictor in predictors)), cells)
+
+
+def facts(run: Summary) -> Mapping[str, str]:
+    """Return the run's identity: scenario, aggregation, seed, heterogeneity, versions."""
+    known = {
+        "Scenario": run.scenario,
+        "Aggregation": run.aggregation,
+        "Seed of partition and model": "" if run.seed is None else str(run.seed),
+        "Label heterogeneity (mean total variation)": "" if run.heterogeneity is None else decimal(run.heterogeneity),
+        "Configurations tried": "" if run.configurations_tried is None else count(run.configurations_tried),
+        "Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+    }
+    return {name: value for name, value in known.items() if value}

@@ -1,0 +1,83 @@
+"""The style of the report page, on a telephone, a desk and paper."""
+
+STYLESHEET = """
+:root { --ink: #1f2933; --muted: #5b6770; --line: #dfe4e8; --wash: #f6f8f9; --accent: #0072b2; --warn: #8a3c00; }
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0; background: #fff; color: var(--ink); line-height: 1.55;
+  font: 1rem/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 64rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
+h1 { margin: 0 0 .25rem; font-size: .95rem; font-weight: 600; color: var(--muted); overflow-wrap: anywhere; }
+h2 { margin: 3.25rem 0 .5rem; font-size: 1.3rem; line-height: 1.3; font-weight: 650; letter-spacing: -.01em; }
+h3 { margin: 2rem 0 .5rem; font-size: 1.02rem; font-weight: 650; }
+p { margin: .5rem 0 1rem; max-width: 44rem; overflow-wrap: anywhere; }
+.lead { margin: 0 0 1rem; max-width: 48rem; font-size: 1.4rem; line-height: 1.42; font-weight: 500;
+  letter-spacing: -.012em; }
+.answer p { font-size: 1.06rem; max-width: 48rem; }
+.answer p.lead { font-size: 1.4rem; }
+.note { color: var(--muted); font-size: .92rem; }
+.caution { margin: 1rem 0; padding: .8rem 1.1rem; border-left: 3px solid #d55e00; background: #fdf5ee;
+  border-radius: 0 6px 6px 0; max-width: 48rem; }
+.caution p { margin: .3rem 0; font-size: .98rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0 0; }
+.tile { padding: .85rem 1rem; border: 1px solid var(--line); border-radius: 8px; }
+.tile b { display: block; font-size: 1.5rem; line-height: 1.2; font-weight: 650; font-variant-numeric: tabular-nums; }
+.tile span { display: block; color: var(--muted); font-size: .84rem; line-height: 1.35; }
+.scroll { overflow: auto; max-height: 38rem; margin: .75rem 0 1.25rem;
+  border: 1px solid var(--line); border-radius: 8px; }
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .5rem .65rem; text-align: right; vertical-align: baseline; white-space: nowrap; }
+th { white-space: normal; vertical-align: bottom; background: var(--wash);
+  color: var(--muted); font-size: .8rem; font-weight: 600;
+  border-bottom: 1px solid var(--line); }
+td { border-top: 1px solid #edf0f2; }
+tbody tr:first-child td { border-top: 0; }
+.text { text-align: left; }
+td.text { max-width: 22rem; white-space: normal; }
+td.text:first-child { min-width: 9rem; overflow-wrap: anywhere; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
+th { position: sticky; top: 0; z-index: 1; }
+th:first-child { background: var(--wash); z-index: 2; }
+td.text:last-child { min-width: 8rem; }
+tr.more td { border-top-color: transparent; }
+td small { margin-left: .3rem; color: var(--muted); font-size: .82rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 1.5rem 2rem;
+  margin: 1rem 0; }
+figure { margin: 0; min-width: 0; max-width: 29rem; }
+figure svg { display: block; width: 100%; height: auto; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
+details { margin: .6rem 0; }
+summary { cursor: pointer; color: var(--accent); font-size: .9rem; padding: .2rem 0; }
+summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 3px; }
+details.guide { padding: .5rem 1rem; background: var(--wash); border-radius: 8px; max-width: 48rem; }
+details.guide p { font-size: .94rem; }
+dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: .35rem 1.25rem; margin: .75rem 0;
+  font-size: .92rem; }
+dt { color: var(--muted); }
+dd { margin: 0; overflow-wrap: anywhere; }
+.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+@media (max-width: 34rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  .answer p.lead { font-size: 1.16rem; }
+  .answer p { font-size: 1rem; }
+  h2 { margin-top: 2.5rem; font-size: 1.16rem; }
+  dl { grid-template-columns: 1fr; gap: 0; }
+  dd { margin-bottom: .5rem; }
+  th, td { padding: .45rem .6rem; }
+  td.text:first-child { min-width: 6.5rem; }
+}
+@media print {
+  @page { margin: 16mm 14mm; }
+  html { font-size: 11px; }
+  main { max-width: none; padding: 0; }
+  p, .lead, .answer p, .caution, details.guide { max-width: none; }
+  h2, h3 { break-after: avoid; }
+  figure, tr, .caution, .tile { break-inside: avoid; }
+  .scroll { overflow: visible; max-height: none; border: 0; }
+  th, td { padding: .35rem .4rem; }
+  td.text:first-child, td.text:last-child { min-width: 0; }
+  .figures { grid-template-columns: 1fr 1fr; }
+  details:not([open]) { display: none; }
+}
+"""

@@ -1,0 +1,164 @@
+"""The content of `summary.json` as validated records; what tables, figures and the report read."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from fl_dpbayes.report.json_values import json_values
+
+MAX_TEXT = 500
+
+
+def _printable(text: str) -> str:
+    """Replace control and direction characters: a name from outside must not steer a terminal or a page."""
+    return "".join(character if character.isprintable() else "�" for character in text[:MAX_TEXT])
+
+
+def _empty_for_none(value: object) -> object:
+    return "" if value is None else value
+
+
+def _number_or_none(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
+
+
+Text = Annotated[str, BeforeValidator(_empty_for_none), AfterValidator(_printable)]
+Number = Annotated[float | None, AfterValidator(_number_or_none)]
+Role = Literal["train", "held_out", "shifted"]
+Interval = tuple[Number, Number] | None
+
+
+class SummaryPart(BaseModel):
+    """A frozen part of the summary; keys that the report does not know are left aside."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class SiteRecord(SummaryPart):
+    """One site: `n` privacy units declared, `test_n` records tested."""
+
+    name: Text
+    role: Role
+    n: int | None = None
+    unit: Text = "record"
+    shift: Text = ""
+    test_n: int | None = None
+
+
+class PrivacyRecord(SummaryPart):
+    """What a run cost one site; `temperature` is the mean over steps weighted by step size."""
+
+    site: Text
+    delta: Number = None
+    epsilon: Number = None
+    epsilon_method: Text = ""
+    mu: Number = None
+    mu_kind: Text = ""
+    steps: int | None = None
+    rounds: int | None = None
+    budget: Number = None
+    temperature: Number = None
+    temperature_range: Interval = None
+    unit: Text = "record"
+    status: Text = ""
+
+
+class CalibrationRecord(SummaryPart):
+    """How one predictor did at one site, or (`pooled:<role>`) at all sites of a role."""
+
+    site: Text
+    role: Role
+    predictor: Text
+    n: int | None = None
+    accuracy: Number = None
+    nll: Number = None
+    brier: Number = None
+    ece: Number = None
+    ece_if_calibrated: Number = None
+    ece_if_calibrated_high: Number = None
+    rms_debiased: Number = None
+    mce: Number = None
+    ace: Number = None
+    sce: Number = None
+    auroc: Number = None
+    epistemic: Number = None
+    aleatoric: Number = None
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the row is over all sites of its role."""
+        return self.site == f"pooled:{self.role}"
+
+
+class ReliabilityBin(SummaryPart):
+    """Records whose confidence lies in [low, high); the band is where a calibrated model's accuracy would lie."""
+
+    low: float
+    high: float
+    n: int
+    confidence: Number = None
+    accuracy: Number = None
+    band_low: Number = None
+    band_high: Number = None
+
+
+class ReliabilityRecord(SummaryPart):
+    """The bins of one reliability diagram."""
+
+    site: Text
+    role: Role
+    predictor: Text
+    bins: tuple[ReliabilityBin, ...]
+
+
+class ReleaseRecord(SummaryPart):
+    """Something that a site holds, and how it left: paid in ledger, public by declaration, or not sent."""
+
+    item: Text
+    how: Text
+
+
+class Traffic(SummaryPart):
+    """Bytes per round, from the sites (up) and to them (down)."""
+
+    up: tuple[int, ...] = ()
+    down: tuple[int, ...] = ()
+
+
+class Summary(SummaryPart):
+    """A whole run."""
+
+    scenario: Text
+    seed: int | None
+    versions: dict[str, Text]
+    adjacency: Text
+    seeded: bool = False
+    aggregation: Text = ""
+    sites: tuple[SiteRecord, ...]
+    privacy: tuple[PrivacyRecord, ...]
+    calibration: tuple[CalibrationRecord, ...]
+    reliability: tuple[ReliabilityRecord, ...] = ()
+    releases: tuple[ReleaseRecord, ...] = ()
+    bytes: Traffic
+    seconds: dict[str, Number]
+    configurations_tried: int | None
+    warnings: tuple[Text, ...] = ()
+    heterogeneity: Number = None
+
+
+def parse_summary(summary: Mapping[str, object]) -> Summary:
+    """Validate a summary, as a run made it or as `summary.json` holds it.
+
+    Args:
+        summary: the keys of DESIGN's `summary.json`; undefined numbers are None or NaN, infinite ones inf or "inf".
+
+    Returns:
+        The summary with its optional parts filled in.
+
+    Raises:
+        ValueError: naming the first part that is missing or of another type.
+    """
+    return Summary.model_validate(json_values(summary))

@@ -1,0 +1,125 @@
+"""The report page as a Jinja template; every value in it is escaped unless it is one of our own figures."""
+
+TEMPLATE = """\
+{%- macro table(content, caption) -%}
+<div class="scroll" tabindex="0" role="region" aria-label="{{ caption }}">
+<table><caption class="hidden">{{ caption }}</caption>
+<thead><tr>
+{%- for column in content.columns %}<th scope="col"{% if loop.index0 in content.text_columns %} class="text"{% endif %}>
+{{- column }}</th>{% endfor -%}
+</tr></thead>
+<tbody>
+{%- for row in content.rows %}
+<tr{% if not row[0][0] %} class="more"{% endif %}>
+{%- for value, quiet in row %}<td{% if loop.index0 in content.text_columns %} class="text"{% endif %}>{{ value }}
+{%- if quiet %} <small>{{ quiet }}</small>{% endif %}</td>{% endfor %}</tr>
+{%- endfor %}
+</tbody></table></div>
+{%- endmacro -%}
+{%- macro figure(item) -%}
+<figure role="group" aria-label="{{ item.description }}">{{ item.svg }}
+<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
+{%- endmacro -%}
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{{ run.scenario }}: privacy and calibration</title>
+<style>{{ stylesheet }}</style>
+</head>
+<body>
+<main>
+<header class="answer">
+<h1>{{ run.scenario }}{% if run.seeded %} (seeded: not private){% endif %}</h1>
+<p class="lead">{{ answer.calibration | unbroken }}</p>
+{% if answer.elsewhere %}<p>{{ answer.elsewhere | unbroken }}</p>{% endif %}
+
+<p>{{ answer.privacy | unbroken }}</p>
+{% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>
+{% endif %}
+{% if key_figures %}<div class="tiles">{% for value, meaning in key_figures %}
+<div class="tile"><b>{{ value }}</b><span>{{ meaning | unbroken }}</span></div>{% endfor %}</div>{% endif %}
+
+</header>
+
+{% if run.warnings %}
+<h2>Warnings</h2>
+<div class="caution">{% for text in run.warnings %}<p>{{ text }}</p>{% endfor %}</div>
+{% endif %}
+
+<h2 id="privacy">Privacy per site</h2>
+{% if privacy.rows %}
+{{ table(privacy, "Privacy spent by each site") }}
+{% else %}<p>No site trained.</p>{% endif %}
+<div class="figures">
+{% if epsilon %}{{ figure(epsilon) }}{% endif %}
+<div>
+<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.</p>
+<p class="note">Temperature is the mean over steps, weighted by step size, with its range; 1 is the Bayesian
+posterior.</p>
+{% if approximate_mu %}<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
+does not come from it.</p>{% endif %}
+</div></div>
+
+<h2 id="releases">What left each site</h2>
+{% if releases.rows %}{{ table(releases, "What left each site") }}
+{% else %}<p>This run kept no list of releases.</p>{% endif %}
+
+<h2 id="calibration">Calibration</h2>
+{% if calibration.rows %}
+{{ table(calibration, "Calibration over all sites of a role") }}
+<p class="note">Errors in percentage points, [95% interval]. In parentheses: the ECE that a perfectly calibrated model
+would show with as many records.</p>
+{% else %}<p>No calibration was measured.</p>{% endif %}
+<details class="guide"><summary>How to read this</summary>
+<p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
+debiased root-mean-square error says by how much its probabilities are typically off; it does not grow merely because
+there are few records. The plain ECE does: compare it only with the value in parentheses beside it.</p>
+<p>NLL and Brier score are lower where probabilities are better, whether through calibration or through accuracy. ACE
+(equal-mass bins) and SCE (equal-width bins) average the error over classes; MCE is the worst bin and depends on few
+records. Epistemic is the disagreement of the posterior's samples, aleatoric the uncertainty that they share.</p>
+</details>
+{% if reliability %}
+<h3>Reliability</h3>
+<p class="note">Grey band: where 95% of a calibrated model's accuracies would lie. A filled point lies outside it.</p>
+<div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
+{% endif %}
+{% if sites_figures %}
+<h3>Site by site</h3>
+<div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
+{% endif %}
+{% if all_metrics.rows %}
+<details><summary>All metrics at every site</summary>
+{{ table(all_metrics, "Calibration at every site") }}</details>
+{% endif %}
+
+<h2 id="sites">Sites</h2>
+{{ table(sites, "Sites of the run") }}
+
+<h2 id="cost">Cost</h2>
+{{ table(cost, "Bytes and seconds") }}
+
+<h2 id="limits">Limits</h2>
+<details class="guide" open><summary>What these numbers do not say</summary>
+<p>Each ε bounds what the site's releases tell about {{ adjacency }}; a person with records at several sites, or more
+records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
+<p>
+{%- if not run.configurations_tried %}How many configurations were tried is not recorded.
+{%- elif run.configurations_tried == 1 %}One configuration was tried.
+{%- else %}{{ run.configurations_tried }} configurations were tried.
+{%- endif %} {{ "" }}
+Choosing between configurations by their results on the same records costs privacy that ε does not contain.</p>
+<p>μ (exact) holds for full batches; μ (clt) is an approximation that under-reports, and is never turned into an ε.</p>
+<p>Intervals cover the chance of the test records (and of added noise), not of another training run, and not of sites
+unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap leave it open.</p>
+</details>
+
+<h2 id="run">This run</h2>
+<dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+</main>
+</body>
+</html>
+"""

@@ -1,0 +1,57 @@
+"""The words for roles, predictors, adjacency and metrics, the same in tables, figures and report."""
+
+from collections.abc import Sequence
+
+from fl_dpbayes.report.summary import CalibrationRecord, Summary
+
+ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
+PREDICTORS = {
+    "last": "last iterate",
+    "posterior": "averaged posterior",
+    "recalibrated": "recalibrated posterior",
+    "site_only": "one site alone",
+    "central": "pooled data",
+}
+ADJACENCY = {
+    "add_or_remove_one": "adding or removing",
+    "replace_one": "replacing",
+}
+METRIC_NAMES = {
+    "rms_debiased": "Calibration error, debiased RMS",
+    "ece": "Calibration error, ECE (15 bins)",
+    "accuracy": "Accuracy",
+    "nll": "Negative log-likelihood",
+    "brier": "Brier score",
+    "mce": "Largest bin error (MCE)",
+    "ace": "Adaptive error (ACE)",
+    "sce": "Class-wise error (SCE)",
+    "auroc": "AUROC",
+}
+
+
+def predictor_name(predictor: str) -> str:
+    """Name a predictor in words; an unknown one keeps its own name."""
+    return PREDICTORS.get(predictor, predictor)
+
+
+def neighbours(run: Summary) -> str:
+    """Say what two neighbouring data sets of a training site differ by."""
+    unit = " or ".join(sorted({site.unit for site in run.sites if site.role == "train" and site.unit})) or "record"
+    verb = ADJACENCY.get(run.adjacency)
+    return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
+
+
+def place_name(row: CalibrationRecord) -> str:
+    """Name where a row was measured."""
+    return f"all {ROLES[row.role]}" if row.pooled else row.site
+
+
+def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
+    """Order rows as they are read: pooled first, held-out before shifted before training, last beside posterior."""
+    roles, predictors = list(ROLES), list(PREDICTORS)
+
+    def order(row: CalibrationRecord) -> tuple[bool, int, str, int]:
+        known = predictors.index(row.predictor) if row.predictor in predictors else len(predictors)
+        return (not row.pooled, roles.index(row.role), row.site, known)
+
+    return sorted(rows, key=order)

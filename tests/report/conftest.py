@@ -1,0 +1,133 @@
+import math
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.records import (
+    CALIBRATION_COLUMNS,
+    PRIVACY_COLUMNS,
+    ROUND_COLUMNS,
+    calibration_csv_row,
+    write_csv,
+    write_summary,
+)
+
+TRAIN = ("north-clinic", "harbour-hospital", "st-anne", "valley")
+
+
+def calibration_row(site, role, predictor, n, rms):
+    accuracy, nll = 0.953 - 0.6 * rms, 0.17 + 2.1 * rms
+    half = 2 * math.sqrt(accuracy * (1 - accuracy) / n)
+    return {
+        "site": site, "role": role, "predictor": predictor, "n": n, "accuracy": accuracy, "nll": nll, "brier": 0.131,
+        "ece": rms + 0.01, "ece_if_calibrated": 0.8 / math.sqrt(n), "ece_if_calibrated_high": 1.1 / math.sqrt(n),
+        "rms_debiased": rms, "mce": 0.2, "ace": 0.05, "sce": 0.04, "auroc": 0.97, "epistemic": 0.03, "aleatoric": 0.2,
+        "intervals": {
+            "rms_debiased": [rms - 0.009, rms + 0.009], "accuracy": [accuracy - half, min(1.0, accuracy + half)],
+            "nll": [nll - half, nll + half],
+        },
+    }  # fmt: skip
+
+
+def reliability_row(site, role, predictor, overconfidence):
+    generator = np.random.default_rng(3)
+    counts = [0, 0, 0, 0, 0, 3, 4, 6, 9, 13, 20, 32, 52, 98, 213]
+    bins = []
+    for index, n in enumerate(counts):
+        low, high = index / 15, (index + 1) / 15
+        middle = (low + high) / 2
+        bins.append(
+            {
+                "low": low, "high": high, "n": n,
+                "confidence": middle if n else None,
+                "accuracy": min(1.0, max(0.0, middle - overconfidence + generator.normal(0, 0.02))) if n else None,
+                "band_low": max(0.0, middle - 0.85 / math.sqrt(n)) if n else None,
+                "band_high": min(1.0, middle + 0.85 / math.sqrt(n)) if n else None,
+            }
+        )  # fmt: skip
+    return {"site": site, "role": role, "predictor": predictor, "bins": bins}
+
+
+def make_summary():
+    roles = {"train": list(TRAIN), "held_out": ["island", "university"], "shifted": ["new-scanner"]}
+    errors = {"train": (0.041, 0.015), "held_out": (0.064, 0.021), "shifted": (0.122, 0.083)}
+    sites, calibration, reliability = [], [], []
+    for role, names in roles.items():
+        for place in [f"pooled:{role}", *names]:
+            pooled = place.startswith("pooled:")
+            for predictor, rms in zip(("last", "posterior"), errors[role], strict=True):
+                shift = 0 if pooled else 0.004 * len(place) - 0.03
+                n = 450 if pooled else 150
+                calibration.append(calibration_row(place, role, predictor, n, max(0.01, rms + shift)))
+                reliability.append(reliability_row(place, role, predictor, rms))
+        for name in names:
+            shift = "detector_noise, severity 3" if role == "shifted" else ""
+            sites.append({"name": name, "role": role, "n": 1234, "unit": "patient", "shift": shift, "test_n": 150})
+    privacy = [
+        {
+            "site": name, "delta": 1e-4, "epsilon": 1.953 - 0.11 * index, "epsilon_method": "pld",
+            "mu": 0.6123 - 0.03 * index, "mu_kind": "clt", "steps": 200, "rounds": 5, "budget": 2.0,
+            "temperature": 1.37, "temperature_range": [0.91, 1.86], "unit": "patient", "status": "OK",
+        }
+        for index, name in enumerate(TRAIN)
+    ]  # fmt: skip
+    return {
+        "scenario": "quickstart", "seed": 7, "versions": {"fl_dpbayes": "0.1.0", "torch": "2.15.0"},
+        "adjacency": "add_or_remove_one", "seeded": False, "aggregation": "mixture", "sites": sites,
+        "privacy": privacy, "calibration": calibration, "reliability": reliability,
+        "releases": [
+            {"item": "posterior samples and their weights", "how": "paid in ledger"},
+            {"item": "number of patients", "how": "public by declaration"},
+            {"item": "records, gradients, losses", "how": "not sent"},
+        ],
+        "bytes": {"up": [120_000, 120_000, 240_000, 240_000, 240_000], "down": [26_000] * 5},
+        "seconds": {"partition": 0.4, "train": 71.2, "evaluate": 3.1}, "configurations_tried": 1,
+        "warnings": [], "heterogeneity": 0.213,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def summary():
+    return make_summary()
+
+
+def make_privacy_rounds(summary):
+    return [
+        {
+            "site": row["site"], "round": number, "steps": 40 * number,
+            "epsilon": row["epsilon"] * math.sqrt(number / 5), "epsilon_method": "pld", "delta": 1e-4,
+            "mu": row["mu"] * math.sqrt(number / 5), "mu_kind": "clt", "adjacency": "add_or_remove_one",
+            "noise_multiplier_first": 1.1, "noise_multiplier_last": 1.4, "temperature": 1.37, "status": "OK",
+            "budget": 2.0,
+        }
+        for row in summary["privacy"]
+        for number in range(1, 6)
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def privacy_rounds(summary):
+    return make_privacy_rounds(summary)
+
+
+def write_run_directory(run_dir, summary, rounds):
+    write_summary(summary, run_dir)
+    write_csv(run_dir / "privacy.csv", rounds, PRIVACY_COLUMNS)
+    write_csv(run_dir / "calibration.csv", map(calibration_csv_row, summary["calibration"]), CALIBRATION_COLUMNS)
+    rows = [{"round": n, "seconds": 14.2, "sites_asked": 4, "sites_ok": 4, "bytes_up": 240_000} for n in (1, 2)]
+    write_csv(run_dir / "rounds.csv", rows, ROUND_COLUMNS)
+    return run_dir
+
+
+@pytest.fixture
+def write_run(tmp_path, privacy_rounds):
+    """Write a run directory that holds a summary, as a run does."""
+    return lambda summary, rounds=privacy_rounds: write_run_directory(tmp_path / "run", summary, rounds)
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory):
+    """The report of the summary as it stands in the fixture of that name; drawn once, to be read only."""
+    summary = make_summary()
+    return write_report(write_run_directory(tmp_path_factory.mktemp("run"), summary, make_privacy_rounds(summary)))

@@ -1,0 +1,101 @@
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from fl_dpbayes.report.epsilon_figure import epsilon_curves
+from fl_dpbayes.report.figures import draw_figures
+from fl_dpbayes.report.inline_svg import inline_svg
+from fl_dpbayes.report.sites_figure import MAX_PLACES, drawn_places
+from fl_dpbayes.report.summary import CalibrationRecord
+
+ROLES = ("held_out", "shifted", "train")
+NAMES = [
+    *(f"reliability-{role}-{predictor}" for role in ROLES for predictor in ("last", "posterior")), "epsilon",
+    "sites-rms_debiased", "sites-ece", "sites-accuracy", "sites-nll",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def drawn(reported):
+    return reported.parent, draw_figures(reported.parent)
+
+
+def texts(svg):
+    return [node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_every_figure_is_written_as_it_is_returned(drawn):
+    run_dir, figures = drawn
+    assert [figure.name for figure in figures] == NAMES
+    for figure in figures:
+        assert (run_dir / "figures" / f"{figure.name}.svg").read_text(encoding="utf-8") == figure.svg
+
+
+def test_text_stays_text(drawn):
+    figures = {figure.name: figure.svg for figure in drawn[1]}
+    assert "Held-out sites, averaged posterior" in texts(figures["reliability-held_out-posterior"])
+    assert "n = 450; off by 2.1 points [1.2, 3.0]" in texts(figures["reliability-held_out-posterior"])
+    assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= set(texts(figures["epsilon"]))
+    assert {"all held-out sites", "island", "last iterate"} <= set(texts(figures["sites-ece"]))
+
+
+def test_names_from_outside_are_drawn_literally(write_run, summary, privacy_rounds):
+    summary["reliability"] = []
+    for row in privacy_rounds:
+        row["site"] = row["site"].replace("valley", "<b>$\\frac{$--></b>")
+    figures = {figure.name: figure.svg for figure in draw_figures(write_run(summary, privacy_rounds))}
+    assert "<b>$\\frac{$--></b>" in texts(figures["epsilon"])
+    assert "<b>" not in inline_svg(figures["epsilon"], "x")
+
+
+def test_a_figure_without_data_is_left_out(write_run, summary):
+    summary["calibration"], summary["reliability"] = [], []
+    rows = [{"site": "valley", "round": 1, "epsilon": float("inf")}, {"site": "st-anne", "round": 1}]
+    assert draw_figures(write_run(summary, rows)) == []
+
+
+def test_empty_bins_have_no_point(write_run, summary):
+    for row in summary["reliability"]:
+        for part in row["bins"]:
+            part |= {"n": 0, "confidence": None, "accuracy": None, "band_low": None, "band_high": None}
+    assert not any("reliability" in figure.name for figure in draw_figures(write_run(summary)))
+
+
+def test_epsilon_curves_skip_rounds_without_a_statement():
+    rows = [
+        {"site": "a", "round": "2", "epsilon": "1.5", "budget": "2.0"},
+        {"site": "a", "round": "1", "epsilon": "1.0", "budget": "2.0"},
+        {"site": "a", "round": "3", "epsilon": "", "budget": ""},
+        {"site": "b", "round": "1", "epsilon": "", "budget": ""},
+    ]
+    (curve,) = epsilon_curves(rows)
+    assert (curve.site, curve.rounds, curve.epsilons, curve.budget) == ("a", (1, 2), (1.0, 1.5), 2.0)
+
+
+def test_many_sites_are_cut_to_the_worst_and_pooled_ones_stay():
+    rows = [CalibrationRecord(site="pooled:train", role="train", predictor="last", ece=0.0, accuracy=1)]
+    for i in range(90):
+        rows.append(CalibrationRecord(site=f"s{i}", role="train", predictor="last", ece=i / 100, accuracy=i / 100))
+    places = drawn_places(rows, "ece")
+    assert len(places) == MAX_PLACES
+    assert places[:2] == ["pooled:train", f"s{90 - MAX_PLACES + 1}"]
+    assert drawn_places(rows, "accuracy")[:2] == ["pooled:train", "s0"]
+
+
+def test_inline_svg_has_its_own_identifiers(drawn):
+    _, figures = drawn
+    seen: set[str] = set()
+    for figure in figures:
+        text = inline_svg(figure.svg, figure.name)
+        identifiers = re.findall(r'\sid="([^"]*)"', text)
+        assert all(name.startswith(f"{figure.name}-") for name in identifiers)
+        references = re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)
+        assert references
+        assert set(references) <= set(identifiers)
+        assert not seen & set(identifiers)
+        seen |= set(identifiers)
+        assert text.startswith("<svg")
+        assert "xmlns" not in text
+        assert "<style" not in text
+        assert "width=" not in text[: text.index(">")]

@@ -1,0 +1,107 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.records import (
+    CALIBRATION_COLUMNS,
+    calibration_csv_row,
+    read_csv,
+    read_summary,
+    write_csv,
+    write_summary,
+)
+
+NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(), st.text(max_size=5))
+VALUES = st.recursive(
+    NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(VALUES)
+def test_json_values_property_strict_and_idempotent(value):
+    once = json_values(value)
+    json.dumps(once, allow_nan=False)
+    assert json_values(once) == once
+
+
+def test_json_values_of_numpy_and_special_numbers():
+    value = {"a": np.float32(0.5), "b": np.array([1, 2]), "c": float("nan"), "d": (math.inf, -math.inf), 3: np.bool_(1)}
+    assert json_values(value) == {"a": 0.5, "b": [1, 2], "c": None, "d": ["inf", "-inf"], "3": True}
+
+
+def test_json_values_refuses_other_types():
+    with pytest.raises(ValueError, match="set cannot be written"):
+        json_values({"a": {1, 2}})
+
+
+def test_summary_round_trip_writes_null_and_inf(summary, tmp_path):
+    summary["privacy"][0]["epsilon"] = math.inf
+    summary["calibration"][0]["auroc"] = float("nan")
+    path = write_summary(summary, tmp_path / "new")
+    text = path.read_text(encoding="utf-8")
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    read = read_summary(tmp_path / "new")
+    assert read["privacy"][0]["epsilon"] == "inf"
+    assert read["calibration"][0]["auroc"] is None
+    assert read["sites"] == summary["sites"]
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["summary.json"]
+
+
+def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
+    write_summary(summary, tmp_path)
+    before = (tmp_path / "summary.json").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="cannot be written"):
+        write_summary({**summary, "seed": object()}, tmp_path)
+    assert (tmp_path / "summary.json").read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not a run directory"),
+        ("{", "cannot be read as JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"scenario": "a"}', "not a whole summary: seed"),
+    ],
+)
+def test_read_summary_names_what_is_wrong(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "summary.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        read_summary(tmp_path)
+
+
+def test_read_summary_refuses_a_misplaced_type(summary, tmp_path):
+    summary["calibration"][2]["n"] = "many"
+    write_summary(summary, tmp_path)
+    with pytest.raises(UserError, match=r"calibration\.2\.n"):
+        read_summary(tmp_path)
+
+
+def test_csv_round_trip_with_undefined_and_infinite(tmp_path):
+    rows = [{"a": 1, "b": math.inf, "c": float("nan")}, {"a": "x,\ny", "b": np.float64(0.1)}]
+    path = write_csv(tmp_path / "deep" / "t.csv", rows, ("a", "b", "c"))
+    assert read_csv(path) == [{"a": "1", "b": "inf", "c": ""}, {"a": "x,\ny", "b": "0.1", "c": ""}]
+    assert read_csv(tmp_path / "none.csv") == []
+
+
+def test_csv_refuses_an_unknown_column(tmp_path):
+    with pytest.raises(ValueError, match="other"):
+        write_csv(tmp_path / "t.csv", [{"a": 1, "other": 2}], ("a",))
+
+
+def test_calibration_csv_row_flattens_intervals(summary):
+    row = calibration_csv_row(summary["calibration"][0] | {"nll_clipped": 3})
+    assert set(row) == set(CALIBRATION_COLUMNS)
+    assert (row["rms_debiased_low"], row["rms_debiased_high"]) == tuple(
+        summary["calibration"][0]["intervals"]["rms_debiased"]
+    )
+    assert row["mce_low"] is None

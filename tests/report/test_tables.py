@@ -1,0 +1,72 @@
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from fl_dpbayes.report.tables import calibration_table, privacy_table
+
+
+def shown(table, width=100):
+    output = io.StringIO()
+    Console(file=output, width=width, color_system=None).print(table)
+    return output.getvalue()
+
+
+def test_privacy_table_shows_numbers_and_fits(summary):
+    text = shown(privacy_table(summary))
+    line = next(line for line in text.splitlines() if "north-clinic" in line)
+    assert line.split() == ["north-clinic", "1,234", "200", "1.96", "2.00", "1e-4", "0.613", "clt", "1.37", "OK"]
+    assert "adding or removing one patient" in text
+    assert "not an upper bound" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_privacy_table_undefined_and_infinite_limit(summary):
+    summary["privacy"][0] |= {"epsilon": math.inf, "mu": math.inf, "temperature": None, "status": "REFUSED"}
+    summary["privacy"][1] = {"site": "harbour-hospital", "status": "FAILED no reply in time"}
+    text = shown(privacy_table(summary))
+    first = next(line for line in text.splitlines() if "north-clinic" in line)
+    second = next(line for line in text.splitlines() if "harbour-hospital" in line)
+    assert first.split()[3:8] == ["∞", "2.00", "1e-4", "∞", "clt"]
+    assert second.split()[2:8] == ["–"] * 6
+
+
+def test_seeded_run_says_so(summary):
+    assert "seeded: not private" not in shown(privacy_table(summary))
+    assert "seeded: not private" in shown(privacy_table({**summary, "seeded": True}))
+
+
+def test_calibration_table_pooled_first_and_predictors_beside(summary):
+    lines = shown(calibration_table(summary)).splitlines()
+    start = next(index for index, line in enumerate(lines) if "all held-out sites" in line)
+    assert lines[start].split()[3:] == ["450", "last", "91.5", "0.304", "7.4", "(3.8)", "6.4", "[5.5,", "7.3]"]
+    assert lines[start + 1].split() == ["posterior", "94.0", "0.214", "3.1", "(3.8)", "2.1", "[1.2,", "3.0]"]
+    pooled = [index for index, line in enumerate(lines) if line.startswith(" all ")]
+    assert max(pooled) < next(index for index, line in enumerate(lines) if "island" in line)
+    assert max(map(len, lines)) <= 100
+    assert "…" not in "".join(lines)
+
+
+def test_calibration_table_undefined_is_a_dash(summary):
+    summary["calibration"] = [{"site": "island", "role": "held_out", "predictor": "last", "n": 0}]
+    line = next(line for line in shown(calibration_table(summary)).splitlines() if "island" in line)
+    assert line.split() == ["island", "0", "last", "–", "–", "–", "(–)", "–"]
+
+
+@pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "a" * 64])
+def test_names_are_text_and_long_ones_fit(summary, name):
+    summary["privacy"][0]["site"] = name
+    summary["calibration"][6]["site"] = name
+    for table in (privacy_table(summary), calibration_table(summary)):
+        text = shown(table)
+        assert name[:20] in text
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_control_characters_do_not_reach_the_terminal(summary):
+    summary["privacy"][0]["site"] = "a\x1b[2Jb\u202ec"
+    text = shown(privacy_table(summary))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
