@@ -1,0 +1,290 @@
+"""A site's ledger: what was spent on a cohort is written down before it is spent, and never forgotten.
+
+Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries add up to. Steps
+are reserved in the file before they run and count from then on, whether they complete, fail or are cut off by a crash:
+the recorded spend is never below the true one. A completed request is answered again from its stored reply, at no
+cost; work that did not complete is charged again when it is repeated. Replies are kept for good: that is the price of
+answering a repeated request for free.
+
+The chain is not signed: whoever may write the file may write another chain. But each reply carries the head, and the
+server echoes the last one it saw, so a chain that lacks it (an older copy put back, a file deleted) is noticed.
+"""
+
+import dataclasses
+import hashlib
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_orders
+from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
+from fl_dpbayes.privacy.ledger_account import Spent, spent
+from fl_dpbayes.privacy.ledger_check import ledger_problems, reply_body
+from fl_dpbayes.privacy.ledger_file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger_state import (
+    Cohort,
+    LedgerState,
+    Part,
+    Reservation,
+    Spending,
+    StoredPlan,
+    cohort_content,
+    plan_content,
+    read_state,
+    reservation_content,
+    rule_content,
+    slice_history,
+)
+from fl_dpbayes.privacy.running_process import is_running, this_process
+from fl_dpbayes.protocol.refusal import RefusalCode
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Steps that may now run.
+
+    Attributes:
+        reservation: what to commit or fail.
+        steps: how many, from the request's first step on; fewer than asked for where the budget ends.
+        head: of the chain, to be sent with the reply.
+    """
+
+    reservation: int
+    steps: int
+    head: str
+
+
+@dataclass(frozen=True)
+class StoredReply:
+    """The reply to the same request, sent before."""
+
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why nothing may run: a code, and the field of the request that caused it ("": none)."""
+
+    code: RefusalCode
+    field: str = ""
+
+
+class Ledger:
+    """The ledger of one cohort; a context manager, safe across processes and not shared between threads."""
+
+    def __init__(self, connection: sqlite3.Connection, cohort: Cohort) -> None:
+        self._connection = connection
+        self.cohort = cohort
+
+    @classmethod
+    def open(cls, path: Path, cohort: Cohort, durability: Durability) -> "Ledger":
+        """Open the ledger of a cohort, made on first use.
+
+        Args:
+            path: its file, on a local disk; it may hold several cohorts.
+            cohort: name and budget. Once made, they must be stated as they were.
+            durability: `full` survives a power cut, `normal` the death of the process.
+
+        Returns:
+            The ledger.
+
+        Raises:
+            UserError: if the cohort was made with another budget, or the file may not serve as a ledger.
+            LedgerError: if the file cannot be read or written, or is damaged.
+        """
+        connection = open_ledger_file(path, durability, create=True)
+        try:
+            with transaction(connection):
+                made = read_state(read_chain(connection), cohort.name).cohort
+                if made is None:
+                    orders = filter_orders(cohort.epsilon, cohort.delta)
+                    append_entry(connection, "cohort", cohort_content(cohort, orders))
+            _require_same(made or cohort, cohort, path)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, cohort)
+
+    @classmethod
+    def open_existing(cls, path: Path, name: str) -> "Ledger":
+        """Open the ledger of a cohort that was made before, with the budget that it was made with.
+
+        Raises:
+            UserError: if there is no such file or cohort.
+            LedgerError: if the file cannot be read, or is damaged.
+        """
+        connection = open_ledger_file(path, "full", create=False)
+        try:
+            with ledger_errors():
+                cohort = read_state(read_chain(connection), name).cohort
+            if cohort is None:
+                raise UserError(f"ledger {path} holds no cohort {name!r}: check ledger.cohort in the site file")
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, cohort)
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def reserve(self, spending: Spending, echoed_head: str | None = None) -> Reserved | StoredReply | Refused:
+        """Set steps aside for a request, before any of them runs.
+
+        A run has one plan, and no later round may ask for a step of an earlier one: so a run never releases more than
+        its plan, which a site's policy bounds, however much budget the cohort has left.
+
+        Args:
+            spending: what the request asks for.
+            echoed_head: the last head that the server says it saw; None if it saw none.
+
+        Returns:
+            The reservation (of the longest prefix that the budget admits); or the stored reply, if this very request
+            was completed before; or the refusal.
+
+        Raises:
+            LedgerError: if the ledger cannot be read or written, or is damaged: nothing may run.
+        """
+        with transaction(self._connection):
+            entries = read_chain(self._connection)
+            state = read_state(entries, self.cohort.name)
+            if echoed_head is not None and echoed_head not in {entry.head for entry in entries}:
+                return Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+            plan = state.plans.get((spending.part, spending.run, spending.purpose))
+            if plan is not None and plan != StoredPlan(spending.plan_digest, spending.plan):
+                return Refused(RefusalCode.PLAN_CHANGED, "plan")
+            answer = self._answer_again(state, spending)
+            return answer if answer is not None else self._reserve_new(state, spending)
+
+    def commit(self, reservation: int, reply: bytes) -> str:
+        """Store the reply to a reserved request; only then may it be sent.
+
+        Args:
+            reservation: from `reserve`.
+            reply: the whole reply, as it will be sent.
+
+        Returns:
+            The new head.
+
+        Raises:
+            LedgerError: if it cannot be written, or the reservation is not open.
+        """
+        digest = hashlib.sha256(reply).hexdigest()
+        with transaction(self._connection):
+            self._require_open(reservation)
+            self._connection.execute("INSERT INTO reply VALUES (?, ?)", (reservation, reply))
+            content = {"cohort": self.cohort.name, "reservation": reservation, "reply_digest": digest}
+            return append_entry(self._connection, "done", content).head
+
+    def fail(self, reservation: int) -> str:
+        """Note that a reserved request came to nothing; its steps stay spent.
+
+        Returns:
+            The new head.
+
+        Raises:
+            LedgerError: if it cannot be written, or the reservation is not open.
+        """
+        with transaction(self._connection):
+            self._require_open(reservation)
+            content = {"cohort": self.cohort.name, "reservation": reservation}
+            return append_entry(self._connection, "failed", content).head
+
+    def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
+        """Return a run's plan as its first request fixed it, so that its noise is solved only once."""
+        return self.state().plans.get((part, run, purpose))
+
+    def record_data_version(self, fingerprint: str) -> None:
+        """Note which version of the cohort's records is used from now on; the budget stays what it is."""
+        with transaction(self._connection):
+            if fingerprint not in self._read().data_versions[-1:]:
+                content = {"cohort": self.cohort.name, "fingerprint": fingerprint}
+                append_entry(self._connection, "data version", content)
+
+    def rows(self) -> list[Reservation]:
+        """Return the cohort's reservations in the order in which they were made."""
+        return list(self.state().reservations.values())
+
+    def head(self) -> str:
+        """Return the head of the file's chain."""
+        with ledger_errors():
+            return read_chain(self._connection)[-1].head
+
+    def state(self) -> LedgerState:
+        """Return what the entries add up to."""
+        with ledger_errors():
+            return self._read()
+
+    def spent(self, part: Part) -> Spent:
+        """Account for everything spent on a part so far, with the method that holds for it."""
+        return spent(self.state(), part)
+
+    def verify(self) -> list[str]:
+        """Check the file, the chain, the stored replies and the sums; an empty list means that all is sound."""
+        return ledger_problems(self._connection, self.cohort.name)
+
+    def entries(self) -> list[Entry]:
+        """Return the file's entries, of every cohort in it, for an auditor to hash again."""
+        with ledger_errors():
+            return read_chain(self._connection)
+
+    def _read(self) -> LedgerState:
+        return read_state(read_chain(self._connection), self.cohort.name)
+
+    def _answer_again(self, state: LedgerState, spending: Spending) -> StoredReply | Refused | None:
+        key = (spending.part, spending.run, spending.purpose)
+        for earlier in state.reservations.values():
+            if (earlier.part, earlier.run, earlier.purpose) != key:
+                continue
+            if earlier.round != spending.round:
+                if earlier.overlaps(spending):
+                    return Refused(RefusalCode.POLICY_DENIED, "first_step")
+                continue
+            if earlier.request_digest != spending.request_digest:
+                return Refused(RefusalCode.REQUEST_CHANGED, "round")
+            if earlier.state == "done":
+                return StoredReply(reply_body(self._connection, state, earlier.identity))
+            if earlier.state == "reserved" and is_running(earlier.process):
+                return Refused(RefusalCode.ALREADY_RESERVED, "round")
+        return None
+
+    def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
+        name, part, budget = self.cohort.name, spending.part, state.budget()
+        rule = state.rules.get(part) or choose_rule(spending.plan, budget)
+        requested = slice_history(spending.plan, spending.first_step, spending.steps)
+        steps = admitted_steps(rule, state.spent_in(part), requested, budget)
+        if steps == 0:
+            return Refused(RefusalCode.BUDGET_EXHAUSTED)
+        if part not in state.rules:
+            append_entry(self._connection, "rule", rule_content(name, part, rule))
+        if (part, spending.run, spending.purpose) not in state.plans:
+            append_entry(self._connection, "plan", plan_content(name, spending))
+        content = reservation_content(name, spending, steps, this_process())
+        entry = append_entry(self._connection, "reserved", content)
+        return Reserved(entry.position, steps, entry.head)
+
+    def _require_open(self, reservation: int) -> None:
+        found = self._read().reservations.get(reservation)
+        if found is None or found.state != "reserved":
+            state = "unknown" if found is None else found.state
+            raise LedgerError(f"reservation {reservation} is {state}: only an open one can be completed or failed")
+
+
+def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:
+    for field in dataclasses.fields(Cohort):
+        before, now = getattr(made, field.name), getattr(stated, field.name)
+        if before != now:
+            raise UserError(
+                f"cohort {made.name!r} in ledger {path} was made with {field.name} {before!r}, not {now!r}: "
+                f"it is fixed for good, so put {before!r} back"
+            )

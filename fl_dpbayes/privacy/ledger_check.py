@@ -1,0 +1,69 @@
+"""Whether a ledger is sound: its file, its chain, its stored replies and its sums."""
+
+import hashlib
+import sqlite3
+from dataclasses import replace
+
+from fl_dpbayes.privacy.filter import admitted_steps
+from fl_dpbayes.privacy.hash_chain import read_chain
+from fl_dpbayes.privacy.ledger_file import LedgerError, ledger_errors
+from fl_dpbayes.privacy.ledger_state import LedgerState, Part, read_state
+
+# Sums made in another order may differ in their last bits.
+_ROUNDING = 1 + 1e-9
+
+
+def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
+    """Check everything that a ledger states about one cohort.
+
+    Args:
+        connection: to its file.
+        cohort: name.
+
+    Returns:
+        One line for each problem; empty if there is none.
+    """
+    try:
+        with ledger_errors():
+            found = [f"the file is damaged: {row[0]}" for row in connection.execute("PRAGMA integrity_check")]
+            if found != ["the file is damaged: ok"]:
+                return found
+            state = read_state(read_chain(connection), cohort)
+            return [*_reply_problems(connection, state), *_budget_problems(state, "train"),
+                    *_budget_problems(state, "test")]  # fmt: skip
+    except LedgerError as error:
+        return [str(error)]
+
+
+def reply_body(connection: sqlite3.Connection, state: LedgerState, reservation: int) -> bytes:
+    """Read a stored reply and check it against the digest in the chain.
+
+    Raises:
+        LedgerError: if it is missing or was changed.
+    """
+    row = connection.execute("SELECT body FROM reply WHERE reservation = ?", (reservation,)).fetchone()
+    if row is None or hashlib.sha256(row[0]).hexdigest() != state.reply_digests[reservation]:
+        raise LedgerError(f"the stored reply of reservation {reservation} is missing or was changed")
+    return bytes(row[0])
+
+
+def _reply_problems(connection: sqlite3.Connection, state: LedgerState) -> list[str]:
+    problems = []
+    for reservation in state.reply_digests:
+        try:
+            reply_body(connection, state, reservation)
+        except LedgerError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _budget_problems(state: LedgerState, part: Part) -> list[str]:
+    spent = state.spent_in(part)
+    if not spent:
+        return []
+    budget = state.budget()
+    budget = replace(budget, epsilon=budget.epsilon * _ROUNDING)
+    steps, admitted = sum(event.steps for event in spent), admitted_steps(state.rules[part], (), spent, budget)
+    if admitted == steps:
+        return []
+    return [f"part {part!r} holds {steps} steps, but its {state.rules[part].name} admits only {admitted} of them"]

@@ -1,0 +1,243 @@
+"""What the entries of a ledger add up to for one cohort: plans, rules and reservations."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+from fl_dpbayes.privacy.events import History, read_history, write_history
+from fl_dpbayes.privacy.filter import Budget, SpendingRule
+from fl_dpbayes.privacy.hash_chain import Entry
+from fl_dpbayes.protocol.plan import Adjacency
+
+Part = Literal["train", "test"]
+ReservationState = Literal["reserved", "done", "failed"]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Whose records a budget protects, and how much may ever be spent on each part; fixed when its ledger is made.
+
+    Attributes:
+        name: as in the site file; a corrected record does not make another cohort.
+        unit: what one unit of privacy is, such as "patient".
+        epsilon: the budget of each part, > 0.
+        delta: in (0, 1).
+        adjacency: which data sets are neighbours.
+    """
+
+    name: str
+    unit: str
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What a request asks to spend.
+
+    Attributes:
+        part: which disjoint part of the units is used.
+        run: our run id.
+        round: from 1.
+        purpose: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for each purpose.
+        request_digest: SHA-256 of the request without the head that it echoes.
+        plan_digest: SHA-256 of the plan as the request states it.
+        plan: events of the whole run, in the order of the steps, at one sampling rate.
+        first_step: first step of the plan that is asked for, from 0.
+        steps: how many, > 0.
+    """
+
+    part: Part
+    run: str
+    round: int
+    purpose: str
+    request_digest: str
+    plan_digest: str
+    plan: History
+    first_step: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        planned = sum(event.steps for event in self.plan)
+        if len({event.sampling_rate for event in self.plan}) != 1:
+            raise ValueError("plan must have at least one event, and one sampling rate for all")
+        if self.first_step < 0 or self.steps < 1 or self.first_step + self.steps > planned:
+            raise ValueError(
+                f"first_step {self.first_step} and steps {self.steps} must lie within the plan's {planned} steps"
+            )
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Steps that were set aside for a request before they ran; they count whatever became of them.
+
+    Attributes:
+        identity: position of its entry in the chain.
+        time: when, ISO 8601.
+        part: as in `Spending`, and so are `run`, `round`, `purpose`, `request_digest` and `first_step`.
+        steps: how many were admitted.
+        process: which process took it.
+        state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
+    """
+
+    identity: int
+    time: str
+    part: Part
+    run: str
+    round: int
+    purpose: str
+    request_digest: str
+    first_step: int
+    steps: int
+    process: str
+    state: ReservationState = "reserved"
+
+    def overlaps(self, spending: Spending) -> bool:
+        """Say whether a step set aside here is asked for again."""
+        return (
+            self.first_step < spending.first_step + spending.steps
+            and spending.first_step < self.first_step + self.steps
+        )
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A run's plan as fixed by its first request: digest of its statement, and its events."""
+
+    digest: str
+    history: History
+
+
+@dataclass
+class LedgerState:
+    """One cohort's state after some entries; grown by `read_state` only."""
+
+    cohort: Cohort | None = None
+    orders: tuple[float, ...] = ()
+    data_versions: list[str] = field(default_factory=list)
+    plans: dict[tuple[str, str, str], StoredPlan] = field(default_factory=dict)
+    rules: dict[str, SpendingRule] = field(default_factory=dict)
+    reservations: dict[int, Reservation] = field(default_factory=dict)
+    reply_digests: dict[int, str] = field(default_factory=dict)
+
+    def budget(self) -> Budget:
+        """Return the budget of each part."""
+        assert self.cohort is not None
+        return Budget(self.cohort.epsilon, self.cohort.delta, self.cohort.adjacency, self.orders)
+
+    def events(self, reservation: Reservation) -> History:
+        """Return the events that a reservation set aside."""
+        plan = self.plans[reservation.part, reservation.run, reservation.purpose].history
+        return slice_history(plan, reservation.first_step, reservation.steps)
+
+    def reserved_in(self, part: Part) -> list[Reservation]:
+        """Return a part's reservations in the order in which they were made."""
+        return [reservation for reservation in self.reservations.values() if reservation.part == part]
+
+    def spent_in(self, part: Part) -> History:
+        """Return every event reserved in a part."""
+        return tuple(event for reservation in self.reserved_in(part) for event in self.events(reservation))
+
+
+def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
+    """Add up the entries of one cohort.
+
+    Args:
+        entries: the whole chain, checked.
+        cohort: name.
+
+    Returns:
+        Its state; `cohort` is None if the chain does not know it.
+    """
+    state = LedgerState()
+    for entry in entries:
+        if entry.content["cohort"] == cohort:
+            _ENTRY_READERS[entry.content["kind"]](state, entry)
+    return state
+
+
+def slice_history(plan: History, first_step: int, steps: int) -> History:
+    """Cut `steps` steps out of a plan, from `first_step` on."""
+    ends = [0, *accumulate(event.steps for event in plan)]
+    cuts = [
+        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
+        for event, (start, end) in zip(plan, pairwise(ends), strict=True)
+        if start < first_step + steps and first_step < end
+    ]
+    return tuple(cuts)
+
+
+def cohort_content(cohort: Cohort, orders: tuple[float, ...]) -> dict[str, Any]:
+    """Write the entry that opens a cohort."""
+    return {"cohort": cohort.name, "settings": asdict(cohort), "orders": list(orders)}
+
+
+def plan_content(cohort: str, spending: Spending) -> dict[str, Any]:
+    """Write the entry that fixes a run's plan."""
+    return {
+        "cohort": cohort, "part": spending.part, "run": spending.run, "purpose": spending.purpose,
+        "digest": spending.plan_digest, "history": write_history(spending.plan),
+    }  # fmt: skip
+
+
+def rule_content(cohort: str, part: Part, rule: SpendingRule) -> dict[str, Any]:
+    """Write the entry that fixes a part's rule."""
+    return {"cohort": cohort, "part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
+
+
+def reservation_content(cohort: str, spending: Spending, steps: int, process: str) -> dict[str, Any]:
+    """Write the entry that sets steps aside."""
+    return {
+        "cohort": cohort, "part": spending.part, "run": spending.run, "round": spending.round,
+        "purpose": spending.purpose, "request_digest": spending.request_digest, "first_step": spending.first_step,
+        "steps": steps, "process": process,
+    }  # fmt: skip
+
+
+def _read_cohort(state: LedgerState, entry: Entry) -> None:
+    state.cohort = Cohort(**entry.content["settings"])
+    state.orders = tuple(entry.content["orders"])
+
+
+def _read_data_version(state: LedgerState, entry: Entry) -> None:
+    state.data_versions.append(entry.content["fingerprint"])
+
+
+def _read_plan(state: LedgerState, entry: Entry) -> None:
+    content = entry.content
+    key = (content["part"], content["run"], content["purpose"])
+    state.plans[key] = StoredPlan(content["digest"], read_history(content["history"]))
+
+
+def _read_rule(state: LedgerState, entry: Entry) -> None:
+    schedule = read_history(entry.content["schedule"])
+    state.rules[entry.content["part"]] = SpendingRule(entry.content["rule"], schedule)
+
+
+def _read_reservation(state: LedgerState, entry: Entry) -> None:
+    stated = {key: value for key, value in entry.content.items() if key not in ("kind", "cohort")}
+    state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
+
+
+def _read_done(state: LedgerState, entry: Entry) -> None:
+    identity = entry.content["reservation"]
+    state.reservations[identity] = replace(state.reservations[identity], state="done")
+    state.reply_digests[identity] = entry.content["reply_digest"]
+
+
+def _read_failed(state: LedgerState, entry: Entry) -> None:
+    identity = entry.content["reservation"]
+    state.reservations[identity] = replace(state.reservations[identity], state="failed")
+
+
+_ENTRY_READERS = {
+    "cohort": _read_cohort,
+    "data version": _read_data_version,
+    "plan": _read_plan,
+    "rule": _read_rule,
+    "reserved": _read_reservation,
+    "done": _read_done,
+    "failed": _read_failed,
+}

@@ -1,0 +1,65 @@
+"""Which units are kept for testing: decided for each unit alone, so parts are disjoint and stay so."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Unit = str | bytes | int
+
+
+def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
+    """Give each privacy unit a uniform score that depends on its name and a secret key only.
+
+        score = floor(BLAKE2b(unit; key) / 2^11) / 2^53
+
+    Because no other unit enters, adding or removing one moves no other between parts: the parts are disjoint under
+    both neighbouring data sets, and what is released from them composes in parallel (McSherry 2009, Theorem 4).
+
+    Args:
+        units: N names of units; a text, a number and bytes are different units even where they look alike.
+        key: 1 to 64 secret bytes, fixed for the life of the cohort.
+
+    Returns:
+        Scores of shape (N,), in [0, 1).
+
+    Raises:
+        ValueError: if the key is empty or longer than 64 bytes, or a unit has another type.
+    """
+    if not 1 <= len(key) <= 64:
+        raise ValueError(f"the key has {len(key)} bytes: it must have 1 to 64")
+    hashes = [
+        hashlib.blake2b(_unit_bytes(unit), key=key, digest_size=8, person=b"unit split").digest() for unit in units
+    ]
+    bits = np.frombuffer(b"".join(hashes), dtype="<u8")
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> npt.NDArray[np.bool_]:
+    """Say which units belong to the test part: those whose score is below `test_fraction`.
+
+    Args:
+        units: N names of units.
+        key_hex: the secret key in hexadecimal.
+        test_fraction: expected share of the test part, in [0, 1]; 0 keeps none, 1 all.
+
+    Returns:
+        Booleans of shape (N,).
+
+    Raises:
+        ValueError: if the fraction lies outside [0, 1] or the key is not hexadecimal.
+    """
+    if not 0 <= test_fraction <= 1:
+        raise ValueError(f"test_fraction is {test_fraction}: it must lie in [0, 1]")
+    return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
+
+
+def _unit_bytes(unit: Unit) -> bytes:
+    if isinstance(unit, str):
+        return b"text:" + unit.encode()
+    if isinstance(unit, bytes):
+        return b"bytes:" + unit
+    if isinstance(unit, (int, np.integer)):
+        return b"number:" + str(int(unit)).encode()
+    raise ValueError(f"a unit's name is a {type(unit).__name__}: it must be text, bytes or a whole number")

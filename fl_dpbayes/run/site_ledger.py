@@ -1,0 +1,143 @@
+"""What `fl-dpbayes site ledger` shows, checks and exports."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.events import write_history
+from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger_account import Spent
+from fl_dpbayes.privacy.ledger_file import LedgerError
+from fl_dpbayes.privacy.ledger_state import Part
+from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.numbers import count, rounded_up
+
+PARTS: tuple[Part, ...] = get_args(Part)
+METHODS = {
+    "pld": "privacy-loss distribution of one fixed schedule",
+    "rdp filter": "Renyi filter across runs",
+    "gdp filter": "Gaussian filter across runs",
+}
+
+
+def show_ledger(site_file: Path, console: Console) -> None:
+    """Print what a site's cohort has spent, and its reservations.
+
+    Args:
+        site_file: the site's TOML file.
+        console: where to print.
+
+    Raises:
+        UserError: if the site has no ledger yet, or it cannot be read.
+    """
+    with _ledger_of(site_file) as ledger:
+        cohort = ledger.cohort
+        console.print(
+            f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} "
+            f"at delta {cohort.delta:g}, unit {cohort.unit}, adjacency {cohort.adjacency}.",
+            markup=False,
+        )
+        console.print(_spent_table([ledger.spent(part) for part in PARTS]))
+        console.print(_reservation_table(ledger))
+
+
+def verify_ledger(site_file: Path, console: Console) -> int:
+    """Check a site's ledger and print what is wrong.
+
+    Args:
+        site_file: the site's TOML file.
+        console: where to print.
+
+    Returns:
+        Exit status: 0 if the ledger is sound, 1 if not.
+
+    Raises:
+        UserError: if the site has no ledger yet.
+    """
+    try:
+        with _ledger_of(site_file) as ledger:
+            problems = ledger.verify()
+            entries = 0 if problems else len(ledger.entries())
+    except UserError as error:
+        if not isinstance(error.__cause__, LedgerError):
+            raise
+        problems = [str(error)]
+    for problem in problems:
+        console.print(problem, markup=False)
+    if not problems:
+        console.print(f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept.")
+    return 1 if problems else 0
+
+
+def export_ledger(site_file: Path) -> dict[str, Any]:
+    """Write a site's ledger as JSON values, for an auditor.
+
+    Args:
+        site_file: the site's TOML file.
+
+    Returns:
+        `cohort`, `head`, `problems`, `parts` (spend of each) and `entries`: the file's whole chain. Each head is the
+        SHA-256 of the previous head, a line feed, and `content` as JSON with sorted keys and no blanks.
+
+    Raises:
+        UserError: if the site has no ledger yet, or it cannot be read.
+    """
+    with _ledger_of(site_file) as ledger:
+        exported = {
+            "cohort": asdict(ledger.cohort),
+            "head": ledger.head(),
+            "problems": ledger.verify(),
+            "parts": [_spent_values(ledger.spent(part)) for part in PARTS],
+            "entries": [asdict(entry) for entry in ledger.entries()],
+        }
+    values = json_values(exported)
+    assert isinstance(values, dict)
+    return values
+
+
+@contextmanager
+def _ledger_of(site_file: Path) -> Iterator[Ledger]:
+    settings = read_site_file(site_file).ledger
+    if settings is None:
+        raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
+    try:
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            yield ledger
+    except LedgerError as error:
+        raise UserError(f"ledger {settings.path}: {error}; put back a sound copy, or ask who changed it") from error
+
+
+def _spent_table(parts: list[Spent]) -> Table:
+    table = Table(title="Spent so far")
+    for heading in ("part", "steps", "epsilon", "by", "mu"):
+        table.add_column(heading, justify="right" if heading in ("steps", "epsilon", "mu") else "left")
+    for spent in parts:
+        mu = f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})"
+        table.add_row(spent.part, count(spent.steps), rounded_up(spent.epsilon), METHODS[spent.method], mu)
+    return table
+
+
+def _reservation_table(ledger: Ledger) -> Table:
+    table = Table(title="Reservations (each counts, whatever became of it)")
+    for heading in ("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state"):
+        table.add_column(heading, justify="right" if heading in ("round", "first step", "steps") else "left")
+    for row in ledger.rows():
+        table.add_row(
+            row.time[:19], row.part, row.run[:16], count(row.round), row.purpose, count(row.first_step),
+            count(row.steps), row.state,
+        )  # fmt: skip
+    return table
+
+
+def _spent_values(spent: Spent) -> dict[str, Any]:
+    return {
+        "part": spent.part, "steps": spent.steps, "epsilon": spent.epsilon, "epsilon_method": spent.method,
+        "mu": spent.mu.mu, "mu_kind": spent.mu.kind, "history": write_history(spent.history),
+    }  # fmt: skip

@@ -1,0 +1,346 @@
+"""The ledger: reserve before spending, count whatever happened, answer again for free, notice a rollback."""
+
+import dataclasses
+import json
+import math
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy import ledger as ledger_module
+from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
+from fl_dpbayes.privacy.gdp import gdp_epsilon
+from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger_file import LedgerError
+from fl_dpbayes.privacy.ledger_state import Cohort, Spending
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.protocol.refusal import RefusalCode
+
+DELTA = 1e-5
+# The budget holds 25 steps of noise multiplier 10 at sampling rate 1.
+COHORT = Cohort("cohort a", "patient", gdp_epsilon(math.sqrt(25.5) / 10, DELTA), DELTA, "add_or_remove_one")
+PLAN = (GaussianEvent(10.0, 1.0, 20),)
+RUN, OTHER_RUN = "a" * 16, "b" * 16
+
+
+def _spending(round_=1, *, run=RUN, plan=PLAN, first_step=None, steps=5, part="train", request=None, purpose="train"):
+    first_step = (round_ - 1) * 5 if first_step is None else first_step
+    request = f"{run}{round_}{steps}" if request is None else request
+    return Spending(part, run, round_, purpose, request, f"plan {plan}", plan, first_step, steps)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledgers" / "site.sqlite"
+
+
+@pytest.fixture
+def ledger(path):
+    with Ledger.open(path, COHORT, "normal") as opened:
+        yield opened
+
+
+def _complete(ledger, spending, reply=b"reply"):
+    reserved = ledger.reserve(spending)
+    assert isinstance(reserved, Reserved)
+    ledger.commit(reserved.reservation, reply)
+    return reserved
+
+
+def test_reserved_steps_count_before_they_run_and_whatever_becomes_of_them(ledger):
+    first = ledger.reserve(_spending(1))
+    assert ledger.spent("train").steps == 5
+    ledger.fail(first.reservation)
+    second = ledger.reserve(_spending(2))
+    ledger.commit(second.reservation, b"reply")
+    assert ledger.spent("train").steps == 10
+    assert [row.state for row in ledger.rows()] == ["failed", "done"]
+    assert ledger.spent("train").epsilon == pytest.approx(gdp_epsilon(math.sqrt(10) / 10, DELTA), rel=1e-9)
+
+
+def test_same_request_gets_its_stored_reply_for_free(ledger):
+    _complete(ledger, _spending(1), b"first reply")
+    assert ledger.reserve(_spending(1)) == StoredReply(b"first reply")
+    assert ledger.spent("train").steps == 5
+
+
+def test_another_request_in_the_same_round_is_refused(ledger):
+    _complete(ledger, _spending(1))
+    assert ledger.reserve(_spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
+    ledger.fail(ledger.reserve(_spending(2)).reservation)
+    assert ledger.reserve(_spending(2, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
+    assert ledger.spent("train").steps == 10
+
+
+def test_another_plan_in_the_same_run_is_refused(ledger):
+    _complete(ledger, _spending(1))
+    quieter = (GaussianEvent(20.0, 1.0, 20),)
+    assert ledger.reserve(_spending(2, plan=quieter)) == Refused(RefusalCode.PLAN_CHANGED, "plan")
+    stated_otherwise = dataclasses.replace(_spending(2), plan_digest="other")
+    assert ledger.reserve(stated_otherwise) == Refused(RefusalCode.PLAN_CHANGED, "plan")
+    assert isinstance(ledger.reserve(_spending(2, plan=quieter, run=OTHER_RUN)), Reserved)
+    assert ledger.planned("train", RUN, "train").history == PLAN
+    assert ledger.planned("train", "c" * 16, "train") is None
+
+
+def test_no_later_round_repeats_a_step_of_the_plan(ledger):
+    _complete(ledger, _spending(1))
+    again = Refused(RefusalCode.POLICY_DENIED, "first_step")
+    assert ledger.reserve(_spending(2, first_step=0)) == again
+    assert ledger.reserve(_spending(2, first_step=4)) == again
+    ledger.fail(ledger.reserve(_spending(2, first_step=10)).reservation)
+    assert ledger.reserve(_spending(3, first_step=6)) == again
+    assert isinstance(ledger.reserve(_spending(3, first_step=5)), Reserved)
+
+
+def test_request_whose_process_still_works_is_not_charged_twice(ledger):
+    ledger.reserve(_spending(1))
+    assert ledger.reserve(_spending(1)) == Refused(RefusalCode.ALREADY_RESERVED, "round")
+    assert ledger.spent("train").steps == 5
+
+
+@pytest.mark.parametrize("end", ["crashed", "failed"])
+def test_repeating_work_that_did_not_complete_is_charged_again(ledger, monkeypatch, end):
+    monkeypatch.setattr(ledger_module, "this_process", lambda: "no boot:1:0")
+    first = ledger.reserve(_spending(1))
+    if end == "failed":
+        ledger.fail(first.reservation)
+    again = ledger.reserve(_spending(1))
+    assert isinstance(again, Reserved)
+    assert again.reservation != first.reservation
+    ledger.commit(again.reservation, b"at last")
+    assert ledger.reserve(_spending(1)) == StoredReply(b"at last")
+    spent = ledger.spent("train")
+    assert (spent.steps, spent.method) == (10, "gdp filter")
+
+
+def test_the_longest_prefix_runs_and_then_nothing(ledger):
+    for round_ in (1, 2, 3, 4):
+        assert _complete(ledger, _spending(round_)).steps == 5
+    assert _complete(ledger, _spending(1, run=OTHER_RUN, steps=8, first_step=0)).steps == 5
+    assert ledger.reserve(_spending(2, run=OTHER_RUN)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+    spent = ledger.spent("train")
+    assert (spent.steps, spent.method, spent.mu.kind) == (25, "gdp filter", "exact")
+    assert spent.epsilon <= COHORT.epsilon
+    assert ledger.verify() == []
+
+
+def test_refusal_leaves_no_trace(ledger):
+    silent = (GaussianEvent(0.0, 1.0, 20),)
+    head = ledger.head()
+    assert ledger.reserve(_spending(1, plan=silent)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+    assert ledger.head() == head
+    assert isinstance(ledger.reserve(_spending(1)), Reserved)
+
+
+def test_parts_have_a_budget_each(ledger):
+    _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
+    reserved = _complete(
+        ledger, _spending(1, part="test", purpose="evaluate", plan=(GaussianEvent(5.0, 1.0, 1),), steps=1)
+    )
+    assert reserved.steps == 1
+    assert ledger.spent("train").steps == 25
+    assert ledger.spent("test").steps == 1
+    assert ledger.spent("test").epsilon == pytest.approx(gdp_epsilon(0.2, DELTA), rel=1e-9)
+
+
+def test_one_evaluation_each_round_is_charged_each_time(ledger):
+    plan = (GaussianEvent(10.0, 1.0, 1),)
+    for round_ in (1, 2, 3):
+        _complete(
+            ledger, _spending(round_, part="test", purpose=f"evaluate {round_}", plan=plan, first_step=0, steps=1)
+        )
+    spent = ledger.spent("test")
+    assert (spent.steps, spent.method) == (3, "gdp filter")
+    assert spent.epsilon == pytest.approx(gdp_epsilon(math.sqrt(3) / 10, DELTA), rel=1e-9)
+
+
+def test_one_subsampled_run_is_accounted_by_its_loss_distribution_and_a_second_by_the_filter(path):
+    cohort = dataclasses.replace(COHORT, epsilon=4.0)
+    sigmas = np.linspace(1.2, 1.6, 20)
+    plan = history_of_steps(sigmas, 0.1)
+    with Ledger.open(path, cohort, "normal") as ledger:
+        for round_ in (1, 2):
+            _complete(ledger, _spending(round_, plan=plan))
+        alone = ledger.spent("train")
+        assert (alone.method, alone.mu.kind) == ("pld", "clt")
+        assert alone.epsilon == pld_epsilon(history_of_steps(sigmas[:10], 0.1), DELTA)
+        _complete(ledger, _spending(1, run=OTHER_RUN, plan=plan))
+        both = ledger.spent("train")
+        assert (both.method, both.steps) == ("rdp filter", 15)
+        assert pld_epsilon(both.history, DELTA) < both.epsilon <= 4.0
+
+
+def test_a_run_that_was_cut_off_leaves_its_unused_steps_to_the_next(path):
+    plan = (GaussianEvent(1.0, 0.1, 400),)
+    cohort = dataclasses.replace(COHORT, epsilon=pld_epsilon((GaussianEvent(1.0, 0.1, 100),), DELTA) + 1e-6)
+    with Ledger.open(path, cohort, "normal") as ledger:
+        _complete(ledger, _spending(1, plan=plan, steps=30, first_step=0))
+        assert _complete(ledger, _spending(1, run=OTHER_RUN, plan=plan, steps=100, first_step=0)).steps == 70
+        spent = ledger.spent("train")
+        assert (spent.method, spent.steps) == ("pld", 100)
+        assert spent.epsilon == pld_epsilon((GaussianEvent(1.0, 0.1, 100),), DELTA)
+        assert ledger.reserve(_spending(1, run="c" * 16, plan=plan)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+        assert ledger.verify() == []
+
+
+def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(path):
+    plan = (GaussianEvent(0.9, 0.1, 60), GaussianEvent(3.0, 0.1, 60))
+    cohort = dataclasses.replace(COHORT, epsilon=pld_epsilon((GaussianEvent(0.9, 0.1, 50),), DELTA) + 1e-6)
+    with Ledger.open(path, cohort, "normal") as ledger:
+        assert _complete(ledger, _spending(2, plan=plan, steps=60, first_step=60)).steps == 50
+        assert pld_epsilon((plan[0], GaussianEvent(3.0, 0.1, 50)), DELTA) > cohort.epsilon
+        spent = ledger.spent("train")
+        assert (spent.method, spent.steps) == ("pld", 50)
+        assert spent.epsilon == pld_epsilon((GaussianEvent(0.9, 0.1, 50),), DELTA)
+
+
+def test_ledger_outlives_its_process_state(path):
+    with Ledger.open(path, COHORT, "full") as ledger:
+        _complete(ledger, _spending(1), b"kept")
+        head = ledger.head()
+    with Ledger.open(path, COHORT, "full") as ledger:
+        assert ledger.head() == head
+        assert ledger.reserve(_spending(1), echoed_head=head) == StoredReply(b"kept")
+    with Ledger.open_existing(path, COHORT.name) as ledger:
+        assert ledger.cohort == COHORT
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("epsilon", 9.0), ("epsilon", 0.1), ("delta", 1e-6), ("adjacency", "replace_one"),
+     ("unit", "record")],
+)  # fmt: skip
+def test_a_cohort_keeps_its_budget(path, field, value):
+    Ledger.open(path, COHORT, "normal").close()
+    with pytest.raises(UserError, match=field) as caught:
+        Ledger.open(path, dataclasses.replace(COHORT, **{field: value}), "normal")
+    assert repr(value) in str(caught.value)
+    assert repr(getattr(COHORT, field)) in str(caught.value)
+
+
+def test_cohorts_in_one_file_do_not_share_a_budget(path, ledger):
+    _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
+    with Ledger.open(path, dataclasses.replace(COHORT, name="cohort b"), "normal") as other:
+        assert other.spent("train").steps == 0
+        assert isinstance(other.reserve(_spending(1)), Reserved)
+    assert ledger.spent("train").steps == 25
+
+
+def test_corrected_records_open_no_new_budget(ledger):
+    _complete(ledger, _spending(1))
+    for fingerprint in ("f1", "f1", "f2"):
+        ledger.record_data_version(fingerprint)
+    assert ledger.state().data_versions == ["f1", "f2"]
+    assert ledger.spent("train").steps == 5
+
+
+@pytest.mark.parametrize("what", ["older copy", "deleted"])
+def test_rollback_is_noticed(path, tmp_path, what):
+    with Ledger.open(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(1))
+    shutil.copy(path, tmp_path / "older.sqlite")
+    with Ledger.open(path, COHORT, "normal") as ledger:
+        head = _complete(ledger, _spending(2)).head
+        assert isinstance(ledger.reserve(_spending(3), echoed_head=head), Reserved)
+    path.unlink()
+    if what == "older copy":
+        shutil.copy(tmp_path / "older.sqlite", path)
+    with Ledger.open(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(2))
+        assert ledger.reserve(_spending(3), echoed_head=head) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE chain SET content = replace(content, '\"steps\":5', '\"steps\":1')",
+        "DELETE FROM chain WHERE position = 4",
+        "UPDATE chain SET head = 'x' WHERE position = 2",
+    ],
+)
+def test_changed_entries_stop_the_ledger(path, ledger, statement):
+    _complete(ledger, _spending(1))
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    assert "was changed" in ledger.verify()[0]
+    for action in (lambda: ledger.reserve(_spending(2)), lambda: ledger.spent("train"), ledger.head):
+        with pytest.raises(LedgerError, match="was changed"):
+            action()
+
+
+@pytest.mark.parametrize("statement", ["UPDATE reply SET body = x'00'", "DELETE FROM reply"])
+def test_changed_reply_is_not_sent(path, ledger, statement):
+    _complete(ledger, _spending(1))
+    with sqlite3.connect(path) as connection:
+        connection.execute(statement)
+    connection.close()
+    assert "reply" in ledger.verify()[0]
+    with pytest.raises(LedgerError, match="missing or was changed"):
+        ledger.reserve(_spending(1))
+
+
+def test_verify_notices_spend_beyond_the_budget(ledger, monkeypatch):
+    monkeypatch.setattr(ledger_module, "admitted_steps", lambda rule, spent, requested, budget: 30)
+    _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
+    assert "admits only 25" in ledger.verify()[0]
+
+
+def test_only_an_open_reservation_is_completed(ledger):
+    reserved = _complete(ledger, _spending(1))
+    for action in (lambda: ledger.commit(reserved.reservation, b"again"), lambda: ledger.fail(reserved.reservation)):
+        with pytest.raises(LedgerError, match="is done"):
+            action()
+    with pytest.raises(LedgerError, match="is unknown"):
+        ledger.fail(99)
+    assert ledger.reserve(_spending(1)) == StoredReply(b"reply")
+
+
+@pytest.mark.parametrize(("first_step", "steps"), [(-1, 5), (0, 0), (16, 5)])
+def test_steps_outside_the_plan_are_a_mistake(first_step, steps):
+    with pytest.raises(ValueError, match="within the plan's 20 steps"):
+        _spending(1, first_step=first_step, steps=steps)
+
+
+def test_plan_without_a_single_sampling_rate_is_a_mistake():
+    for plan in ((), (GaussianEvent(1.0, 0.1, 10), GaussianEvent(1.0, 0.2, 10))):
+        with pytest.raises(ValueError, match="one sampling rate"):
+            _spending(1, plan=plan)
+
+
+def test_entries_can_be_hashed_again_by_an_auditor(ledger):
+    _complete(ledger, _spending(1))
+    entries = ledger.entries()
+    assert [entry.content["kind"] for entry in entries] == ["cohort", "rule", "plan", "reserved", "done"]
+    json.dumps([entry.content for entry in entries], allow_nan=False)
+
+
+@settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.integers(1, 3), st.integers(1, 3), st.integers(1, 8), st.sampled_from(["commit", "fail", "crash"])
+        ),
+        max_size=25,
+    )
+)
+def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(tmp_path_factory, requests):
+    true_spend = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "this_process", lambda: "no boot:1:0")
+        with Ledger.open(tmp_path_factory.mktemp("ledger") / "l.sqlite", COHORT, "normal") as ledger:
+            for run, round_, steps, end in requests:
+                answer = ledger.reserve(_spending(round_, run=str(run) * 16, steps=steps))
+                if isinstance(answer, Reserved):
+                    true_spend += answer.steps
+                    if end == "commit":
+                        ledger.commit(answer.reservation, b"r")
+                    elif end == "fail":
+                        ledger.fail(answer.reservation)
+            assert ledger.spent("train").steps == true_spend <= 25
+            assert ledger.verify() == []

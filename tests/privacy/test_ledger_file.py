@@ -1,0 +1,113 @@
+"""The file of a ledger: local, private, recognised, and its failures named."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy import ledger_file
+from fl_dpbayes.privacy.ledger_file import LedgerError, network_file_system, open_ledger_file, transaction
+from fl_dpbayes.privacy.running_process import is_running, this_process
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/site/local\\040disk ext4 rw 0 0
+me@host: /mnt/far fuse.sshfs rw 0 0
+tmpfs /mnt/far/near tmpfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/l.sqlite", None),
+        ("/home/site/l.sqlite", "nfs4"),
+        ("/homeless/l.sqlite", None),
+        ("/home/site/local disk/l.sqlite", None),
+        ("/mnt/far/l.sqlite", "fuse.sshfs"),
+        ("/mnt/far/near/l.sqlite", None),
+    ],
+)
+def test_network_file_systems_are_found(path, kind):
+    assert network_file_system(Path(path), MOUNTS) == kind
+
+
+def test_network_file_system_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
+    with pytest.raises(UserError, match=r"network file system \(nfs4\).*ledger.path"):
+        open_ledger_file(tmp_path / "l.sqlite", "full", create=True)
+    assert not (tmp_path / "l.sqlite").exists()
+
+
+@pytest.mark.parametrize(("durability", "synchronous"), [("full", 2), ("normal", 1)])
+def test_file_is_private_and_durable(tmp_path, durability, synchronous):
+    path = tmp_path / "l.sqlite"
+    connection = open_ledger_file(path, durability, create=True)
+    assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    assert connection.execute("PRAGMA synchronous").fetchone()[0] == synchronous
+    for name in os.listdir(tmp_path):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+    assert len(os.listdir(tmp_path)) == 3
+    connection.close()
+    path.chmod(0o644)
+    open_ledger_file(path, durability, create=True).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_missing_file_is_not_made_for_a_reader(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        open_ledger_file(tmp_path / "l.sqlite", "full", create=False)
+    assert os.listdir(tmp_path) == []
+
+
+def test_damaged_file_is_a_ledger_error(tmp_path):
+    (tmp_path / "l.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(LedgerError, match="not a database"):
+        open_ledger_file(tmp_path / "l.sqlite", "full", create=True)
+
+
+def test_unwritable_place_is_a_ledger_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError):
+        open_ledger_file(tmp_path / "file" / "l.sqlite", "full", create=True)
+
+
+def test_other_database_is_refused(tmp_path):
+    connection = sqlite3.connect(tmp_path / "l.sqlite")
+    connection.execute("CREATE TABLE patients (name TEXT)")
+    connection.close()
+    with pytest.raises(UserError, match="no ledger of format 1"):
+        open_ledger_file(tmp_path / "l.sqlite", "full", create=True)
+
+
+def test_transaction_leaves_nothing_behind_when_it_fails(tmp_path):
+    connection = open_ledger_file(tmp_path / "l.sqlite", "normal", create=True)
+
+    def write_and_fail():
+        with transaction(connection):
+            connection.execute("INSERT INTO reply VALUES (1, x'00')")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert connection.execute("SELECT count(*) FROM reply").fetchone()[0] == 0
+    connection.close()
+
+
+def test_running_process_is_known_by_name():
+    assert is_running(this_process())
+    boot, process_id, start = this_process().split(":")
+    assert not is_running(f"{boot}:{process_id}:{int(start) + 1}")
+    assert not is_running(f"other:{process_id}:{start}")
+    for name in ("", "a:b", "a:x:1"):
+        assert not is_running(name)
+    code = "from fl_dpbayes.privacy.running_process import this_process; print(this_process())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert ended.startswith(boot)
+    assert not is_running(ended)

@@ -1,0 +1,61 @@
+"""Keyed splits: each unit's part depends on that unit and the key only."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.privacy.splits import in_test_part, unit_scores
+
+KEY = "00112233445566778899aabbccddeeff"
+units_strategy = st.lists(st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers()), min_size=1, max_size=30)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(units=units_strategy, place=st.integers(0, 30), extra=st.text(max_size=8))
+def test_adding_one_patient_moves_no_other_property(units, place, extra):
+    place = min(place, len(units))
+    before = unit_scores(units, bytes.fromhex(KEY))
+    after = unit_scores([*units[:place], extra, *units[place:]], bytes.fromhex(KEY))
+    np.testing.assert_array_equal(np.delete(after, place), before)
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5, 0.9])
+def test_fraction_within_standard_errors(fraction):
+    share = in_test_part(range(20_000), KEY, fraction).mean()
+    assert abs(share - fraction) < 4 * np.sqrt(fraction * (1 - fraction) / 20_000)
+
+
+def test_scores_are_uniform_and_independent_of_order_of_names():
+    scores = unit_scores([f"patient-{i}" for i in range(20_000)], bytes.fromhex(KEY))
+    assert scores.min() >= 0
+    assert scores.max() < 1
+    counts = np.histogram(scores, bins=20, range=(0, 1))[0]
+    chi_square = ((counts - 1000) ** 2 / 1000).sum()
+    assert chi_square < 19 + 5 * np.sqrt(2 * 19)
+    assert abs(np.corrcoef(scores[:-1], scores[1:])[0, 1]) < 4 / np.sqrt(20_000)
+
+
+def test_fraction_limits():
+    assert not in_test_part(range(100), KEY, 0.0).any()
+    assert in_test_part(range(100), KEY, 1.0).all()
+    assert in_test_part([], KEY, 0.5).shape == (0,)
+
+
+def test_key_and_type_of_the_name_matter():
+    other = "ff" * 16
+    assert not np.array_equal(in_test_part(range(200), KEY, 0.5), in_test_part(range(200), other, 0.5))
+    scores = unit_scores(["1", 1, b"1"], bytes.fromhex(KEY))
+    assert len(set(scores)) == 3
+    assert unit_scores(np.arange(3), bytes.fromhex(KEY)).tolist() == unit_scores([0, 1, 2], bytes.fromhex(KEY)).tolist()
+
+
+@pytest.mark.parametrize(("fraction", "key"), [(1.1, KEY), (-0.1, KEY), (float("nan"), KEY), (0.5, ""), (0.5, "zz")])
+def test_bad_arguments_are_refused(fraction, key):
+    with pytest.raises(ValueError):
+        in_test_part(["a"], key, fraction)
+
+
+def test_unit_of_another_type_is_refused():
+    with pytest.raises(ValueError, match="float"):
+        unit_scores([1.5], bytes.fromhex(KEY))

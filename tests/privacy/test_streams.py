@@ -1,0 +1,80 @@
+"""Random streams: independent across everything that tells them apart, never handed out twice."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.privacy.streams import Streams
+
+
+def _bits(streams, purpose="noise"):
+    return streams.generator(purpose).integers(0, 2**63, size=64)
+
+
+def test_equal_seed_and_context_repeat():
+    first, second = (Streams.from_insecure_seed(7, "site a, run 1, round 1") for _ in range(2))
+    assert first.seeded
+    np.testing.assert_array_equal(_bits(first), _bits(second))
+
+
+def test_no_stream_is_handed_out_twice():
+    streams = Streams.from_entropy()
+    streams.generator("noise")
+    streams.generator("batches")
+    with pytest.raises(ValueError, match="'noise' was handed out before"):
+        streams.generator("noise")
+
+
+def test_entropy_differs_each_time_and_is_not_seeded():
+    first, second = Streams.from_entropy(), Streams.from_entropy()
+    assert not first.seeded
+    assert not np.array_equal(_bits(first), _bits(second))
+
+
+@pytest.mark.parametrize("bit", [0, 1, 31, 32, 33, 63, 64, 96, 127])
+def test_every_bit_of_the_seed_counts(bit):
+    plain, flipped = Streams.from_insecure_seed(5, "x"), Streams.from_insecure_seed(5 ^ (1 << bit), "x")
+    assert not np.array_equal(_bits(plain), _bits(flipped))
+
+
+def test_all_128_key_bits_vary():
+    keys = []
+    for seed in range(400):
+        state = Streams.from_insecure_seed(seed, "x").generator("noise").bit_generator.state
+        low, high = (int(word) for word in state["state"]["key"])
+        keys.append([(low >> i) & 1 for i in range(64)] + [(high >> i) & 1 for i in range(64)])
+    share = np.mean(keys, axis=0)
+    standard_error = 0.5 / np.sqrt(400)
+    assert np.abs(share - 0.5).max() < 5 * standard_error
+
+
+def test_context_cannot_run_into_the_seed():
+    assert not np.array_equal(_bits(Streams.from_insecure_seed(1, "1x")), _bits(Streams.from_insecure_seed(11, "x")))
+
+
+def test_streams_are_uncorrelated_within_and_across_purposes_rounds_sites_chains_and_restarts():
+    size = 4096
+    contexts = [
+        f"site {site}, run 0, round {round_}, chain {chain}, first step {step}"
+        for site, round_, chain, step in itertools.product((0, 1), (1, 2), (0, 1), (0, 50))
+    ]
+    draws = np.array(
+        [
+            Streams.from_insecure_seed(seed, context).generator(purpose).standard_normal(size)
+            for seed in (3, 3 + 2**32)
+            for context in contexts
+            for purpose in ("noise", "batches")
+        ]
+    )
+    correlations = np.corrcoef(draws)[np.triu_indices(len(draws), k=1)] * np.sqrt(size)
+    assert len(correlations) == 64 * 63 // 2
+    assert np.abs(correlations).max() < 5
+    assert abs(correlations.std() - 1) < 5 / np.sqrt(2 * len(correlations))
+    lagged = np.array([row[1:] @ row[:-1] for row in draws]) / np.sqrt(size)
+    assert np.abs(lagged).max() < 5
+
+
+def test_short_master_secret_is_refused():
+    with pytest.raises(ValueError, match="4 bytes"):
+        Streams(b"1234", seeded=False)

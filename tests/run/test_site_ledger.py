@@ -1,0 +1,105 @@
+"""`fl-dpbayes site ledger`: what is shown, checked and exported is what the ledger holds."""
+
+import hashlib
+import io
+import json
+import sqlite3
+
+import pytest
+from rich.console import Console
+
+from fl_dpbayes.data.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
+from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger_state import Cohort, Spending
+from fl_dpbayes.run.site_ledger import export_ledger, show_ledger, verify_ledger
+
+
+@pytest.fixture
+def site_file(tmp_path):
+    settings = LedgerSettings(path="ledger.sqlite", cohort="ward [7]", epsilon=3.0, delta=1e-5)
+    record = SiteFile(
+        name="north", role="train", source=BuiltIn(kind="digits"), units=100, split=Split(key="0" * 32),
+        policy=Policy(max_run_epsilon=3.0), ledger=settings,
+    )  # fmt: skip
+    write_site_file(record, tmp_path / "site.toml")
+    return tmp_path / "site.toml"
+
+
+@pytest.fixture
+def spent_site(site_file):
+    cohort = Cohort("ward [7]", "patient", 3.0, 1e-5, "add_or_remove_one")
+    with Ledger.open(site_file.parent / "ledger.sqlite", cohort, "normal") as ledger:
+        for round_ in (1, 2):
+            plan = (GaussianEvent(8.0, 1.0, 20),)
+            spending = Spending("train", "ab" * 8, round_, "train", str(round_), "p", plan, (round_ - 1) * 5, 5)
+            reserved = ledger.reserve(spending)
+            if round_ == 1:
+                ledger.commit(reserved.reservation, b"reply")
+    return site_file
+
+
+def _console():
+    return Console(file=io.StringIO(), width=160)
+
+
+def test_show_names_budget_spend_and_every_reservation(spent_site):
+    console = _console()
+    show_ledger(spent_site, console)
+    text = console.file.getvalue()
+    for part in ("ward [7]", "patient", "1e-05", "abababababababab", "reserved", "done", "10", "(exact)"):
+        assert part in text
+
+
+def test_sound_ledger_verifies_with_status_0(spent_site):
+    console = _console()
+    assert verify_ledger(spent_site, console) == 0
+    assert "sound: 6 entries" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE chain SET content = replace(content, '5', '1')", "UPDATE reply SET body = x'00'"]
+)
+def test_changed_ledger_verifies_with_status_1(spent_site, statement):
+    with sqlite3.connect(spent_site.parent / "ledger.sqlite") as connection:
+        connection.execute(statement)
+    connection.close()
+    console = _console()
+    assert verify_ledger(spent_site, console) == 1
+    assert "changed" in console.file.getvalue()
+
+
+def test_export_can_be_checked_without_this_project(spent_site):
+    exported = json.loads(json.dumps(export_ledger(spent_site), allow_nan=False))
+    head = "0" * 64
+    for entry in exported["entries"]:
+        text = json.dumps(entry["content"], sort_keys=True, separators=(",", ":"))
+        head = hashlib.sha256(f"{head}\n{text}".encode()).hexdigest()
+        assert entry["head"] == head
+    assert exported["head"] == head
+    assert exported["problems"] == []
+    train, test = exported["parts"]
+    assert (train["steps"], train["history"], train["epsilon_method"]) == (10, [[8.0, 1.0, 5], [8.0, 1.0, 5]], "pld")
+    assert (test["steps"], test["epsilon"]) == (0, 0.0)
+
+
+def test_site_without_a_ledger_is_told_so(site_file, tmp_path):
+    for action in (export_ledger, lambda path: verify_ledger(path, _console())):
+        with pytest.raises(UserError, match="does not exist"):
+            action(site_file)
+    record = SiteFile(
+        name="far", role="held_out", source=BuiltIn(kind="digits"), units=100, split=Split(key="0" * 32),
+        policy=Policy(max_run_epsilon=3.0),
+    )  # fmt: skip
+    write_site_file(record, tmp_path / "far.toml")
+    with pytest.raises(UserError, match="names no ledger"):
+        export_ledger(tmp_path / "far.toml")
+
+
+def test_damaged_file_is_told_without_a_traceback(site_file):
+    (site_file.parent / "ledger.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(UserError, match="not a database"):
+        show_ledger(site_file, _console())
+    assert verify_ledger(site_file, _console()) == 1
