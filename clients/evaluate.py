@@ -1,0 +1,94 @@
+"""A site's answer to an evaluation request."""
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Message
+
+from clients.device import compute_device
+from clients.messages import read_arrays
+from clients.noised_release import release_noised
+from clients.refused import RefusedError
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, to_arrays
+from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.posterior.predictive import predict
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.wire import arrays_digest
+
+
+def evaluate_predictors(
+    site_file: SiteFile, request: EvaluateRequest, message: Message
+) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
+    """Measure each predictor on the site's test records, and let out what the site's policy allows.
+
+    Args:
+        site_file: the site; its policy says whether sums leave exactly (public test data), noised, or not at all.
+        request: the predictors' weights and what they must fit.
+        message: the Flower message that carries their arrays.
+
+    Returns:
+        The reply and its arrays `<predictor>/<table>`.
+
+    Raises:
+        RefusedError: NOT_SENT where the policy lets nothing out; BAD_REQUEST if arrays do not fit; what the ledger
+            refuses.
+    """
+    release = site_file.policy.evaluation_release
+    if release == "none":
+        raise RefusedError(RefusalCode.NOT_SENT)
+    arrays = _predictor_arrays(request, message)
+    site = load_site(site_file)
+    if site.task != request.task:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "task")
+    if release == "noised":
+        capped = _capped(site.test, site_file.policy.max_test_records_per_unit)
+        return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
+    tables: dict[str, npt.NDArray] = {}
+    for predictor, statistics in _measure(site_file, site.test, request, arrays).items():
+        tables |= prefixed(predictor, to_arrays(statistics))
+    return EvaluateReply(run=request.run, round=request.round, request=digest(request), release="public"), tables
+
+
+def _predictor_arrays(request: EvaluateRequest, message: Message) -> Arrays:
+    parameter_shapes = model_shapes(request.model, request.task)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for predictor, weights in request.predictors.items():
+        shapes |= prefixed(predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()})
+    arrays = read_arrays(message, shapes)
+    if arrays_digest(arrays) != request.arrays:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "arrays")
+    return arrays
+
+
+def _capped(part: Part, max_records: int) -> Part:
+    order = np.argsort(part.unit_index, kind="stable")
+    starts = np.searchsorted(part.unit_index[order], part.unit_index[order])
+    kept = np.sort(order[np.arange(len(order)) - starts < max_records])
+    return Part(part.features[kept], part.labels[kept], part.unit_index[kept], part.unit_count)
+
+
+def _measure(
+    site_file: SiteFile, part: Part, request: EvaluateRequest, arrays: Arrays
+) -> dict[str, CalibrationStatistics]:
+    module = build_model(request.model, request.task, seed=0)
+    measured: dict[str, CalibrationStatistics] = {}
+    for predictor, weights in request.predictors.items():
+        prediction = predict(
+            module,
+            without_prefix(predictor, arrays),
+            np.asarray(weights),
+            part.features,
+            device=compute_device(site_file),
+        )
+        measured[predictor] = from_batch(
+            prediction.probabilities,
+            part.labels,
+            epistemic=prediction.epistemic,
+            aleatoric=prediction.aleatoric,
+            total=prediction.total,
+        )
+    return measured

@@ -1,0 +1,117 @@
+"""Lets evaluation sums out with Gaussian noise that the site's ledger pays for."""
+
+from collections.abc import Callable
+
+import numpy.typing as npt
+
+from clients.privacy_statement import open_ledger, privacy_statement
+from clients.refused import RefusedError
+from clients.stored_reply import pack_reply, unpack_reply
+from fl_dpbayes.calibration.bins import REPORT_BINS
+from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.data.site import Site
+from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger_state import Spending
+from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.refusal import RefusalCode
+
+Measure = Callable[[], dict[str, CalibrationStatistics]]
+
+
+def release_noised(
+    site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Measure
+) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
+    """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
+
+    Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
+    its own.
+
+    Args:
+        site_file: the site.
+        site: its records; every unit counts at most `policy.max_test_records_per_unit` of them.
+        request: what is asked, with its noise multiplier.
+        measure: computes the statistics, called only once they are paid for.
+
+    Returns:
+        The reply and its arrays `<predictor>/noised`.
+
+    Raises:
+        RefusedError: POLICY_DENIED with the field, or what the ledger refuses.
+    """
+    settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
+    if settings is None:
+        raise RefusedError(RefusalCode.NOT_SENT)
+    if sigma is None or sigma < policy.min_evaluation_noise_multiplier:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
+    if request.delta != settings.delta:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
+    tables = len(request.predictors)
+    spending = Spending(
+        part="test",
+        run=request.run,
+        round=request.round,
+        purpose=f"evaluate {request.round}",
+        request_digest=digest(request),
+        plan_digest=digest(request),
+        plan=(GaussianEvent(sigma, 1.0, tables),),
+        first_step=0,
+        steps=tables,
+    )
+    with open_ledger(settings, site) as ledger:
+        match ledger.reserve(spending):
+            case StoredReply(body):
+                reply, arrays = unpack_reply(body, EvaluateReply)
+                return reply.model_copy(update={"ledger_head": ledger.head()}), arrays
+            case Refused(code, field):
+                raise RefusedError(code, field)
+            case Reserved() as reserved:
+                return _release(ledger, reserved, site_file, site, request, measure)
+
+
+def _release(
+    ledger: Ledger,
+    reserved: Reserved,
+    site_file: SiteFile,
+    site: Site,
+    request: EvaluateRequest,
+    measure: Measure,
+) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
+    try:
+        # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
+        if reserved.steps < len(request.predictors) or request.noise_multiplier is None:
+            raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
+        seed = site_file.insecure_seed
+        context = f"{site_file.name}|{request.run}|{request.round}|evaluate"
+        streams = Streams.from_entropy() if seed is None else Streams.from_insecure_seed(seed, context)
+        arrays: dict[str, npt.NDArray] = {}
+        noise_std = 0.0
+        for predictor, statistics in measure().items():
+            table = noised_table(
+                statistics,
+                REPORT_BINS,
+                request.noise_multiplier,
+                streams.generator(predictor),
+                site_file.policy.max_test_records_per_unit,
+            )
+            noise_std = table.noise_std
+            arrays |= prefixed(predictor, noised_to_arrays(table))
+        reply = EvaluateReply(
+            run=request.run,
+            round=request.round,
+            request=digest(request),
+            release="noised",
+            noise_std=noise_std,
+            privacy=privacy_statement(ledger, "test", site, seeded=seed is not None),
+            ledger_head=reserved.head,
+        )
+        head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
+    except BaseException:
+        ledger.fail(reserved.reservation)
+        raise
+    return reply.model_copy(update={"ledger_head": head}), arrays

@@ -1,0 +1,36 @@
+"""Does the site's own policy allow what a request asks for? A request is refused by field, never altered."""
+
+from clients.refused import RefusedError
+from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
+from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.train import TrainRequest
+
+
+def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerSettings:
+    """Check a training request against the site file.
+
+    Args:
+        site_file: the site.
+        request: what is asked.
+
+    Returns:
+        The ledger to charge.
+
+    Raises:
+        RefusedError: ROLE_DENIED at a site that does not train or has no ledger; POLICY_DENIED with the field that
+            exceeds the policy, or a delta that is not the cohort's or not below 1/n.
+    """
+    policy, privacy, settings = site_file.policy, request.plan.privacy, site_file.ledger
+    if site_file.role != "train" or settings is None or site_file.units < 1:
+        raise RefusedError(RefusalCode.ROLE_DENIED)
+    if privacy.delta != settings.delta or privacy.delta >= 1 / site_file.units:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.delta")
+    if privacy.adjacency != settings.adjacency:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.adjacency")
+    if privacy.epsilon > policy.max_run_epsilon:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.epsilon")
+    if privacy.clip_norm > policy.max_clip_norm:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.clip_norm")
+    if request.plan.total_steps > policy.max_steps:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.rounds")
+    return settings

@@ -1,0 +1,200 @@
+"""A site's answer to a training request: reserve, run the private chain, commit, release."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import Message
+from torch import nn
+
+from clients.device import compute_device
+from clients.messages import read_arrays
+from clients.policy import check_training_policy
+from clients.privacy_statement import open_ledger, privacy_statement
+from clients.refused import RefusedError
+from clients.stored_reply import pack_reply, unpack_reply
+from fl_dpbayes.data.site import Site, load_site
+from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
+from fl_dpbayes.privacy.events import History, history_of_steps
+from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger_state import Spending
+from fl_dpbayes.privacy.solve import largest_prefix, solve_noise
+from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.samplers.chain import ChainResult, run_chain
+from fl_dpbayes.schedules.step_size import step_sizes
+
+PURPOSE = "train"
+
+
+def train_chain(
+    site_file: SiteFile, request: TrainRequest, message: Message
+) -> tuple[TrainReply, dict[str, npt.NDArray]]:
+    """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
+
+    The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same
+    request again gets the stored reply.
+
+    Args:
+        site_file: the site.
+        request: what is asked.
+        message: the Flower message that carries the start state `start/<name>`.
+
+    Returns:
+        The reply, and its arrays `samples/<name>` and `last/<name>`.
+
+    Raises:
+        RefusedError: with the code and the request's field.
+        LedgerError: if the ledger cannot be used; nothing was then released.
+    """
+    settings = check_training_policy(site_file, request)
+    start = _start_state(request, message)
+    site = load_site(site_file)
+    if site.train is None or site.task != request.task:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "task")
+    with open_ledger(settings, site) as ledger:
+        history = _planned_history(ledger, site, request)
+        available = min(request.steps, sum(event.steps for event in history) - request.first_step)
+        if available < 1:
+            raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
+        spending = Spending(
+            part="train",
+            run=request.run,
+            round=request.round,
+            purpose=PURPOSE,
+            request_digest=request_digest(request),
+            plan_digest=digest(request.plan),
+            plan=history,
+            first_step=request.first_step,
+            steps=available,
+        )
+        match ledger.reserve(spending, request.ledger_head):
+            case StoredReply(body):
+                reply, arrays = unpack_reply(body, TrainReply)
+                return reply.model_copy(update={"ledger_head": ledger.head()}), arrays
+            case Refused(code, field):
+                raise RefusedError(code, field)
+            case Reserved() as reserved:
+                return _run_and_commit(ledger, reserved, site_file, site, request, history, start)
+
+
+def request_digest(request: TrainRequest) -> str:
+    """Return what identifies a request when it is sent again: all but the ledger head that it echoes."""
+    return digest(request.model_copy(update={"ledger_head": None}))
+
+
+def _start_state(request: TrainRequest, message: Message) -> Arrays:
+    shapes = model_shapes(request.model, request.task)
+    start = without_prefix("start", read_arrays(message, prefixed("start", shapes)))
+    if arrays_digest(start) != request.start:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "start")
+    return start
+
+
+def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:
+    stored = ledger.planned("train", request.run, PURPOSE)
+    if stored is not None:
+        if stored.digest != digest(request.plan):
+            raise RefusedError(RefusalCode.PLAN_CHANGED, "plan")
+        return stored.history
+    privacy = request.plan.privacy
+    solved = solve_noise(privacy, step_sizes(request.plan.step_size, request.plan.total_steps), site.units)
+    if solved.epsilon <= privacy.epsilon:
+        return solved.history
+    # The request states its noise, and all steps together would cost more than the run's own epsilon.
+    sigmas = solved.noise_multipliers
+    fitting = largest_prefix(sigmas, privacy.sampling_rate, privacy.epsilon, privacy.delta, privacy.adjacency)
+    if fitting < 1:
+        raise RefusedError(RefusalCode.BUDGET_EXHAUSTED, "plan.privacy.epsilon")
+    return history_of_steps(sigmas[:fitting], privacy.sampling_rate)
+
+
+def _run_and_commit(
+    ledger: Ledger,
+    reserved: Reserved,
+    site_file: SiteFile,
+    site: Site,
+    request: TrainRequest,
+    history: History,
+    start: Arrays,
+) -> tuple[TrainReply, dict[str, npt.NDArray]]:
+    try:
+        module = build_model(request.model, request.task, seed=0)
+        result = _run(site_file, site, request, history, reserved.steps, module, start)
+        arrays = prefixed("last", vector_to_arrays(torch.from_numpy(result.last), module))
+        if len(result.samples):
+            arrays |= prefixed("samples", vector_to_arrays(torch.from_numpy(result.samples), module))
+        reply = _reply(ledger, reserved, site, request, result, seeded=site_file.insecure_seed is not None)
+        head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
+    except BaseException:
+        ledger.fail(reserved.reservation)
+        raise
+    return reply.model_copy(update={"ledger_head": head}), arrays
+
+
+def _run(
+    site_file: SiteFile,
+    site: Site,
+    request: TrainRequest,
+    history: History,
+    steps: int,
+    module: nn.Module,
+    start: Arrays,
+) -> ChainResult:
+    assert site.train is not None
+    # Steps beyond the history never run; the chain wants one noise multiplier for each planned step all the same.
+    noise_multipliers = np.full(request.plan.total_steps, np.inf)
+    known = noise_of_steps(history)
+    noise_multipliers[: len(known)] = known
+    streams = _streams(site_file, request)
+    return run_chain(
+        module,
+        site.train.features,
+        site.train.labels,
+        site.train.unit_index,
+        plan=request.plan,
+        noise_multipliers=noise_multipliers,
+        units=site.units,
+        first_step=request.first_step,
+        steps=steps,
+        start=arrays_to_vector(start, module),
+        sampling_generator=streams.generator("sampling"),
+        noise_generator=streams.generator("noise"),
+        pre_noise_generator=streams.generator("pre-noise"),
+        device=compute_device(site_file),
+    )
+
+
+def _streams(site_file: SiteFile, request: TrainRequest) -> Streams:
+    if site_file.insecure_seed is None:
+        return Streams.from_entropy()
+    context = f"{site_file.name}|{request.run}|{request.round}|{request.first_step}"
+    return Streams.from_insecure_seed(site_file.insecure_seed, context)
+
+
+def _reply(
+    ledger: Ledger, reserved: Reserved, site: Site, request: TrainRequest, result: ChainResult, *, seeded: bool
+) -> TrainReply:
+    return TrainReply(
+        run=request.run,
+        round=request.round,
+        request=request_digest(request),
+        status="OK" if reserved.steps == request.steps else "PARTIAL",
+        first_step=request.first_step,
+        steps=reserved.steps,
+        sample_steps=result.sample_steps,
+        sample_weights=result.sample_weights,
+        sample_temperatures=result.sample_temperatures,
+        step_weight=result.step_weight,
+        temperature_mean=result.temperature_mean,
+        temperature_low=result.temperature_low,
+        temperature_high=result.temperature_high,
+        privacy=privacy_statement(ledger, "train", site, seeded=seeded),
+        ledger_head=reserved.head,
+    )

@@ -1,0 +1,1 @@
+"""From the sites' samples to one posterior: one rule per file."""

@@ -1,0 +1,66 @@
+"""FALD: federated averaging of Langevin chains.
+
+Convention A: each site targets p(w)^{1/K} p(D_k|w), so its request carries the prior share s = 1/K. Every round starts
+at the broadcast state, each site takes E steps on the mean gradient of its own records, and the server averages the
+states by w_k = n_k/N. One sample per round: the averaged state.
+
+With E = 1 and w_k = n_k/N the averaged chain is Langevin dynamics on the posterior given all records, at temperature
+T = sum_k w_k T_k. With E > 1 the sites drift towards their own posteriors between averages, a bias that grows with E
+and with how much the sites differ.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fl_dpbayes.protocol.arrays import Arrays
+
+
+def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
+    """Average the sites' states, w = sum_k w_k w_k' / sum_k w_k.
+
+    Args:
+        states: site -> parameter arrays, equal names and shapes, float32.
+        site_weights: site -> w_k >= 0; renormalised over the sites present.
+
+    Returns:
+        The averaged arrays, float32; the sum is taken in float64 in the order of `states`.
+
+    Raises:
+        ValueError: if there is no state, or all weights are 0.
+
+    References:
+        Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier et al. 2022.
+    """
+    total = sum(site_weights[site] for site in states)
+    if not states or total <= 0:
+        raise ValueError("no site with a positive weight sent a state")
+    names = next(iter(states.values())).keys()
+    shares = [site_weights[site] / total for site in states]
+    averaged = {}
+    for name in names:
+        terms = [share * state[name].astype(np.float64) for share, state in zip(shares, states.values(), strict=True)]
+        averaged[name] = np.sum(terms, axis=0).astype(np.float32)
+    return averaged
+
+
+def averaged_temperature(temperatures: Mapping[str, float], site_weights: Mapping[str, float]) -> float:
+    """Return the temperature of the averaged chain, T = sum_k w_k T_k (exact for E = 1 and w_k = n_k/N).
+
+    With T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), the noise of the averaged update has variance
+    a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = (2 a / N) sum_k w_k T_k, which is that of Langevin dynamics over N records.
+
+    Args:
+        temperatures: site -> T_k >= 0.
+        site_weights: site -> w_k; renormalised over the sites present.
+
+    Returns:
+        T >= 0.
+
+    Raises:
+        ValueError: if there is no site, or all weights are 0.
+    """
+    total = sum(site_weights[site] for site in temperatures)
+    if not temperatures or total <= 0:
+        raise ValueError("no site with a positive weight sent a temperature")
+    return sum(site_weights[site] / total * temperature for site, temperature in temperatures.items())

@@ -1,0 +1,208 @@
+"""The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+
+from fl_dpbayes.errors import UserError
+
+app = typer.Typer(
+    help="Private, calibrated Bayesian federated learning for hospitals, on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+errors = Console(stderr=True)
+
+Engine = Annotated[
+    str,
+    typer.Option(click_type=click.Choice(["flower", "inline"]), help="flower: Ray, several processes; inline: here."),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
+Delta = Annotated[float, typer.Option(help="Delta, in (0, 1).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Adjacency = Annotated[
+    str,
+    typer.Option(click_type=click.Choice(["add_or_remove_one", "replace_one"]), help="Which data sets are neighbours."),
+]
+
+
+@app.command(epilog="Example: fl-dpbayes simulate quickstart --set privacy.epsilon=2")
+def simulate(
+    scenario: Annotated[str, typer.Argument(help="A shipped name or the path of a .toml file.")],
+    engine: Engine = "flower",
+    out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<scenario>-<time>.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
+    ] = None,
+    data_dir: DataDir = None,
+    seed: Annotated[int | None, typer.Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
+) -> None:
+    """Run a scenario over many simulated sites and write its run directory."""
+    from fl_dpbayes.run.simulate import simulate as run
+    from fl_dpbayes.scenario import load_scenario
+
+    overrides = [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])]
+    run(load_scenario(scenario, overrides), engine, out, data_dir, console)
+
+
+@app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
+def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
+    """Print a run's tables and write its report.html and figures again."""
+    from fl_dpbayes.report.html import write_report
+    from fl_dpbayes.run.simulate import show_run
+
+    write_report(run_dir)
+    show_run(run_dir, console)
+
+
+@app.command(epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv")
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Annotated[Path, typer.Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the CSV; default: the terminal.")] = None,
+) -> None:
+    """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
+    from fl_dpbayes.run.stored_posterior import predict_records
+
+    predict_records(run_dir, data, out, console)
+
+
+@app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
+def evaluate(
+    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
+    data: Annotated[Path, typer.Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
+    as_json: AsJson = False,
+) -> None:
+    """Measure the calibration of a run's stored posterior on a labelled data set; nothing leaves this machine."""
+    from fl_dpbayes.run.stored_posterior import evaluate_records
+
+    evaluate_records(run_dir, data, console, as_json=as_json)
+
+
+@app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")
+def account(
+    delta: Delta,
+    sigma: Annotated[float | None, typer.Option(help="Noise multiplier.")] = None,
+    q: Annotated[float | None, typer.Option(help="Sampling rate.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="JSON list of [noise_multiplier, sampling_rate, steps] instead.")
+    ] = None,
+    adjacency: Adjacency = "add_or_remove_one",
+    as_json: AsJson = False,
+) -> None:
+    """Say what a history of noisy steps cost, by every method."""
+    from fl_dpbayes.run.account_tables import account_json, account_table
+    from fl_dpbayes.run.read_account import account_of
+
+    result = account_of(sigma, q, steps, history, delta, adjacency)
+    if as_json:
+        print(json.dumps(account_json(result)))
+    else:
+        console.print(account_table(result))
+
+
+@app.command(epilog="Example: fl-dpbayes solve --epsilon 2 --delta 1e-5 --q 0.01 --steps 1000")
+def solve(
+    epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
+    delta: Delta,
+    q: Annotated[float, typer.Option(help="Sampling rate.")],
+    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    coupling: Annotated[
+        str,
+        typer.Option(
+            click_type=click.Choice(["constant", "temperature", "langevin", "floor"]),
+            help="How noise follows the step size.",
+        ),
+    ] = "constant",
+    schedule: Annotated[
+        str,
+        typer.Option(help='Step sizes as TOML, e.g. {kind="polynomial", initial=0.1, power=0.33}.'),
+    ] = '{kind="constant", initial=0.1}',
+    units: Annotated[int, typer.Option(help="n, for couplings with a temperature.")] = 1000,
+    clip_norm: Annotated[float, typer.Option(help="C, for couplings with a temperature.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="tau of the coupling 'floor'.")] = 1.0,
+    adjacency: Adjacency = "add_or_remove_one",
+    as_json: AsJson = False,
+) -> None:
+    """Find the noise (or temperature) that meets a target epsilon."""
+    from fl_dpbayes.run.account_tables import solve_json, solve_table
+    from fl_dpbayes.run.read_account import solved
+
+    result = solved(epsilon, delta, q, steps, coupling, schedule, units, clip_norm, temperature, adjacency)
+    if as_json:
+        print(json.dumps(solve_json(result)))
+    else:
+        console.print(solve_table(result))
+
+
+@app.command(epilog="Example: fl-dpbayes bench accounting")
+def bench(
+    name: Annotated[str, typer.Argument(click_type=click.Choice(["accounting"]), help="Which benchmark.")],
+) -> None:
+    """Measure speed beside other libraries, as ratios in one run."""
+    from fl_dpbayes.run.bench_accounting import bench_accounting
+
+    bench_accounting(console)
+
+
+site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
+ledger = typer.Typer(help="Look into a site's privacy ledger.", no_args_is_help=True)
+app.add_typer(site, name="site")
+site.add_typer(ledger, name="ledger")
+SiteFileArgument = Annotated[Path, typer.Argument(help="The site file.")]
+
+
+@ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")
+def ledger_show(site_file: SiteFileArgument) -> None:
+    """Show what a site has spent, reservation by reservation."""
+    from fl_dpbayes.run.site_ledger import show_ledger
+
+    show_ledger(site_file, console)
+
+
+@ledger.command("verify", epilog="Example: fl-dpbayes site ledger verify runs/quickstart-1/sites/00-north.toml")
+def ledger_verify(site_file: SiteFileArgument) -> None:
+    """Check a ledger's hash chain and sums; status 1 if it does not hold."""
+    from fl_dpbayes.run.site_ledger import verify_ledger
+
+    raise typer.Exit(verify_ledger(site_file, console))
+
+
+@ledger.command("export", epilog="Example: fl-dpbayes site ledger export site.toml > ledger.json")
+def ledger_export(site_file: SiteFileArgument) -> None:
+    """Print a ledger as JSON, for an auditor."""
+    from fl_dpbayes.run.site_ledger import export_ledger
+
+    print(json.dumps(export_ledger(site_file), indent=2))
+
+
+def main() -> None:
+    """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake that the user can correct."""
+    try:
+        app()
+    except UserError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("stopped", style="red")
+        sys.exit(1)
+    except Exception as error:
+        errors.print(
+            f"error: an internal fault ({type(error).__name__}: {error}); please report it with the command you gave",
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""The composition root: engines and the work behind each command."""

@@ -1,0 +1,83 @@
+"""How fast and how tight the accounting is beside dp-accounting and Opacus, timed in one run."""
+
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+from rich.console import Console
+from rich.table import Table
+
+from fl_dpbayes.privacy.events import GaussianEvent, History
+from fl_dpbayes.privacy.pld import PldComposition, pld_epsilon
+from fl_dpbayes.privacy.rdp import rdp_epsilon
+
+DELTA = 1e-5
+# 1000 subsampled steps each; the 50 are the rounds of the falling-noise setting of the golden values.
+FEW: History = tuple(GaussianEvent(1.2 * 0.985**round_, 0.01, 20) for round_ in range(50))
+MANY: History = tuple(GaussianEvent(float(sigma), 0.01, 2) for sigma in np.geomspace(1.2, 0.572, 500))
+
+
+def bench_accounting(console: Console) -> None:
+    """Time the accounting of 50 and 500 distinct noise levels, and print ratios and epsilons.
+
+    dp-accounting and Opacus PRV run the 50 only: with 500 they take minutes.
+
+    Args:
+        console: where the table goes.
+    """
+    table = Table(title=f"accounting 1000 steps, q = 0.01, delta = {DELTA:g}, one run on this machine")
+    for name in ("levels", "method", "seconds", "times ours", "epsilon"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    methods: list[tuple[History, str, Callable[[History], float]]] = [
+        (FEW, "PLD of fl_dpbayes", _ours),
+        (FEW, "RDP of fl_dpbayes", lambda history: rdp_epsilon(history, DELTA)),
+        (FEW, "PLD of dp-accounting", _dp_accounting),
+        (FEW, "PRV of Opacus", _opacus),
+        (MANY, "PLD of fl_dpbayes", _ours),
+        (MANY, "RDP of fl_dpbayes", lambda history: rdp_epsilon(history, DELTA)),
+    ]
+    ours = 1.0
+    for history, name, method in methods:
+        with console.status(f"{name}, {len(history)} levels"):
+            start = time.perf_counter()
+            epsilon = method(history)
+            seconds = time.perf_counter() - start
+        if method is _ours:
+            ours = seconds
+        table.add_row(str(len(history)), name, f"{seconds:.3f}", f"{seconds / ours:.1f}", f"{epsilon:.5f}")
+    seconds = _one_more_round()
+    table.add_row("50 + 1", "PLD of fl_dpbayes, one more round", f"{seconds:.3f}", "", "")
+    console.print(table)
+
+
+def _ours(history: History) -> float:
+    return pld_epsilon(history, DELTA)
+
+
+def _one_more_round() -> float:
+    composition = PldComposition.of(FEW, DELTA, growth=1.5)
+    start = time.perf_counter()
+    composition.extended(FEW[-1:]).epsilon(DELTA)
+    return time.perf_counter() - start
+
+
+def _dp_accounting(history: History) -> float:
+    composed: PrivacyLossDistribution | None = None
+    for event in history:
+        step = from_gaussian_mechanism(event.noise_multiplier, sampling_prob=event.sampling_rate)
+        steps = step.self_compose(event.steps)
+        composed = steps if composed is None else composed.compose(steps)
+    assert composed is not None
+    return float(composed.get_epsilon_for_delta(DELTA))
+
+
+def _opacus(history: History) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.accountants import PRVAccountant
+
+        accountant = PRVAccountant()
+        accountant.history = [(event.noise_multiplier, event.sampling_rate, event.steps) for event in history]
+        return float(accountant.get_epsilon(DELTA))

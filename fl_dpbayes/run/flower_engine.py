@@ -1,0 +1,201 @@
+"""Runs the apps through Flower's simulation: an own SuperLink for each call, ended with it."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.client import HTTPConnection
+from importlib.metadata import version
+from pathlib import Path
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.scenario import Resources
+
+START_SECONDS = 60.0
+END_SECONDS = 10.0
+LOG_FILE = "flower.log"
+APP_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fl-dpbayes-run"
+version = "{version}"
+description = "Runs the installed apps of fl-dpbayes"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fl-dpbayes"
+
+[tool.flwr.app.components]
+serverapp = "server.app:app"
+clientapp = "clients.app:app"
+
+[tool.flwr.app.config]
+scenario = ""
+output-dir = ""
+data-dir = ""
+"""
+
+
+def run_flower(run_folder: Path, sites: int, resources: Resources) -> None:
+    """Run the prepared scenario of a run directory through `flwr run`.
+
+    Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
+    failed; here the server is a child of this process, its size comes from the scenario, and the status is read back.
+
+    Args:
+        run_folder: holds `scenario.toml` and `sites/`; Flower's log goes to `flower.log` in it.
+        sites: number of nodes.
+        resources: CPUs, GPUs and threads per site, and the address of an existing Ray cluster.
+
+    Raises:
+        UserError: if Flower could not start, or the run did not complete; the text says where to read on.
+    """
+    home = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
+    try:
+        port = _free_port()
+        environment = _environment(home, resources)
+        _write_app(home, port)
+        with _superlink(home, port, environment, run_folder / LOG_FILE):
+            run_id = _submit(home, environment, run_folder, sites, resources)
+            _wait(home, environment, run_id, run_folder / LOG_FILE)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _environment(home: Path, resources: Resources) -> dict[str, str]:
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PYTHONUNBUFFERED": "1",
+        # Flower's programs are looked up by name, and a user need not have activated the virtual environment.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    if resources.ray_address:
+        environment["RAY_ADDRESS"] = resources.ray_address
+    return environment
+
+
+def _write_app(home: Path, port: int) -> None:
+    app = home / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(APP_PROJECT.format(version=version("fl-dpbayes")), encoding="utf-8")
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+        encoding="utf-8",
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _superlink(home: Path, port: int, environment: dict[str, str], log_file: Path) -> Iterator[None]:
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--database", str(home / "state.db")]
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            command, env=environment, cwd=home, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    try:
+        _wait_until_healthy(process, port, log_file)
+        yield
+    finally:
+        _end(process)
+
+
+def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise UserError(f"Flower's SuperLink ended at once with status {process.returncode}: see {log_file}")
+        if _is_healthy(port):
+            return
+        time.sleep(0.1)
+    raise UserError(f"Flower's SuperLink did not answer within {START_SECONDS:.0f} s: see {log_file}")
+
+
+def _is_healthy(port: int) -> bool:
+    connection = HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == HTTPStatus.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _end(process: subprocess.Popen) -> None:
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:
+    done = subprocess.run(
+        ["flwr", *arguments, "--format", "json"], env=environment, cwd=home, capture_output=True, text=True, check=False
+    )
+    start = done.stdout.find("{")
+    if start < 0:
+        raise UserError(f"`flwr {arguments[0]}` failed: {(done.stdout + done.stderr).strip()[-500:]}")
+    return json.loads(done.stdout[start:])
+
+
+def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: int, resources: Resources) -> str:
+    run_config = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
+    federation = {
+        "num-supernodes": sites,
+        "client-resources-num-cpus": resources.cpus_per_site,
+        "client-resources-num-gpus": resources.gpus_per_site,
+    }
+    answer = _flwr(
+        home,
+        environment,
+        "run",
+        str(home / "app"),
+        "own",
+        "--run-config",
+        " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items()),
+        "--federation-config",
+        " ".join(f"{key}={value}" for key, value in federation.items()),
+    )
+    if not answer.get("success"):
+        raise UserError(f"`flwr run` was refused: {answer.get('error-message', answer)}")
+    return str(answer["run-id"])
+
+
+def _wait(home: Path, environment: dict[str, str], run_id: str, log_file: Path) -> None:
+    while True:
+        answer = _flwr(home, environment, "ls", "own", "--run-id", run_id)
+        run = answer["runs"][0]
+        if str(run["status"]).startswith("finished"):
+            break
+        time.sleep(1.0)
+    if run["status"] != "finished:completed":
+        raise UserError(f"the run ended as {run['status']} ({run.get('status-details', '')}): see {log_file}")

@@ -1,0 +1,129 @@
+"""Records from outside a run, brought to the shape that its model takes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas
+
+from fl_dpbayes.data.images import image_pixels
+from fl_dpbayes.data.specs import Table
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.task import Task
+
+LABEL = "label"
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
+
+
+@dataclass(frozen=True)
+class NewRecords:
+    """Records of a task, with labels where the file has them.
+
+    Attributes:
+        features: float32, (N, *task.input_shape).
+        labels: int64, (N,), or None.
+        names: what to call each record in the output, (N,).
+    """
+
+    features: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64] | None
+    names: list[str]
+
+
+def read_new_records(path: Path, task: Task, source: object) -> NewRecords:
+    """Read records from a table, a NumPy archive or a folder of images.
+
+    Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as there; else every column
+    but `label`, in order, one per input. Archives (.npz): `features` (N, *input_shape) and, if known, `labels`.
+    Folders: images, in one folder per class where labels are known (alphabetical order).
+
+    Args:
+        path: the file or folder.
+        task: what the run's model takes and predicts.
+        source: the run's data source.
+
+    Returns:
+        The records.
+
+    Raises:
+        UserError: if the file is absent, unreadable, or does not fit the task.
+    """
+    if not path.exists():
+        raise UserError(f"{path} does not exist")
+    if path.is_dir():
+        records = _images(path, task)
+    elif path.suffix in (".csv", ".parquet"):
+        records = _table(path, source)
+    elif path.suffix == ".npz":
+        records = _archive(path)
+    else:
+        raise UserError(f"{path}: give a .csv, .parquet or .npz file, or a folder of images")
+    return _checked(records, task, path)
+
+
+def _table(path: Path, source: object) -> NewRecords:
+    try:
+        table = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    label = source.label if isinstance(source, Table) else LABEL
+    columns = list(source.features) if isinstance(source, Table) else [name for name in table.columns if name != label]
+    missing = [name for name in columns if name not in table.columns]
+    if missing:
+        raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(map(str, table.columns))}")
+    features = table[columns].apply(pandas.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    if isinstance(source, Table):
+        features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
+    labels = None
+    if label in table.columns:
+        labels = pandas.to_numeric(table[label], errors="coerce").fillna(-1).to_numpy()
+    return NewRecords(features.astype(np.float32), labels, [str(number) for number in range(len(table))])
+
+
+def _archive(path: Path) -> NewRecords:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if "features" not in archive:
+                raise UserError(f"{path} has no array 'features': it has {', '.join(archive.files)}")
+            features = np.asarray(archive["features"], dtype=np.float32)
+            labels = archive.get("labels")
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read as a .npz archive of plain arrays: {error}") from None
+    return NewRecords(features, labels, [str(number) for number in range(len(features))])
+
+
+def _images(folder: Path, task: Task) -> NewRecords:
+    if len(task.input_shape) != 3:
+        raise UserError(
+            f"{folder} is a folder, but the run's records are not images: they have shape {task.input_shape}"
+        )
+    channels, height, width = task.input_shape
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+    if not files:
+        raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    labels = None
+    if len(classes) == task.classes and all(file.parent.parent == folder for file in files):
+        labels = np.array([classes.index(file.parent.name) for file in files])
+    features = np.stack([image_pixels(file, height=height, width=width, channels=channels) for file in files])
+    return NewRecords(features, labels, [file.relative_to(folder).as_posix() for file in files])
+
+
+def _checked(records: NewRecords, task: Task, path: Path) -> NewRecords:
+    features, labels = records.features, records.labels
+    inputs = int(np.prod(task.input_shape))
+    if len(features) == 0 or features.size != len(features) * inputs:
+        raise UserError(
+            f"{path} has {len(features)} records of {features[0].size if len(features) else 0} values: the run's model "
+            f"takes {inputs} values per record, of shape {task.input_shape}"
+        )
+    if not np.isfinite(features).all():
+        row = int(np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))[0])
+        raise UserError(f"{path}: record {records.names[row]} has a value that is missing or not a finite number")
+    if labels is not None:
+        labels = np.asarray(labels)
+        if len(labels) != len(features) or not np.isin(labels, np.arange(task.classes)).all():
+            raise UserError(f"{path}: labels must be whole numbers from 0 to {task.classes - 1}, one per record")
+        labels = labels.astype(np.int64)
+    return NewRecords(features.reshape(-1, *task.input_shape), labels, records.names)

@@ -1,0 +1,125 @@
+"""The live display of a run: round, sites, epsilon spent, time left, from the events that the server writes."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+POLL_SECONDS = 0.2
+
+
+class EventReader:
+    """Reads the lines that were appended to an event file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def new_events(self) -> list[dict[str, Any]]:
+        """Return the events since the last call; a line that is still being written waits for the next."""
+        if not self._path.is_file():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            content = file.read()
+        whole = content.rpartition(b"\n")[0]
+        if whole:
+            self._position += len(whole) + 1
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+class Display:
+    """Turns events into a bar and a table of sites; without a terminal, into one line per round."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._console = console
+        self._rounds = rounds
+        self._sites: dict[str, tuple[str, str, str]] = {}
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} replies"),
+            TextColumn("elapsed"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        self._trainers = 0
+        self._round = 0
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        match event["event"]:
+            case "roster":
+                roles = dict(event["sites"])
+                self._sites = {name: (role, "waiting", "") for name, role in roles.items()}
+                self._trainers = sum(role == "train" for role in roles.values())
+                self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
+            case "train":
+                self._round = event["round"]
+                self._bar.update(
+                    self._task,
+                    description=f"round {event['round']}/{event['rounds']}",
+                    completed=(event["round"] - 1) * self._trainers,
+                )
+                for name in event["sites"]:
+                    self._set(name, "training")
+            case "site":
+                epsilon, budget = event["epsilon"], event["budget"]
+                spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else ""
+                self._set(event["site"], f"{event['status']} {event['detail']}".strip(), spent)
+                self._bar.advance(self._task)
+                if not self._console.is_terminal:
+                    self._console.print(
+                        f"round {event['round']}/{self._rounds}  {event['site']}  {event['status']}  {spent}",
+                        markup=False,
+                    )
+            case "evaluate":
+                self._bar.update(self._task, description="evaluating", completed=self._rounds * self._trainers)
+                for name in event["sites"]:
+                    self._set(name, "evaluating")
+            case "evaluated":
+                self._set(event["site"], event["problem"] or "done")
+                self._bar.advance(self._task)
+
+    def render(self) -> Group:
+        """Return what the terminal shows now."""
+        table = Table("site", "role", "state", "epsilon spent", box=None, padding=(0, 2), header_style="bold")
+        for name, (role, state, spent) in self._sites.items():
+            table.add_row(name, role, state, spent)
+        return Group(self._bar, table)
+
+    def _set(self, name: str, state: str, spent: str | None = None) -> None:
+        role, _, before = self._sites.get(name, ("", "", ""))
+        self._sites[name] = (role, state, before if spent is None else spent)
+
+
+def follow(events: Path, rounds: int, console: Console, is_running: Callable[[], bool]) -> None:
+    """Show a run's events until it is over.
+
+    Args:
+        events: the file to which the server appends.
+        rounds: number of rounds planned.
+        console: where to show.
+        is_running: whether more may come.
+    """
+    reader, display = EventReader(events), Display(console, rounds)
+    with Live(
+        get_renderable=display.render, console=console, refresh_per_second=4, transient=True, redirect_stdout=False,
+        redirect_stderr=False, auto_refresh=console.is_terminal,
+    ):  # fmt: skip
+        running = True
+        while running:
+            running = is_running()
+            for event in reader.new_events():
+                display.show(event)
+            if running:
+                time.sleep(POLL_SECONDS)

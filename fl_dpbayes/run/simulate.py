@@ -1,0 +1,102 @@
+"""The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.tables import calibration_table, privacy_table
+from fl_dpbayes.run.flower_engine import run_flower
+from fl_dpbayes.run.inline_engine import run_inline
+from fl_dpbayes.run.progress import EventReader, follow
+from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+
+EVENTS_FILE = "events.jsonl"
+
+
+def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
+    """Run a scenario and write its run directory.
+
+    Args:
+        scenario: the validated scenario.
+        engine: `flower` (Ray, several processes) or `inline` (this process).
+        run_folder: the run directory, absent or empty; None: `runs/<scenario>-<time>`.
+        data_dir: the data folder.
+        console: where progress and tables go.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        UserError: if the scenario cannot run, or its run failed; what was computed is then in the run directory.
+    """
+    plan = plan_sites(scenario, data_dir)
+    folder = _new_folder(run_folder, scenario.name)
+    prepare_simulation(scenario, plan, folder)
+    console.print(f"[bold]{scenario.name}[/bold]: {len(scenario.sites)} sites, {scenario.training.rounds} rounds, "
+                  f"engine {engine}, writing {folder}")  # fmt: skip
+    sites = len(scenario.sites)
+
+    def work() -> None:
+        if engine == "inline":
+            run_inline(folder, sites)
+        else:
+            run_flower(folder, sites, scenario.resources)
+
+    failure = _run_and_follow(work, folder / EVENTS_FILE, scenario.training.rounds, console)
+    _raise_failure(failure, folder)
+    show_run(folder, console)
+    return folder
+
+
+def show_run(run_folder: Path, console: Console) -> None:
+    """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
+    summary = read_summary(run_folder)
+    console.print(privacy_table(summary))
+    console.print(calibration_table(summary))
+    for warning in summary.get("warnings", []):
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def _run_and_follow(work: Callable[[], None], events: Path, rounds: int, console: Console) -> BaseException | None:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    follow(events, rounds, console, thread.is_alive)
+    thread.join()
+    return failures[0] if failures else None
+
+
+def _raise_failure(failure: BaseException | None, folder: Path) -> None:
+    events = EventReader(folder / EVENTS_FILE).new_events()
+    reasons = [event["reason"] for event in events if event["event"] == "failed"]
+    if reasons:
+        raise UserError(f"the run stopped: {reasons[-1]} (what was computed until then is in {folder})")
+    if failure is not None:
+        raise failure
+    if not any(event["event"] == "finished" for event in events):
+        raise UserError(f"the run ended without a result: see the logs in {folder}")
+
+
+def _new_folder(given: Path | None, name: str) -> Path:
+    folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder} is not empty: give a folder that does not exist yet")
+    try:
+        (folder / SITES_FOLDER).mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be made: {error.strerror}") from None
+    return folder

@@ -1,0 +1,121 @@
+"""The work behind `predict` and `evaluate`: a run's stored posterior on new records, on this machine alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.calibration.summarise import summarise
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.posterior.predictive import Prediction, predict
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.run.new_records import NewRecords, read_new_records
+from fl_dpbayes.scenario import load_scenario
+
+METRICS = {
+    "accuracy": "accuracy",
+    "nll": "negative log likelihood (nats)",
+    "brier": "Brier score (0 to 2)",
+    "ece": "ECE, 15 bins",
+    "ece_if_calibrated": "ECE of a calibrated model at this n",
+    "rms_debiased": "calibration error, debiased RMS",
+    "mce": "MCE",
+    "ace": "ACE",
+    "sce": "SCE",
+    "auroc": "AUROC",
+    "epistemic": "epistemic uncertainty (nats)",
+    "aleatoric": "aleatoric uncertainty (nats)",
+}
+
+
+def predict_records(run_dir: Path, data: Path, out: Path | None, console: Console) -> None:
+    """Write class probabilities and uncertainty for new records as CSV.
+
+    Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
+
+    Args:
+        run_dir: a run directory.
+        data: the records, see `read_new_records`.
+        out: the CSV file; None prints it.
+        console: where to say what was written.
+
+    Raises:
+        UserError: if the run or the data cannot be read, or do not fit.
+    """
+    records, prediction = _predict(run_dir, data)
+    probabilities = prediction.probabilities
+    table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
+    for number in range(probabilities.shape[1]):
+        table[f"probability_{number}"] = probabilities[:, number]
+    for name in ("total", "aleatoric", "epistemic"):
+        table[f"{name}_uncertainty"] = getattr(prediction, name)
+    if out is None:
+        print(table.to_csv(index=False, float_format="%.6f"), end="")
+        return
+    try:
+        table.to_csv(out, index=False, float_format="%.6f")
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror}") from None
+    console.print(f"{len(table)} predictions written to {out}", soft_wrap=True, markup=False)
+
+
+def evaluate_records(run_dir: Path, data: Path, console: Console, *, as_json: bool) -> None:
+    """Print the calibration of the stored posterior on labelled records.
+
+    Args:
+        run_dir: a run directory.
+        data: the records with labels, see `read_new_records`.
+        console: where the table goes.
+        as_json: print JSON instead of a table.
+
+    Raises:
+        UserError: if the run or the data cannot be read, do not fit, or labels are missing.
+    """
+    records, prediction = _predict(run_dir, data)
+    if records.labels is None:
+        raise UserError(
+            f"{data} has no labels: give a column 'label', an array 'labels', or one folder of images per class"
+        )
+    statistics = from_batch(
+        prediction.probabilities,
+        records.labels,
+        epistemic=prediction.epistemic,
+        aleatoric=prediction.aleatoric,
+        total=prediction.total,
+    )
+    row = summarise(statistics, np.random.default_rng(0)).as_row()
+    if as_json:
+        print(json.dumps(json_values({"data": data.name, "predictor": "posterior", **row})))
+    else:
+        console.print(_metric_table(row))
+
+
+def _metric_table(row: dict[str, Any]) -> Table:
+    table = Table("metric", title=f"Posterior average on {row['n']} records", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval", justify="right")
+    for metric, label in METRICS.items():
+        value, ends = row[metric], row["intervals"].get(metric)
+        table.add_row(
+            label,
+            "–" if value is None else f"{value:.4f}",
+            f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else "",
+        )
+    return table
+
+
+def _predict(run_dir: Path, data: Path) -> tuple[NewRecords, Prediction]:
+    stored = load_posterior(run_dir / "posterior.safetensors")
+    scenario = load_scenario(str(run_dir / "scenario.toml"))
+    records = read_new_records(data, stored.metadata.task, scenario.data.source)
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    samples = stored.samples
+    return records, predict(module, samples.arrays, samples.weights, records.features)

@@ -1,0 +1,246 @@
+"""The validated scenario: everything that a run is, in one file."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
+from fl_dpbayes.protocol.plan import GaussianPrior, Prior, PrivacyPlan, StepSizeSchedule, TrainingPlan
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.task import Model
+from fl_dpbayes.validation_text import explain
+
+RuleName = Literal["mixture", "fald"]
+
+
+class Training(Record):
+    """How long each chain runs, and which of its states are kept, counted in steps of the whole run."""
+
+    rounds: PositiveInt
+    steps_per_round: PositiveInt
+    burn_in: Annotated[int, Field(ge=0)] = 0
+    thinning: PositiveInt
+
+
+class Sampler(Record):
+    """The algorithm at each site, its step sizes and its prior."""
+
+    kind: Literal["dp-sgld"] = "dp-sgld"
+    step_size: StepSizeSchedule
+    prior: Prior = GaussianPrior()
+
+
+class Aggregation(Record):
+    """How the sites' samples become one posterior, and how a site's share of it is weighed."""
+
+    rule: RuleName = "mixture"
+    site_weights: Literal["units", "uniform"] = "units"
+
+
+class Evaluation(Record):
+    """How test results may leave a site, and how many posterior samples are sent to be evaluated.
+
+    `public`: the sites' test records are declared public and their sums leave exactly. `noised`: one coarse table
+    leaves with Gaussian noise that the site's ledger pays for. `none`: nothing leaves.
+    """
+
+    release: EvaluationRelease = "public"
+    noise_multiplier: PositiveFloat | None = None
+    max_samples: Annotated[int, Field(ge=1, le=10_000)] = 100
+
+    @model_validator(mode="after")
+    def _noise_fits_release(self) -> "Evaluation":
+        if (self.release == "noised") != (self.noise_multiplier is not None):
+            raise ValueError("noise_multiplier must be given exactly when release is 'noised'")
+        return self
+
+
+class Resources(Record):
+    """What a site's process may use, and how long a round may last."""
+
+    cpus_per_site: PositiveInt = 1
+    gpus_per_site: Annotated[float, Field(ge=0)] = 0.0
+    threads_per_site: PositiveInt = 1
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    ray_address: str | None = None
+    round_timeout: PositiveFloat = 3600.0
+    min_sites: PositiveInt = 1
+
+
+class Simulation(Record):
+    """What only a simulation may set.
+
+    `insecure_seed` makes noise and sampling repeatable, so that nothing released is private: the report says so.
+    `cohort_epsilon` is what each virtual site may ever spend (default: `privacy.epsilon`).
+    """
+
+    insecure_seed: int | None = None
+    cohort_epsilon: PositiveFloat | None = None
+
+
+class Scenario(Record):
+    """A whole run: records, sites, model, sampler, privacy, aggregation, evaluation, resources."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    description: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSpec
+    partition: Partition = IIDPartition()
+    sites: Annotated[dict[SiteName, SiteSpec], Field(min_length=1, max_length=10_000)]
+    model: Model
+    sampler: Sampler
+    training: Training
+    privacy: PrivacyPlan
+    aggregation: Aggregation = Aggregation()
+    evaluation: Evaluation = Evaluation()
+    resources: Resources = Resources()
+    simulation: Simulation = Simulation()
+    configurations_tried: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Scenario":
+        training_sites = [name for name, site in self.sites.items() if site.role == "train"]
+        if not training_sites:
+            raise ValueError("no site has role 'train': give at least one site that role")
+        if self.resources.min_sites > len(training_sites):
+            raise ValueError(
+                f"resources.min_sites is {self.resources.min_sites} but {len(training_sites)} sites train: lower it"
+            )
+        try:
+            training_plan(self, prior_share=1.0, chain_start="own_last")
+        except ValidationError as error:
+            raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
+        return self
+
+
+def training_plan(
+    scenario: Scenario, *, prior_share: float, chain_start: Literal["broadcast", "own_last"]
+) -> TrainingPlan:
+    """Build the plan that every training request carries.
+
+    Args:
+        scenario: the validated scenario.
+        prior_share: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
+        chain_start: whether a round continues the site's own chain or starts from the broadcast state.
+
+    Returns:
+        The plan of the whole run.
+    """
+    return TrainingPlan(
+        rounds=scenario.training.rounds,
+        steps_per_round=scenario.training.steps_per_round,
+        burn_in=scenario.training.burn_in,
+        thinning=scenario.training.thinning,
+        step_size=scenario.sampler.step_size,
+        prior=scenario.sampler.prior,
+        prior_share=prior_share,
+        privacy=scenario.privacy,
+        chain_start=chain_start,
+    )
+
+
+def scenario_folder() -> Path:
+    """Return the folder of the scenarios that come with the package."""
+    package = Path(__file__).parent
+    inside = package / "scenarios"
+    return inside if inside.is_dir() else package.parent / "scenarios"
+
+
+def shipped_scenarios() -> list[str]:
+    """Return the names of the scenarios that come with the package, in alphabetical order."""
+    return sorted(path.stem for path in scenario_folder().glob("*.toml"))
+
+
+def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
+    """Read, override and validate a scenario.
+
+    Args:
+        name_or_path: a shipped name, or the path of a TOML file.
+        overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
+            no value removes the key.
+
+    Returns:
+        The validated scenario.
+
+    Raises:
+        UserError: if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
+            names the key and the remedy.
+    """
+    path = _find(name_or_path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"scenario {path} is not valid TOML: {error}") from None
+    for assignment in overrides:
+        _override(content, assignment)
+    content.setdefault("name", path.stem)
+    return read_scenario(content, f"scenario {name_or_path!r}")
+
+
+def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
+    """Validate the content of a scenario file.
+
+    Args:
+        content: parsed TOML.
+        origin: what to call it in an error.
+
+    Returns:
+        The validated scenario.
+
+    Raises:
+        UserError: with one line that names the first bad key, its value and what is allowed.
+    """
+    try:
+        return Scenario.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {explain(error, Scenario)}") from None
+
+
+def write_scenario(scenario: Scenario, path: Path) -> None:
+    """Write the resolved scenario as TOML."""
+    path.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+
+
+def _find(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise UserError(f"scenario file {name_or_path} does not exist")
+        return path
+    shipped = scenario_folder() / f"{name_or_path}.toml"
+    if "/" in name_or_path or not shipped.is_file():
+        raise UserError(
+            f"no scenario {name_or_path!r}: choose one of {', '.join(shipped_scenarios())}, or give the path of a "
+            ".toml file"
+        )
+    return shipped
+
+
+def _override(content: dict[str, Any], assignment: str) -> None:
+    key, separator, text = assignment.partition("=")
+    names = [name.strip() for name in key.split(".")]
+    if not separator or not all(names):
+        raise UserError(f"--set {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
+    table = content
+    for name in names[:-1]:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise UserError(f"--set {assignment!r}: {name!r} is a value, not a table, so it has no key {names[-1]!r}")
+    if not text.strip():
+        table.pop(names[-1], None)
+    else:
+        table[names[-1]] = _toml_value(assignment, text.strip())
+
+
+def _toml_value(assignment: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in ("{", "[", '"', "'"):
+            raise UserError(f"--set {assignment!r}: the value is not valid TOML: {error}") from None
+        return text

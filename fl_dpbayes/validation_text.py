@@ -1,0 +1,76 @@
+"""One clear line out of a validation error: the key, its value, what is allowed."""
+
+import difflib
+import typing
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """Say in one line what is wrong with the first bad key.
+
+    Args:
+        error: what pydantic raised.
+        model: the record that was validated; its fields give the keys that are allowed.
+
+    Returns:
+        Key, value and remedy, without a line break.
+    """
+    first = min(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
+    tags = _union_tags(model)
+    location = [part for index, part in enumerate(first["loc"]) if not (index and part in tags)]
+    key = ".".join(str(part) for part in location)
+    kind, value = first["type"], first.get("input")
+    if kind == "extra_forbidden":
+        allowed = _fields_at(model, first["loc"][:-1])
+        close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"unknown key {key!r}: {hint}allowed here: {', '.join(allowed)}"
+    if kind == "missing":
+        return f"key {key!r} is missing: add it"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        context = first.get("ctx", {})
+        return f"{key}: kind {context.get('tag', 'is missing')!r}: choose one of {context.get('expected_tags', '')}"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if message else message
+    if kind == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} is {_short(value)}: {message}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _records_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [record for part in typing.get_args(annotation) for record in _records_in(part)]
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    candidates: list[type[BaseModel]] = [model]
+    for part in location:
+        following: list[type[BaseModel]] = []
+        for candidate in candidates:
+            if part in candidate.model_fields:
+                following += _records_in(candidate.model_fields[part].annotation)
+        tagged = [
+            candidate
+            for candidate in candidates
+            if "kind" in candidate.model_fields and candidate.model_fields["kind"].default == part
+        ]
+        candidates = following or tagged or candidates
+    return sorted({name for candidate in candidates for name in candidate.model_fields})
+
+
+def _union_tags(model: type[BaseModel]) -> set[str]:
+    tags: set[str] = set()
+    for field in model.model_fields.values():
+        for record in _records_in(field.annotation):
+            if "kind" in record.model_fields and isinstance(record.model_fields["kind"].default, str):
+                tags.add(record.model_fields["kind"].default)
+            tags |= _union_tags(record)
+    return tags

@@ -1,0 +1,46 @@
+"""The Flower ServerApp."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+import server
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.installation import check_origin
+from fl_dpbayes.scenario import load_scenario
+from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from server.federation import run_federation
+from server.progress import EventLog
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the scenario that the run config names, and write its run directory.
+
+    Run config: `scenario` (a shipped name or a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`.
+    A folder that already holds site files is used as it is.
+    """
+    check_origin(server)
+    scenario = load_scenario(str(context.run_config.get("scenario", "quickstart")))
+    run_folder = _run_folder(str(context.run_config.get("output-dir", "")), scenario.name)
+    run_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if not (run_folder / SITES_FOLDER).is_dir():
+            data_dir = str(context.run_config.get("data-dir", ""))
+            plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
+            prepare_simulation(scenario, plan, run_folder)
+        run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER))
+    except UserError as error:
+        EventLog(run_folder).write("failed", reason=str(error))
+        raise
+    EventLog(run_folder).write("finished")
+
+
+def _run_folder(given: str, name: str) -> Path:
+    if given:
+        return Path(given).resolve()
+    return Path("runs", f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()

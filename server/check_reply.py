@@ -1,0 +1,85 @@
+"""Is a training reply what was asked for? Checked before anything of it is used."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from flwr.app import Message
+
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.schedules.step_size import step_sizes
+from server.messages import read_arrays
+
+
+@dataclass(frozen=True)
+class CheckedReply:
+    """A reply that matches its request: its samples, its last state, and the public facts beside them."""
+
+    samples: PosteriorSamples
+    last: Arrays
+    last_step: int
+    last_step_size: float
+    temperature: float
+
+    def without_samples(self) -> "CheckedReply":
+        """Drop the samples, which the bank holds on disk."""
+        empty = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
+        return replace(self, samples=empty)
+
+
+def request_digest(request: TrainRequest) -> str:
+    """Return the digest of a request as its site computes it: the echoed ledger head may differ on a resend."""
+    return digest(request.model_copy(update={"ledger_head": None}))
+
+
+def check_train_reply(
+    reply: Message, record: TrainReply, request: TrainRequest, card: Card, shapes: dict[str, tuple[int, ...]]
+) -> CheckedReply:
+    """Check a reply against its request and decode its arrays.
+
+    Args:
+        reply: the message.
+        record: its validated record.
+        request: what was asked.
+        card: what the site declared.
+        shapes: parameter name -> shape of the model.
+
+    Returns:
+        The samples with their weights and temperatures, and the last state.
+
+    Raises:
+        ValueError: naming the first difference; nothing of the reply may then be used.
+    """
+    if (record.run, record.round) != (request.run, request.round) or record.request != request_digest(request):
+        raise ValueError("it answers another request")
+    if record.privacy.units != card.units or record.privacy.delta != request.plan.privacy.delta:
+        raise ValueError("its privacy statement does not fit the site's card or the request")
+    if record.first_step != request.first_step or record.steps > request.steps:
+        raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")
+    if (record.status == "OK") != (record.steps == request.steps):
+        raise ValueError(f"status {record.status} does not fit {record.steps} of {request.steps} steps")
+    sizes = step_sizes(request.plan.step_size, request.plan.total_steps)
+    end = record.first_step + record.steps
+    kept = tuple(step for step in range(record.first_step, end) if request.plan.is_kept(step))
+    if record.sample_steps != kept:
+        raise ValueError(f"it holds {len(record.sample_steps)} samples where the plan keeps {len(kept)}")
+    if not np.allclose(record.sample_weights, sizes[list(kept)], rtol=1e-9, atol=0):
+        raise ValueError("its sample weights are not the planned step sizes")
+    expected = prefixed("last", shapes) | prefixed(
+        "samples", {n: (len(kept), *s) for n, s in shapes.items()} if kept else {}
+    )
+    arrays = read_arrays(reply, expected)
+    return CheckedReply(
+        samples=PosteriorSamples(
+            arrays=without_prefix("samples", arrays),
+            weights=np.asarray(record.sample_weights),
+            temperatures=np.asarray(record.sample_temperatures),
+        ),
+        last=without_prefix("last", arrays),
+        last_step=end - 1,
+        last_step_size=float(sizes[end - 1]),
+        temperature=record.temperature_mean,
+    )

@@ -1,0 +1,122 @@
+"""Calibration at every site from additive statistics: per site, and pooled per role."""
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
+from fl_dpbayes.calibration.release import (
+    SENT_COLUMNS,
+    NoisedTable,
+    merge_noised,
+    noised_from_arrays,
+)
+from fl_dpbayes.calibration.reliability import reliability_bins
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
+from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
+from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.protocol.arrays import prefixed, without_prefix
+from fl_dpbayes.protocol.card import Card, Role
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.train import PrivacyStatement
+from server.messages import read_arrays
+
+ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
+Statistics = CalibrationStatistics | NoisedTable
+
+
+@dataclass(frozen=True)
+class SiteStatistics:
+    """What one site sent about one predictor, exact or noised."""
+
+    card: Card
+    predictor: str
+    statistics: Statistics
+
+
+class Evaluation:
+    """Collects the sites' statistics and summarises them."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.parts: list[SiteStatistics] = []
+        self.statements: dict[str, PrivacyStatement] = {}
+        self._exact_shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
+
+    def add(self, card: Card, request: EvaluateRequest, record: EvaluateReply, reply: Message) -> None:
+        """Check and keep a site's statistics for every predictor that was asked for.
+
+        Raises:
+            ValueError: if arrays are missing, of another shape, or contradict each other; nothing is then kept.
+        """
+        noised = record.noise_std is not None
+        one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
+        shapes: dict[str, tuple[int, ...]] = {}
+        for predictor in request.predictors:
+            shapes |= prefixed(predictor, one)
+        arrays = read_arrays(reply, shapes, np.float64)
+        parts = []
+        for predictor in request.predictors:
+            tables = without_prefix(predictor, arrays)
+            statistics: Statistics = (
+                from_arrays(tables, self.classes)
+                if record.noise_std is None
+                else noised_from_arrays(tables, REPORT_BINS, record.noise_std)
+            )
+            parts.append(SiteStatistics(card, predictor, statistics))
+        self.parts += parts
+        if record.privacy is not None:
+            self.statements[card.name] = record.privacy
+
+    def rows(self, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Summarise pooled roles first, then sites.
+
+        Args:
+            seed: seeds the draws behind intervals and references.
+
+        Returns:
+            The summary's `calibration` rows, and its `reliability` rows (pooled roles with exact sums only).
+        """
+        calibration, reliability = [], []
+        for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]:
+            key = {"site": name, "role": role, "predictor": predictor}
+            calibration.append({**key, **_summary(statistics, np.random.default_rng(seed)).as_row()})
+            if name.startswith("pooled:") and isinstance(statistics, CalibrationStatistics):
+                reliability.append({**key, "bins": [row.as_row() for row in reliability_bins(statistics)]})
+        return calibration, reliability
+
+    def _by_site(self) -> list[tuple[str, Role, str, Statistics]]:
+        return [(part.card.name, part.card.role, part.predictor, part.statistics) for part in self.parts]
+
+    def _pooled(self) -> list[tuple[str, Role, str, Statistics]]:
+        pooled = []
+        for role in ROLES:
+            for predictor in dict.fromkeys(part.predictor for part in self.parts):
+                members = [
+                    part.statistics for part in self.parts if (part.card.role, part.predictor) == (role, predictor)
+                ]
+                if members:
+                    pooled.append((f"pooled:{role}", role, predictor, reduce(_merge, members)))
+        return pooled
+
+
+def _summary(statistics: Statistics, generator: np.random.Generator) -> CalibrationSummary:
+    if isinstance(statistics, NoisedTable):
+        return summarise_noised(statistics, generator)
+    return summarise(statistics, generator)
+
+
+def _merge(first: Statistics, second: Statistics) -> Statistics:
+    if isinstance(first, CalibrationStatistics) and isinstance(second, CalibrationStatistics):
+        return merge(first, second)
+    return merge_noised(_coarse(first), _coarse(second))
+
+
+def _coarse(statistics: Statistics) -> NoisedTable:
+    """Reduce exact sums to what a noised table holds, with noise 0, so that the two kinds of sites can be pooled."""
+    if isinstance(statistics, NoisedTable):
+        return statistics
+    return NoisedTable(coarsen(statistics.top_label, REPORT_BINS)[:, :SENT_COLUMNS], 0.0)

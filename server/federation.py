@@ -1,0 +1,112 @@
+"""One whole run on the server: roster, rounds, evaluation, record."""
+
+import json
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import Grid
+
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays
+from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
+from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
+from server.fald import FALDStrategy
+from server.mixture import MixtureStrategy
+from server.ordered_grid import OrderedGrid
+from server.progress import EventLog
+from server.roster import Roster, call_roster, wait_for_nodes
+from server.run_record import RunRecord
+from server.strategy import Federation, PosteriorStrategy
+from server.summary import summarise_run
+
+STRATEGIES: dict[str, type[PosteriorStrategy]] = {"mixture": MixtureStrategy, "fald": FALDStrategy}
+NODE_SECONDS = 30.0
+
+
+def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_folder: str) -> None:
+    """Run a scenario on the connected nodes and write its run directory.
+
+    Whatever happens after the first round, what was computed until then is written.
+
+    Args:
+        grid: Flower's grid, of any engine.
+        scenario: the validated scenario.
+        run_folder: the run directory, which exists.
+        simulation_folder: where virtual sites find their files; empty in deployment.
+
+    Raises:
+        UserError: if nodes or usable replies are too few.
+    """
+    ordered, events, record = OrderedGrid(grid), EventLog(run_folder), RunRecord(run_folder)
+    record.begin("roster")
+    node_ids = wait_for_nodes(ordered, len(scenario.sites), NODE_SECONDS)
+    roster = call_roster(
+        ordered,
+        node_ids,
+        list(scenario.sites),
+        timeout=scenario.resources.round_timeout,
+        simulation_folder=simulation_folder,
+    )
+    events.write(
+        "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out
+    )
+    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events)
+
+
+def _start(
+    grid: OrderedGrid,
+    scenario: Scenario,
+    roster: Roster,
+    run_folder: Path,
+    simulation_folder: str,
+    record: RunRecord,
+    events: EventLog,
+) -> None:
+    module = build_model(scenario.model, roster.task, scenario.seed)
+    federation = Federation(
+        scenario=scenario,
+        run=run_identifier(scenario),
+        roster=roster,
+        shapes=parameter_shapes(module),
+        run_folder=run_folder,
+        simulation_folder=simulation_folder,
+    )
+    strategy = STRATEGIES[scenario.aggregation.rule](federation, record, events)
+    initial = ArrayRecord({name: Array(array) for name, array in vector_to_arrays(to_vector(module), module).items()})
+    try:
+        strategy.start(
+            grid=grid,
+            initial_arrays=initial,
+            num_rounds=scenario.training.rounds,
+            timeout=scenario.resources.round_timeout,
+        )
+    finally:
+        record.end_stage()
+        _write(federation, strategy, record)
+        events.write("written", folder=str(run_folder))
+
+
+def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord) -> None:
+    folder, scenario = federation.run_folder, federation.scenario
+    posterior = strategy.posterior()
+    if posterior is not None:
+        save_posterior(
+            folder / "posterior.safetensors",
+            posterior,
+            model=scenario.model,
+            task=federation.roster.task,
+            scenario_hash=digest(scenario),
+        )
+    partition_file = folder / PARTITION_FILE
+    heterogeneity = None
+    if partition_file.is_file():
+        heterogeneity = json.loads(partition_file.read_text(encoding="utf-8"))["label_total_variation"]
+    summary = summarise_run(federation, record, strategy.evaluation, heterogeneity)
+    write_summary(summary, folder)
+    rows = [calibration_csv_row(row) for row in summary["calibration"]]
+    write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)
+    write_report(folder)

@@ -1,0 +1,104 @@
+"""Records to and from Flower messages, on the server's side."""
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
+
+
+def request_message(
+    record: Record | None,
+    arrays: dict[str, npt.NDArray],
+    *,
+    node_id: int,
+    message_type: str,
+    round_number: int,
+    time_to_live: float,
+    simulation_folder: str,
+) -> Message:
+    """Build the message that carries a request.
+
+    Args:
+        record: the request; None for a query, which asks nothing but who the site is.
+        arrays: its arrays.
+        node_id: the receiving node.
+        message_type: Flower's `query`, `train` or `evaluate`.
+        round_number: the round, used as Flower's group.
+        time_to_live: seconds after which the message is dropped.
+        simulation_folder: where a virtual site finds its site file; empty in deployment, and never read by a node
+            that has a site file of its own.
+
+    Returns:
+        The message.
+    """
+    config = ConfigRecord({"simulation-folder": simulation_folder})
+    if record is not None:
+        config["record"] = write_header(record)
+    content = RecordDict({"config": config})
+    if arrays:
+        content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    return Message(
+        content=content,
+        dst_node_id=node_id,
+        message_type=message_type,
+        ttl=time_to_live,
+        group_id=str(round_number),
+    )
+
+
+def read_record(message: Message, kind: type[RecordT]) -> RecordT | Refusal:
+    """Read and validate the record of a reply, or the refusal that came instead.
+
+    Raises:
+        ValueError: if the reply is an error, or carries no valid record.
+    """
+    if message.has_error():
+        raise ValueError(f"error code {message.error.code}")
+    config = message.content.config_records.get("config", ConfigRecord())
+    if "refusal" in config:
+        return read_header(Refusal, config["refusal"])
+    return read_header(kind, config.get("record"))
+
+
+def read_arrays(
+    message: Message, shapes: dict[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
+) -> dict[str, npt.NDArray]:
+    """Decode the arrays of a reply, after checking their declared names, shapes and sizes.
+
+    Args:
+        message: the reply.
+        shapes: name -> expected shape; nothing else is accepted.
+        dtype: the type that every array must have.
+
+    Returns:
+        Name -> array.
+
+    Raises:
+        ValueError: at the first difference, before any array of unexpected size is decoded.
+    """
+    record = message.content.array_records.get("arrays", ArrayRecord())
+    if set(record) != set(shapes):
+        missing, extra = sorted(set(shapes) - set(record))[:3], sorted(set(record) - set(shapes))[:3]
+        raise ValueError(f"array names differ: missing {missing}, unexpected {extra}")
+    item_size = np.dtype(dtype).itemsize
+    arrays = {}
+    for name, shape in shapes.items():
+        array = record[name]
+        size = int(np.prod(shape, dtype=np.int64)) * item_size
+        if tuple(array.shape) != tuple(shape) or len(array.data) > size + 4096:
+            raise ValueError(f"array {name!r} declares shape {tuple(array.shape)}, not {tuple(shape)}")
+        decoded = array.numpy()
+        if decoded.dtype != np.dtype(dtype) or decoded.shape != tuple(shape):
+            raise ValueError(f"array {name!r} is {decoded.dtype} {decoded.shape}, not {np.dtype(dtype)} {tuple(shape)}")
+        if not np.isfinite(decoded).all():
+            raise ValueError(f"array {name!r} has a value that is not finite")
+        arrays[name] = decoded
+    return arrays
+
+
+def array_bytes(message: Message) -> int:
+    """Count the bytes of a message's arrays."""
+    return sum(len(array.data) for record in message.content.array_records.values() for array in record.values())

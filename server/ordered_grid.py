@@ -1,0 +1,69 @@
+"""A Grid that hands over replies one by one, in the order of the requests."""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+POLL_SECONDS = 0.05
+
+
+class OrderedGrid(Grid):
+    """Wraps a Grid so that replies are pulled one at a time in the order in which requests were pushed.
+
+    Strategies that fold replies as they iterate over them then hold one reply in memory, and equal seeds give equal
+    results whichever site answers first. A request without a reply at the deadline is passed over.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
+        """Set the run of the wrapped grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self):  # type: ignore[no-untyped-def]
+        """Run of the wrapped grid."""
+        return self._grid.run
+
+    def create_message(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        """Create a message through the wrapped grid."""
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids of the wrapped grid."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages through the wrapped grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull messages through the wrapped grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Push all messages, then yield their replies one by one in the same order.
+
+        Args:
+            messages: requests; all are pushed before the first reply is pulled.
+            timeout: seconds for the whole exchange; None waits for ever.
+
+        Yields:
+            A reply for each request that was answered in time.
+        """
+        requests = list(messages)
+        if not requests:
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for message_id in list(self._grid.push_messages(requests)):
+            while True:
+                replies = list(self._grid.pull_messages([message_id])) if message_id else []
+                if replies:
+                    yield from replies
+                    break
+                if message_id is None or (deadline is not None and time.monotonic() >= deadline):
+                    break
+                time.sleep(POLL_SECONDS)

@@ -1,0 +1,132 @@
+"""Which nodes take part, and in which role: asked once, before the first round."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flwr.app import MessageType
+from flwr.serverapp import Grid
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.task import Task
+from server.messages import read_record, request_message
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node and what its site says of itself."""
+
+    node_id: int
+    card: Card
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The sites of a run in a fixed order, and those that were left out, with the reason."""
+
+    members: tuple[Member, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def training(self) -> tuple[Member, ...]:
+        """Members that train; only these ever get a training request."""
+        return tuple(member for member in self.members if member.card.role == "train")
+
+    @property
+    def task(self) -> Task:
+        """The task that all members share."""
+        return self.members[0].card.task
+
+
+def wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
+    """Wait until enough nodes are connected.
+
+    Args:
+        grid: the grid.
+        expected: how many nodes the scenario needs.
+        timeout: seconds to wait at most.
+
+    Returns:
+        Node ids in ascending order.
+
+    Raises:
+        UserError: if fewer nodes are connected when the time is over; for a simulation it gives the right command.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        node_ids = sorted(grid.get_node_ids())
+        if len(node_ids) >= expected:
+            return node_ids
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"{len(node_ids)} nodes are connected but the scenario has {expected} sites: start it with  "
+                f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def call_roster(
+    grid: Grid, node_ids: Sequence[int], order: Sequence[str], *, timeout: float, simulation_folder: str
+) -> Roster:
+    """Ask every node for its card.
+
+    Args:
+        grid: the grid.
+        node_ids: the nodes.
+        order: names in the order that the roster shall have; others follow alphabetically.
+        timeout: seconds to wait for the answers.
+        simulation_folder: where virtual sites find their files.
+
+    Returns:
+        The members; a node that did not answer, repeats a name or has another task is left out.
+
+    Raises:
+        UserError: if no site that trains answered.
+    """
+    requests = [
+        request_message(
+            None,
+            {},
+            node_id=node_id,
+            message_type=MessageType.QUERY,
+            round_number=0,
+            time_to_live=timeout,
+            simulation_folder=simulation_folder,
+        )
+        for node_id in node_ids
+    ]
+    members: dict[str, Member] = {}
+    left_out = []
+    for reply in grid.send_and_receive(requests, timeout=timeout):
+        try:
+            card = read_record(reply, Card)
+            if isinstance(card, Refusal):
+                raise ValueError(card.describe())
+            if card.name in members:
+                raise ValueError(f"the name {card.name!r} is taken by another node")
+        except ValueError as error:
+            left_out.append(f"a node did not join: {error}")
+            continue
+        members[card.name] = Member(reply.metadata.src_node_id, card)
+    return _agreeing(members, left_out, order)
+
+
+def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[str]) -> Roster:
+    position = {name: index for index, name in enumerate(order)}
+    ordered = sorted(
+        members.values(), key=lambda member: (position.get(member.card.name, len(order)), member.card.name)
+    )
+    trainers = [member for member in ordered if member.card.role == "train"]
+    if not trainers:
+        raise UserError(
+            "no site that trains answered: " + ("; ".join(left_out) or "give at least one site the role 'train'")
+        )
+    task = trainers[0].card.task
+    for member in ordered:
+        if member.card.task != task:
+            left_out.append(f"{member.card.name} did not join: its records or classes differ from {task}")
+    return Roster(tuple(member for member in ordered if member.card.task == task), tuple(left_out))

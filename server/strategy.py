@@ -1,0 +1,287 @@
+"""The strategy that all aggregation rules share: ask training sites, check and bank samples, evaluate at the end."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from logging import INFO
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_dpbayes.aggregation.weights import uniform_weights, unit_weights
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.scenario import Scenario
+from server.bank import PosteriorBank
+from server.check_reply import CheckedReply, check_train_reply
+from server.evaluation import Evaluation
+from server.messages import array_bytes, read_record, request_message
+from server.progress import EventLog
+from server.roster import Member, Roster
+from server.run_record import RunRecord, SiteOutcome
+
+FINAL_REFUSALS = frozenset(
+    {
+        RefusalCode.BUDGET_EXHAUSTED,
+        RefusalCode.POLICY_DENIED,
+        RefusalCode.ROLE_DENIED,
+        RefusalCode.LEDGER_ROLLED_BACK,
+        RefusalCode.PLAN_CHANGED,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What is fixed for a whole run."""
+
+    scenario: Scenario
+    run: str
+    roster: Roster
+    shapes: dict[str, tuple[int, ...]]
+    run_folder: Path
+    simulation_folder: str
+
+
+class PosteriorStrategy(Strategy):
+    """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
+
+    A rule says what the sites run (`site_plan`), where their chains start (`start_arrays`), what the server makes of a
+    round (`next_state`), and what the posterior and the point predictor are (`posterior`, `last`).
+    """
+
+    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
+        self.federation = federation
+        self.record = record
+        self.events = events
+        self.bank = PosteriorBank(federation.run_folder / "bank")
+        units = {member.card.name: member.card.units for member in federation.roster.training}
+        weigh = {"units": unit_weights, "uniform": uniform_weights}[federation.scenario.aggregation.site_weights]
+        self.site_weights: Mapping[str, float] = weigh(units)
+        self.plan = self.site_plan(len(units))
+        self._ledger_heads: dict[str, str] = {}
+        self._finished: set[str] = set()
+        self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
+        self._requests: list[tuple[Message, Member, TrainRequest | EvaluateRequest]] = []
+        self.evaluation: Evaluation | None = None
+
+    @abstractmethod
+    def site_plan(self, sites: int) -> TrainingPlan:
+        """Return the plan of every site's chain, with the prior share that fits `sites` training sites."""
+
+    @abstractmethod
+    def start_arrays(self, site: str, arrays: Arrays) -> Arrays:
+        """Return where a site's chain starts this round, given the current server state."""
+
+    @abstractmethod
+    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+        """Return the server state after a round."""
+
+    @abstractmethod
+    def posterior(self) -> PosteriorSamples | None:
+        """Return the global posterior's weighted samples so far, or None before the first."""
+
+    @abstractmethod
+    def last(self) -> PosteriorSamples | None:
+        """Return the point predictor: the last states, or None before the first."""
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        log(INFO, "\t├── training sites: %s", len(self.federation.roster.training))
+        log(INFO, "\t├── steps per round: %s of %s", self.plan.steps_per_round, self.plan.total_steps)
+        log(INFO, "\t└── chains start from: %s", self.plan.chain_start)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Build one training request for each training site that has not finished."""
+        self._state = {name: array.numpy() for name, array in arrays.items()}
+        self._requests = []
+        for member in self.federation.roster.training:
+            if member.card.name in self._finished:
+                continue
+            start = self.start_arrays(member.card.name, self._state)
+            request = TrainRequest(
+                run=self.federation.run,
+                round=server_round,
+                task=member.card.task,
+                model=self.federation.scenario.model,
+                plan=self.plan,
+                first_step=(server_round - 1) * self.plan.steps_per_round,
+                steps=self.plan.steps_per_round,
+                start=arrays_digest(start),
+                ledger_head=self._ledger_heads.get(member.card.name),
+            )
+            self._add_request(request, prefixed("start", start), member, MessageType.TRAIN, server_round)
+        self._begin("train", server_round)
+        return [message for message, _, _ in self._requests]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check and bank the replies one by one, then let the rule form the next state."""
+        good: dict[str, CheckedReply] = {}
+        outcomes: list[SiteOutcome] = []
+        for reply in replies:
+            member, request = self._match(reply)
+            if member is None or not isinstance(request, TrainRequest):
+                continue
+            outcome, checked = self._outcome(reply, member, request)
+            outcomes.append(outcome)
+            if checked is not None:
+                self.bank.add(member.card.name, server_round, checked.samples, checked.last)
+                good[member.card.name] = checked.without_samples()
+            self.events.write("site", round=server_round, **outcome.event())
+        self._read_message_ids()
+        outcomes += [SiteOutcome.silent(member.card.name) for member, _ in self._asked.values()]
+        self.record.add_round(server_round, outcomes, bytes_down=self._bytes_down)
+        if not outcomes:
+            log(INFO, "every training site has spent its budget: no further step is taken")
+            return None, None
+        minimum = self.federation.scenario.resources.min_sites
+        over = len(self._finished) == len(self.federation.roster.training)
+        if len(good) < minimum and not over:
+            raise UserError(
+                f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
+                f"{minimum}: {'; '.join(outcome.describe() for outcome in outcomes if not outcome.usable)}"
+            )
+        if good:
+            self._state = self.next_state(server_round, self._state, good)
+        return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self._state.items()}), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """After the last round, build one evaluation request for every site of every role."""
+        self._requests = []
+        if server_round != self.plan.rounds:
+            return []
+        posterior, last = self.posterior(), self.last()
+        if posterior is None or last is None:
+            raise UserError(
+                "no posterior sample was kept, so there is nothing to evaluate: "
+                + "; ".join(
+                    self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
+                )
+            )
+        scenario = self.federation.scenario
+        predictors: dict[PredictorName, PosteriorSamples] = {
+            "last": last,
+            "posterior": posterior.thinned(scenario.evaluation.max_samples),
+        }
+        self.evaluation = Evaluation(self.federation.roster.task.classes)
+        bundle = {
+            name: array
+            for kind, samples in predictors.items()
+            for name, array in prefixed(kind, samples.arrays).items()
+        }
+        bundle_digest = arrays_digest(bundle)
+        for member in self.federation.roster.members:
+            request = EvaluateRequest(
+                run=self.federation.run,
+                round=server_round,
+                task=member.card.task,
+                model=scenario.model,
+                predictors={kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()},
+                arrays=bundle_digest,
+                noise_multiplier=scenario.evaluation.noise_multiplier,
+                delta=scenario.privacy.delta,
+            )
+            self._add_request(request, bundle, member, MessageType.EVALUATE, server_round)
+        self._begin("evaluate", server_round)
+        return [message for message, _, _ in self._requests]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Collect every site's additive statistics."""
+        if self.evaluation is None:
+            return None
+        for reply in replies:
+            member, request = self._match(reply)
+            if member is None or not isinstance(request, EvaluateRequest):
+                continue
+            problem = ""
+            try:
+                record = read_record(reply, EvaluateReply)
+                if isinstance(record, Refusal):
+                    problem = record.describe()
+                elif record.request != digest(request) or record.run != request.run:
+                    raise ValueError("it answers another request")
+                else:
+                    self.evaluation.add(member.card, request, record, reply)
+            except ValueError as error:
+                problem = f"rejected: {error}"
+            if problem:
+                self.record.warn(f"{member.card.name} sent no evaluation: {problem}")
+            self.events.write("evaluated", site=member.card.name, problem=problem)
+        self._read_message_ids()
+        for member, _ in self._asked.values():
+            self.record.warn(f"{member.card.name} sent no evaluation in time")
+        return None
+
+    def _add_request(
+        self,
+        request: TrainRequest | EvaluateRequest,
+        arrays: Arrays,
+        member: Member,
+        message_type: str,
+        server_round: int,
+    ) -> None:
+        message = request_message(
+            request,
+            arrays,
+            node_id=member.node_id,
+            message_type=message_type,
+            round_number=server_round,
+            time_to_live=self.federation.scenario.resources.round_timeout,
+            simulation_folder=self.federation.simulation_folder,
+        )
+        self._requests.append((message, member, request))
+
+    def _begin(self, stage: str, server_round: int) -> None:
+        self._bytes_down = sum(array_bytes(message) for message, _, _ in self._requests)
+        self._asked = {}
+        self.record.begin(stage)
+        self.events.write(
+            stage,
+            round=server_round,
+            rounds=self.plan.rounds,
+            sites=[member.card.name for _, member, _ in self._requests],
+        )
+
+    def _match(self, reply: Message) -> tuple[Member | None, TrainRequest | EvaluateRequest | None]:
+        # Message ids exist only once the grid has pushed the requests. Errors made by the grid itself carry another
+        # source node, so only the id of the request says whose reply it is.
+        self._read_message_ids()
+        return self._asked.pop(reply.metadata.reply_to_message_id, (None, None))
+
+    def _read_message_ids(self) -> None:
+        for message, member, request in self._requests:
+            self._asked[message.metadata.message_id] = (member, request)
+        self._requests = []
+
+    def _outcome(
+        self, reply: Message, member: Member, request: TrainRequest
+    ) -> tuple[SiteOutcome, CheckedReply | None]:
+        name = member.card.name
+        try:
+            record = read_record(reply, TrainReply)
+            if isinstance(record, Refusal):
+                if record.code in FINAL_REFUSALS:
+                    self._finished.add(name)
+                return SiteOutcome.refused(name, record), None
+            checked = check_train_reply(reply, record, request, member.card, self.federation.shapes)
+        except ValueError as error:
+            return SiteOutcome.failed(name, str(error)), None
+        self._ledger_heads[name] = record.ledger_head
+        return SiteOutcome.answered(name, record, array_bytes(reply)), checked

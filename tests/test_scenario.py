@@ -1,0 +1,90 @@
+"""Wrong scenarios are refused in one line that names the key and the remedy."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.scenario import load_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.simulation import plan_sites
+
+WRONG = {
+    "privacy.epsilonn=2": ("unknown key 'privacy.epsilonn'", "did you mean 'epsilon'"),
+    "foo=1": ("unknown key 'foo'", "allowed here"),
+    "privacy.epsilon=-1": ("privacy.epsilon is -1", "greater than 0"),
+    "privacy.epsilon=much": ("privacy.epsilon is 'much'", "number"),
+    "privacy.delta=1.5": ("privacy.delta is 1.5", "less than 1"),
+    "privacy.sampling_rate=0": ("privacy.sampling_rate is 0", "greater than 0"),
+    "privacy.temperature=": ("coupling 'floor' needs temperature",),
+    "sites.north.role=trainer": ("sites.north.role is 'trainer'", "'held_out'"),
+    "model.kind=transformer": ("model: kind 'transformer'", "'logistic'"),
+    "data.source.kind=cifar": ("data.source: kind 'cifar'", "'digits'"),
+    "training.burn_in=100000": ("burn_in 100000", "lower burn_in"),
+    "training.rounds=1.5": ("training.rounds is 1.5",),
+    "seed=-1": ("seed is -1",),
+    "evaluation.release=noised": ("noise_multiplier must be given",),
+    "resources.min_sites=99": ("resources.min_sites is 99", "lower it"),
+    "sampler.step_size={kind=": ("not valid TOML",),
+    "privacy": ("write it as key.sub_key=value",),
+    "seed.x=1": ("'seed' is a value, not a table",),
+}
+
+
+@pytest.mark.parametrize("assignment", WRONG)
+def test_wrong_key_or_value_is_named_in_one_line(assignment: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_scenario("quickstart", [assignment])
+    text = str(caught.value)
+    assert "\n" not in text
+    for expected in WRONG[assignment]:
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["privacy.delta=0.01"], ("privacy.delta is 0.01", "below 1/n")),
+        (["partition.min_records=500"], ("partition.min_records",)),
+        (["sites.held-out.records=5000"], ("sites.held-out.records",)),
+        (["partition={kind='natural'}"], ("partition.kind is 'natural'",)),
+    ],
+)
+def test_impossible_division_is_refused_before_anything_starts(overrides: list[str], expected: tuple[str, ...]) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_sites(load_scenario("quickstart", overrides), None)
+    text = str(caught.value)
+    assert "\n" not in text
+    for part in expected:
+        assert part in text
+
+
+def test_fifty_sites_of_forty_records_out_of_five_hundred_is_refused() -> None:
+    sites = ", ".join(f's{number} = {{role = "train"}}' for number in range(50))
+    scenario = load_scenario(
+        "quickstart",
+        [
+            f"sites={{ {sites}, rest = {{role = 'held_out', records = 1297}} }}",
+            "partition.min_records=40",
+        ],
+    )
+    with pytest.raises(UserError, match=r"partition\.min_records"):
+        plan_sites(scenario, None)
+
+
+def test_unknown_scenario_lists_the_shipped_ones() -> None:
+    with pytest.raises(UserError, match="quickstart"):
+        load_scenario("no-such-scenario")
+
+
+def test_every_shipped_scenario_is_valid() -> None:
+    for name in shipped_scenarios():
+        assert load_scenario(name).name == name
+
+
+def test_resolved_scenario_reads_back_as_itself(tmp_path: Path) -> None:
+    scenario = load_scenario("quickstart", ["privacy.epsilon=3", "seed=7"])
+    write_scenario(scenario, tmp_path / "scenario.toml")
+    again = load_scenario(str(tmp_path / "scenario.toml"))
+    assert again == scenario
+    assert digest(again) == digest(scenario)
