@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 console = Console()
 errors = Console(stderr=True)
 
@@ -190,13 +191,16 @@ def ledger_export(site_file: SiteFileArgument) -> None:
 def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake that the user can correct."""
     try:
-        app()
+        status = app(standalone_mode=False) or 0
+        if status == INTERRUPTED:
+            errors.print("stopped", style="red")
+        sys.exit(min(status, 1))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
     except UserError as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("stopped", style="red")
-        sys.exit(1)
     except Exception as error:
         errors.print(
             f"error: an internal fault ({type(error).__name__}: {error}); please report it with the command you gave",

@@ -11,6 +11,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.installation import check_origin
 from fl_dpbayes.scenario import load_scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from server.actor_replacement import replace_dead_actors
 from server.federation import run_federation
 from server.progress import EventLog
 
@@ -25,6 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     A folder that already holds site files is used as it is.
     """
     check_origin(server)
+    replace_dead_actors(grid)
     scenario = load_scenario(str(context.run_config.get("scenario", "quickstart")))
     run_folder = _run_folder(str(context.run_config.get("output-dir", "")), scenario.name)
     run_folder.mkdir(parents=True, exist_ok=True)

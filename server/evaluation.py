@@ -13,6 +13,7 @@ from fl_dpbayes.calibration.release import (
     NoisedTable,
     merge_noised,
     noised_from_arrays,
+    sensitivity,
 )
 from fl_dpbayes.calibration.reliability import reliability_bins
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
@@ -53,6 +54,9 @@ class Evaluation:
             ValueError: if arrays are missing, of another shape, or contradict each other; nothing is then kept.
         """
         noised = record.noise_std is not None
+        least = (request.noise_multiplier or 0.0) * sensitivity(SENT_COLUMNS)
+        if record.noise_std is not None and record.noise_std < least:
+            raise ValueError(f"it states noise of {record.noise_std:.3g}, below the {least:.3g} that was asked for")
         one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
         shapes: dict[str, tuple[int, ...]] = {}
         for predictor in request.predictors:

@@ -25,7 +25,8 @@ def rms_interval(table: Floats, generator: np.random.Generator, noise_std: Float
     The simulated models have true frequencies p_b + t u_b, t over STEPS, in three directions u: every bin too
     confident (-p_b), every bin too cautious (1 - p_b), and the observed one. Per direction the interval runs from the
     first error whose upper quantile (TAILS) reaches the observed estimate to the last whose lower quantile does not
-    exceed it. The union is returned. Its coverage is measured, not proven: about 96 % at the least on the models tried.
+    exceed it. The union, and the estimate, are returned. Coverage is
+    measured, not proven: 94 to 100 % on the models tried.
 
     Args:
         table: sums of 1, p, y per bin, shape (B, >= 3); noisy sums must hold several records per bin.
@@ -46,7 +47,9 @@ def rms_interval(table: Floats, generator: np.random.Generator, noise_std: Float
     directions = (-p, 1 - p, gap / max(np.abs(gap).max(), STEPS[1]))
     observed = float(debiased_mean_square_gap(filled, noise))
     ends = [_invert(observed, n, p, direction, generator, noise) for direction in directions]
-    return Interval(math.sqrt(min(low for low, _ in ends)), math.sqrt(max(high for _, high in ends)))
+    estimate = min(1.0, max(0.0, observed))
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    return Interval(math.sqrt(min(low, estimate)), math.sqrt(max(high, estimate)))
 
 
 def _invert(

@@ -46,7 +46,7 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
         ece=mean_absolute_gap(joined),
         ece_if_calibrated=float(reference.mean()),
         ece_if_calibrated_high=float(np.quantile(reference, LEVEL)),
-        rms_debiased=math.sqrt(max(0.0, float(debiased_mean_square_gap(joined, noise)))),
+        rms_debiased=math.sqrt(min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))),
         intervals={metric: ends for metric, ends in intervals.items() if ends is not None},
     )
 

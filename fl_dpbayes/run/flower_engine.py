@@ -1,5 +1,6 @@
 """Runs the apps through Flower's simulation: an own SuperLink for each call, ended with it."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +50,7 @@ data-dir = ""
 """
 
 
-def run_flower(run_folder: Path, sites: int, resources: Resources) -> None:
+def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threading.Event) -> None:
     """Run the prepared scenario of a run directory through `flwr run`.
 
     Flower's own simulation leaves a server behind, reads its size from nowhere and reports success when the ServerApp
@@ -58,6 +60,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources) -> None:
         run_folder: holds `scenario.toml` and `sites/`; Flower's log goes to `flower.log` in it.
         sites: number of nodes.
         resources: CPUs, GPUs and threads per site, and the address of an existing Ray cluster.
+        stop: set by another thread to end the run and all its processes.
 
     Raises:
         UserError: if Flower could not start, or the run did not complete; the text says where to read on.
@@ -69,7 +72,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources) -> None:
         _write_app(home, port)
         with _superlink(home, port, environment, run_folder / LOG_FILE):
             run_id = _submit(home, environment, run_folder, sites, resources)
-            _wait(home, environment, run_id, run_folder / LOG_FILE)
+            _wait(home, environment, run_id, run_folder / LOG_FILE, stop)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -119,7 +122,7 @@ def _superlink(home: Path, port: int, environment: dict[str, str], log_file: Pat
         _wait_until_healthy(process, port, log_file)
         yield
     finally:
-        _end(process)
+        _end(process, home)
 
 
 def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) -> None:
@@ -144,16 +147,16 @@ def _is_healthy(port: int) -> bool:
         connection.close()
 
 
-def _end(process: subprocess.Popen) -> None:
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
+def _end(process: subprocess.Popen, home: Path) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    # Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them
+    # inherit this run's FLWR_HOME.
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
     process.wait()
 
 
@@ -190,12 +193,22 @@ def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: in
     return str(answer["run-id"])
 
 
-def _wait(home: Path, environment: dict[str, str], run_id: str, log_file: Path) -> None:
+def _wait(home: Path, environment: dict[str, str], run_id: str, log_file: Path, stop: threading.Event) -> None:
+    try:
+        status = _final_status(home, environment, run_id, stop)
+    finally:
+        with log_file.open("ab") as log:
+            show = ["flwr", "log", run_id, "own", "--show"]
+            subprocess.run(show, env=environment, cwd=home, stdout=log, stderr=log, check=False)
+    if status["status"] != "finished:completed":
+        raise UserError(f"the run ended as {status['status']} ({status.get('status-details', '')}): see {log_file}")
+
+
+def _final_status(home: Path, environment: dict[str, str], run_id: str, stop: threading.Event) -> dict[str, str]:
     while True:
         answer = _flwr(home, environment, "ls", "own", "--run-id", run_id)
         run = answer["runs"][0]
         if str(run["status"]).startswith("finished"):
-            break
-        time.sleep(1.0)
-    if run["status"] != "finished:completed":
-        raise UserError(f"the run ended as {run['status']} ({run.get('status-details', '')}): see {log_file}")
+            return run
+        if stop.wait(1.0):
+            raise UserError("the run was stopped")

@@ -17,6 +17,7 @@ from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 EVENTS_FILE = "events.jsonl"
+STOP_SECONDS = 60.0
 
 
 def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
@@ -42,11 +43,11 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
                   f"engine {engine}, writing {folder}")  # fmt: skip
     sites = len(scenario.sites)
 
-    def work() -> None:
+    def work(stop: threading.Event) -> None:
         if engine == "inline":
             run_inline(folder, sites)
         else:
-            run_flower(folder, sites, scenario.resources)
+            run_flower(folder, sites, scenario.resources, stop)
 
     failure = _run_and_follow(work, folder / EVENTS_FILE, scenario.training.rounds, console)
     _raise_failure(failure, folder)
@@ -64,19 +65,26 @@ def show_run(run_folder: Path, console: Console) -> None:
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
 
 
-def _run_and_follow(work: Callable[[], None], events: Path, rounds: int, console: Console) -> BaseException | None:
+def _run_and_follow(
+    work: Callable[[threading.Event], None], events: Path, rounds: int, console: Console
+) -> BaseException | None:
     failures: list[BaseException] = []
+    stop = threading.Event()
 
     def run() -> None:
         try:
-            work()
+            work(stop)
         except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    follow(events, rounds, console, thread.is_alive)
-    thread.join()
+    try:
+        follow(events, rounds, console, thread.is_alive)
+    except KeyboardInterrupt:
+        stop.set()
+        thread.join(STOP_SECONDS)
+        raise
     return failures[0] if failures else None
 
 

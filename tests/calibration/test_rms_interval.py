@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import bin_index, coarsen
+from fl_dpbayes.calibration.errors import rms_debiased
 from fl_dpbayes.calibration.rms_interval import rms_interval
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
@@ -83,3 +86,15 @@ def test_vanishing_noise_gives_the_exact_interval_limit():
 
 def test_without_records_undefined_limit():
     assert rms_interval(coarsen(empty(2).top_label, 15), np.random.default_rng(0)) is None
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 60), st.sampled_from([2, 5, 40]), st.sampled_from([0.0, 0.5]))
+def test_interval_property_holds_its_estimate(seed, count, classes, flip):
+    generator = np.random.default_rng(seed)
+    probabilities = generator.dirichlet(np.full(classes, 0.2), count)
+    best, worst = probabilities.argmax(axis=1), probabilities.argmin(axis=1)
+    labels = np.where(generator.random(count) < flip, best, worst)
+    statistics = from_batch(probabilities, labels)
+    low, high = rms_interval(coarsen(statistics.top_label, 15), generator)
+    assert 0 <= low <= rms_debiased(statistics) <= high <= 1

@@ -1,0 +1,202 @@
+"""How much noise a budget asks for, and how many steps it allows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.events import History, history_of_steps
+from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.protocol.plan import Adjacency, PrivacyPlan
+from fl_dpbayes.schedules.noise import noise_multipliers
+
+Array = npt.NDArray[np.float64]
+
+# A solved epsilon lies in [(1 - TOLERANCE) budget, budget].
+TOLERANCE = 1e-3
+# The least noise multiplier of a solved schedule is sought in this range.
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+
+
+@dataclass(frozen=True)
+class SolvedNoise:
+    """The noise of every planned step, and what it costs.
+
+    Attributes:
+        noise_multipliers: sigma_t, shape (T,).
+        noise_multiplier: sigma of the couplings `constant` and `floor`; 0 where `floor` never needs its floor.
+        temperature: tau of the couplings `temperature`, `langevin` and `floor`.
+        history: the planned steps as events.
+        epsilon: of the whole plan, from the privacy-loss distribution.
+        delta: for which epsilon holds.
+        adjacency: which data sets count as neighbours.
+    """
+
+    noise_multipliers: Array
+    noise_multiplier: float | None
+    temperature: float | None
+    history: History
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+
+
+def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int) -> SolvedNoise:
+    """Fix the noise of every planned step, solving the coupling's free parameter where the plan leaves it out.
+
+    The free parameter is sigma for `constant` and `floor`, tau for `temperature` and `langevin`. Where the plan gives
+    it, it is used as it is, whatever it costs. Solved, the whole plan costs at most its epsilon and at least 99.9 % of
+    it, except that a `floor` whose Langevin noise alone meets the budget has sigma 0 and may cost less.
+
+    Args:
+        plan: mechanism and budget.
+        step_sizes: a_t of the whole plan, shape (T,), above zero.
+        units: n, number of privacy units that the site declares, above zero.
+
+    Returns:
+        The noise and its cost.
+
+    Raises:
+        UserError: if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
+    """
+
+    def multipliers(sigma: float | None, tau: float | None) -> Array:
+        return noise_multipliers(
+            plan.coupling,
+            step_sizes=step_sizes,
+            noise_multiplier=sigma,
+            temperature=tau,
+            clip_norm=plan.clip_norm,
+            expected_batch_size=plan.sampling_rate * units,
+            units=units,
+        )
+
+    def solved(sigma: float | None, tau: float | None) -> SolvedNoise:
+        noise = multipliers(sigma, tau)
+        history = history_of_steps(noise, plan.sampling_rate)
+        epsilon = pld_epsilon(history, plan.delta, plan.adjacency)
+        return SolvedNoise(noise, sigma, tau, history, epsilon, plan.delta, plan.adjacency)
+
+    if plan.coupling in ("constant", "floor"):
+        if plan.noise_multiplier is not None:
+            return solved(plan.noise_multiplier, plan.temperature)
+        if plan.coupling == "floor" and (unfloored := solved(0.0, plan.temperature)).epsilon <= plan.epsilon:
+            return unfloored
+        return _solve(plan, lambda sigma: solved(sigma, plan.temperature), np.ones(step_sizes.shape))
+    if plan.temperature is not None:
+        return solved(None, plan.temperature)
+    unit = multipliers(None, 1.0)
+    # In terms of the least noise multiplier: sigma_t = unit_t sqrt(tau).
+    least = float(unit.min())
+    return _solve(plan, lambda noise: solved(None, (noise / least) ** 2), unit / least)
+
+
+def largest_prefix(
+    noise_multipliers: Array,
+    sampling_rate: float,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "add_or_remove_one",
+) -> int:
+    """Return how many first steps of a schedule fit a budget.
+
+    Args:
+        noise_multipliers: sigma_t, shape (T,).
+        sampling_rate: q, in (0, 1].
+        epsilon: the budget, 0 or more.
+        delta: in (0, 1).
+        adjacency: which data sets count as neighbours.
+
+    Returns:
+        The largest t in 0 .. T for which the privacy-loss distribution of the first t steps meets the budget.
+    """
+
+    def cost(steps: int) -> float:
+        return pld_epsilon(history_of_steps(noise_multipliers[:steps], sampling_rate), delta, adjacency)
+
+    if cost(len(noise_multipliers)) <= epsilon:
+        return len(noise_multipliers)
+    fits, fails = 0, len(noise_multipliers)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if cost(middle) <= epsilon:
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+def solve_multiplier(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, adjacency: Adjacency = "add_or_remove_one"
+) -> float:
+    """Return the constant noise multiplier with which `steps` steps cost epsilon.
+
+    Args:
+        epsilon: budget, above zero.
+        delta: in (0, 1).
+        sampling_rate: q, in (0, 1].
+        steps: how many, 1 or more.
+        adjacency: which data sets count as neighbours.
+
+    Returns:
+        sigma, at which the cost is within 0.1 % below epsilon and never above.
+
+    Raises:
+        UserError: if no noise multiplier between 0.001 and a million does so.
+    """
+    plan = PrivacyPlan(epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, adjacency=adjacency)
+    solved = solve_noise(plan, np.ones(steps), units=1)
+    assert solved.noise_multiplier is not None
+    return solved.noise_multiplier
+
+
+def _solve(plan: PrivacyPlan, attempt: Callable[[float], SolvedNoise], shape: Array) -> SolvedNoise:
+    """Scale noise of a given shape until it costs the budget: secant steps in logarithms, kept in a bracket."""
+    steps, rate = len(shape), plan.sampling_rate
+    if rate < 1 and -math.expm1(steps * math.log1p(-rate)) <= plan.delta:
+        raise UserError(
+            f"delta {plan.delta} is no less than the chance that a unit is used at all in {steps} steps at sampling "
+            f"rate {rate}: any noise would do; choose a smaller delta, or give the noise yourself"
+        )
+    low, high = math.log(LEAST_NOISE), math.log(MOST_NOISE)
+    x, slope = _clt_guess(plan, shape), -1.5
+    previous: tuple[float, float] | None = None
+    while high - low > 1e-6:
+        solved = attempt(math.exp(x))
+        if (1 - TOLERANCE) * plan.epsilon <= solved.epsilon <= plan.epsilon:
+            return solved
+        if solved.epsilon > plan.epsilon:
+            low = x
+        else:
+            high = x
+        following = (low + high) / 2
+        if 0 < solved.epsilon < math.inf:
+            gap = math.log(solved.epsilon / plan.epsilon) + TOLERANCE / 3
+            if previous is not None and previous[0] != x and previous[1] != gap:
+                slope = (gap - previous[1]) / (x - previous[0])
+            previous = (x, gap)
+            if low < x - gap / slope < high:
+                following = x - gap / slope
+        x = following
+    raise UserError(
+        f"no noise gives epsilon {plan.epsilon} at delta {plan.delta} over {steps} steps: the least noise multiplier "
+        f"would leave [{LEAST_NOISE}, {MOST_NOISE:.0f}]; choose another epsilon, or give the noise yourself"
+    )
+
+
+def _clt_guess(plan: PrivacyPlan, shape: Array) -> float:
+    """Guess log(scale) of sigma_t = scale shape_t by bisection on the central-limit epsilon."""
+    history = history_of_steps(shape, plan.sampling_rate)
+    low, high = math.log(LEAST_NOISE), math.log(MOST_NOISE)
+    for _ in range(20):
+        middle = (low + high) / 2
+        scaled = tuple(replace(event, noise_multiplier=math.exp(middle) * event.noise_multiplier) for event in history)
+        if gdp_epsilon(gdp_mu(scaled, plan.adjacency).mu, plan.delta) > plan.epsilon:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,106 @@
+"""The work behind `fl-dpbayes audit`: attack the training path that sites run, and compare with what they claim."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fl_dpbayes.privacy.audit_check import Check
+from fl_dpbayes.privacy.audit_membership import MembershipScore
+from fl_dpbayes.run.audit_canaries import CanaryAudit, audit_canaries
+from fl_dpbayes.run.audit_membership import attack_membership
+from fl_dpbayes.run.audit_neighbours import audit_neighbours
+from fl_dpbayes.run.audit_noise import audit_noise
+from fl_dpbayes.run.audit_report import audit_json, print_audit
+from fl_dpbayes.scenario import Scenario
+
+DETECTORS = 3
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found.
+
+    Attributes:
+        checks: of all three detectors.
+        canaries: claimed epsilon and its lower bounds.
+        membership: the loss-threshold attack on the released posterior; reported, not judged.
+    """
+
+    checks: tuple[Check, ...]
+    canaries: CanaryAudit
+    membership: MembershipScore
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+
+def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
+    """Audit the private training of a scenario and print what was found.
+
+    The three detectors send training requests to the function that a site's app runs, at sites of made-up records. A
+    scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
+
+    Args:
+        scenario: the audited scenario.
+        console: where progress and tables go.
+        data_dir: the data folder, for the membership score on the scenario's own records.
+        as_json: print one JSON object instead of tables.
+
+    Returns:
+        Exit status: 0 if every check passed, 1 if not.
+
+    Raises:
+        UserError: if data are missing, or a site does not train.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder,
+        _progress(console, scenario, as_json) as done,
+    ):
+        audit = run_audit(scenario, Path(folder), data_dir, done)
+    if as_json:
+        print(json.dumps(audit_json(audit.checks, audit.canaries, audit.membership)))
+    else:
+        print_audit(console, scenario, audit.checks, audit.canaries, audit.membership)
+    return 0 if audit.passed else 1
+
+
+def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: Callable[[], None]) -> Audit:
+    """Run the three detectors and the membership attack.
+
+    Args:
+        scenario: the audited scenario.
+        folder: where the audited sites may write.
+        data_dir: the data folder.
+        on_part: called after each detector and after each round of the membership attack.
+
+    Returns:
+        What was found.
+    """
+    # Seeds, records and coins of the audit; a seeded scenario gives a repeatable audit.
+    generator = np.random.default_rng(scenario.simulation.insecure_seed)
+    canaries = audit_canaries(scenario, folder / "canaries", generator)
+    on_part()
+    neighbours = audit_neighbours(scenario, folder / "neighbours", generator)
+    on_part()
+    noise = audit_noise(scenario, folder / "noise", generator)
+    on_part()
+    membership = attack_membership(scenario, folder / "membership", data_dir, on_part)
+    return Audit((*canaries.checks, *neighbours, *noise), canaries, membership)
+
+
+@contextmanager
+def _progress(console: Console, scenario: Scenario, hidden: bool) -> Iterator[Callable[[], None]]:
+    columns = (TextColumn("auditing"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task("audit", total=DETECTORS + scenario.training.rounds)
+        yield lambda: progress.advance(task)

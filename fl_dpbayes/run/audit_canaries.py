@@ -1,0 +1,198 @@
+"""The canary detector: records that each own one input, put in by a coin; how well does the released chain betray them?
+
+The attacker is the server: it chooses the start state, and it sees every state, which the accounting grants it. The
+model is the logistic one with an input for each canary; sampler, noise, clip norm, sampling rate and budget are the
+scenario's. The start state predicts each canary wrongly with certainty, so that its gradient points into its own
+direction (e_0 - e_1) / sqrt(2) of its own column at full length C throughout, and canaries do not touch each other.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.privacy.audit_check import Check
+from fl_dpbayes.privacy.audit_epsilon import gaussian_epsilon_bound, log_likelihood_ratios, one_run_epsilon_bound
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.gdp import gdp_mu
+from fl_dpbayes.privacy.solve import solve_noise
+from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol.plan import GaussianPrior, TrainingPlan
+from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.run.audit_site import MadeUpRecords, Release, release, start_of, write_site
+from fl_dpbayes.scenario import Scenario, training_plan
+from fl_dpbayes.schedules.step_size import step_sizes
+
+Array = npt.NDArray[np.float64]
+
+# A sound mechanism exceeds its claim with at most this chance's complement; 95 % would fail too many sound ones.
+CONFIDENCE = 0.99
+MOST_CANARIES = 1500
+MOST_STEPS = 200
+# Beyond it hardly any guess is wrong, and fewer canaries than exp(mu^2 / 8) cannot tell a claim from its double.
+LARGEST_MU = 2.0
+# A canary's share of its gradient's length that lies outside its own column, the bias, is 1 / STRENGTH at most.
+STRENGTH = 10.0
+# Between a canary's two logits: beyond it the softmax is saturated to 1e-13.
+LOGIT_GAP = 30.0
+NOISE_DEVIATIONS = 6.0
+
+
+@dataclass(frozen=True)
+class CanaryAudit:
+    """What the canaries say about epsilon.
+
+    Attributes:
+        canaries: how many there were, about half of them put in.
+        units: n, declared by the audited site.
+        steps: audited steps, the first of the plan.
+        planned_steps: steps of the whole plan.
+        delta: for which all epsilons hold.
+        claimed: epsilon of the audited steps, as the site's own ledger states it; may be infinite.
+        gaussian_bound: lower bound from a threshold test, read on a Gaussian trade-off curve.
+        one_run_bound: lower bound from one run's boldest guesses.
+        certified: whether the first bound is a proof (sampling rate 1) or a detector of faults only.
+    """
+
+    canaries: int
+    units: int
+    steps: int
+    planned_steps: int
+    delta: float
+    claimed: float
+    gaussian_bound: float
+    one_run_bound: float
+    certified: bool
+
+    @property
+    def checks(self) -> list[Check]:
+        """That no bound exceeds the claim."""
+        bounds = (("Gaussian trade-off", self.gaussian_bound), ("one run", self.one_run_bound))
+        return [
+            Check("canaries", f"lower bound on epsilon ({name})", bound, self.claimed, "at most")
+            for name, bound in bounds
+        ]
+
+
+def audit_canaries(
+    scenario: Scenario, folder: Path, generator: np.random.Generator, *, most: int = MOST_CANARIES
+) -> CanaryAudit:
+    """Plant canaries, attack what the site releases, and bound epsilon from below.
+
+    Args:
+        scenario: the audited scenario.
+        folder: where the site may write.
+        generator: tosses the coins; seeds the site, where the scenario seeds its noise.
+        most: number of canaries, where delta allows as many; more of them bound epsilon more sharply.
+
+    Returns:
+        Claim and bounds.
+    """
+    plan = _plan(scenario)
+    canaries, units, silent = _sizes(plan.privacy.delta, most)
+    included = generator.random(canaries) < 0.5
+    seed = None if scenario.simulation.insecure_seed is None else int(generator.integers(2**63))
+    task = Task(input_shape=(canaries + 1,), classes=2)
+    length = STRENGTH * max(1.0, plan.privacy.clip_norm)
+    site_file = write_site(
+        folder,
+        "site-1",
+        _records(included, silent, length),
+        task,
+        plan.privacy,
+        units=units,
+        insecure_seed=seed,
+        device=scenario.resources.device,
+    )
+    sigmas = solve_noise(plan.privacy, step_sizes(plan.step_size, plan.total_steps), units).noise_multipliers
+    steps = _audited_steps(plan, sigmas)
+    released = release(
+        site_file,
+        LogisticModel(),
+        task,
+        plan,
+        _start(plan, task, sigmas[:steps], units, length),
+        run=f"{1:032x}",
+        round_number=1,
+        first_step=0,
+        steps=steps,
+    )
+    scores = _scores(released, plan, canaries, length)
+    delta, claimed = plan.privacy.delta, released.reply.privacy.epsilon
+    return CanaryAudit(
+        canaries=canaries,
+        units=units,
+        steps=released.reply.steps,
+        planned_steps=plan.total_steps,
+        delta=delta,
+        claimed=math.inf if claimed is None else claimed,
+        gaussian_bound=gaussian_epsilon_bound(scores, included, threshold=0.0, delta=delta, confidence=CONFIDENCE),
+        one_run_bound=one_run_epsilon_bound(
+            scores, included, guesses=canaries // 2, delta=delta, confidence=CONFIDENCE
+        ),
+        certified=plan.privacy.sampling_rate == 1,
+    )
+
+
+def _plan(scenario: Scenario) -> TrainingPlan:
+    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
+    return plan.model_copy(
+        update={"burn_in": 0, "thinning": 1, "privacy": plan.privacy.model_copy(update={"pre_noise": 0.0})}
+    )
+
+
+def _sizes(delta: float, most: int) -> tuple[int, int, int]:
+    """Return how many canaries, declared units and silent records a delta below 1 / units allows.
+
+    About half the canaries are put in, within 5 standard deviations (2.5 sqrt(m)); the site's check of its declared
+    number wants that within a fifth of all units.
+    """
+    most_units = max(1, math.ceil(1 / delta) - 1)
+    canaries = max(2, min(most, int((most_units / 12.5) ** 2), 2 * most_units))
+    units = min(most_units, max(canaries // 2, math.ceil(12.5 * math.sqrt(canaries))))
+    return canaries, units, max(0, units - canaries // 2)
+
+
+def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> MadeUpRecords:
+    chosen = np.flatnonzero(included)
+    levels = np.zeros((len(chosen) + silent, len(included) + 1), np.uint8)
+    levels[np.arange(len(chosen)), chosen] = 1
+    levels[len(chosen) :, -1] = 1
+    return MadeUpRecords(levels, np.ones(len(levels), np.int64), scale=1 / length)
+
+
+def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
+    rate = plan.privacy.sampling_rate
+    squares = np.cumsum([gdp_mu((GaussianEvent(float(sigma), rate, 1),)).mu ** 2 for sigma in sigmas[:MOST_STEPS]])
+    return max(1, int(np.searchsorted(squares, LARGEST_MU**2, side="right")))
+
+
+def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: float) -> Arrays:
+    """Set the weights so that every canary stays wrongly, and the silent records rightly, predicted to the end."""
+    privacy = plan.privacy
+    sizes = step_sizes(plan.step_size, plan.total_steps)[: len(sigmas)]
+    batch_size = privacy.sampling_rate * units
+    pull = privacy.clip_norm * float(sizes.sum()) / math.sqrt(2)
+    noise = privacy.clip_norm / batch_size * math.sqrt(float(np.square(sizes * sigmas).sum()))
+    drift = pull / units + pull / length**2 + NOISE_DEVIATIONS * noise
+    decay = 1.0
+    if isinstance(plan.prior, GaussianPrior):
+        decay = float(np.prod(1 - sizes * plan.prior_share / (units * plan.prior.scale**2)))
+    height = (LOGIT_GAP / (2 * length) + drift) / max(1e-3, decay)
+    weights = np.full(task.input_shape[0], height, np.float32)
+    weights[-1] = -height
+    weight_name = next(iter(start_of(LogisticModel(), task)))
+    return start_of(LogisticModel(), task, {weight_name: np.stack([weights, -weights])})
+
+
+def _scores(released: Release, plan: TrainingPlan, canaries: int, length: float) -> Array:
+    sums = released.noisy_sums[:, : 2 * (canaries + 1)].reshape(len(released.noisy_sums), 2, canaries + 1)
+    projections = (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2)
+    return log_likelihood_ratios(
+        projections,
+        signal=plan.privacy.clip_norm * length / math.hypot(length, 1.0),
+        noise_std=released.noise_multipliers * plan.privacy.clip_norm,
+        sampling_rate=plan.privacy.sampling_rate,
+    )

@@ -1,0 +1,94 @@
+"""Membership inference on what a site of the scenario really releases."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.privacy.audit_membership import MembershipScore, loss_threshold_attack
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.run.audit_site import request_training
+from fl_dpbayes.scenario import Scenario, training_plan
+from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+
+Array = npt.NDArray[np.float64]
+
+RUN = f"{1:032x}"
+# Losses are compared by rank only; below it float64 has no smaller probability.
+LEAST_PROBABILITY = 1e-300
+
+
+def attack_membership(
+    scenario: Scenario, folder: Path, data_dir: Path | None, on_round: Callable[[], None]
+) -> MembershipScore:
+    """Train the scenario's first training site through the whole plan and attack the posterior that it releases.
+
+    Members are its training units, others its test units; a unit's loss is the sum over its records of -log of the
+    predictive probability of the label.
+
+    Args:
+        scenario: the audited scenario.
+        folder: where the site may write.
+        data_dir: the data folder.
+        on_round: called after each round.
+
+    Returns:
+        The score.
+
+    Raises:
+        UserError: if data are missing, the site has no test record, or it does not train.
+    """
+    planned = plan_sites(scenario, data_dir)
+    prepare_simulation(scenario, planned, folder)
+    number = next(i for i, site in enumerate(planned.sites) if site.spec.role == "train")
+    site_file = read_site_file(sorted((folder / SITES_FOLDER).glob("*.toml"))[number])
+    site = load_site(site_file)
+    assert site.train is not None
+    plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
+    module = build_model(scenario.model, site.task, seed=scenario.seed)
+    last = vector_to_arrays(to_vector(module), module)
+    samples: list[Arrays] = []
+    weights: list[float] = []
+    epsilon: float | None = None
+    for round_number in range(1, plan.rounds + 1):
+        reply, arrays = request_training(
+            site_file,
+            scenario.model,
+            site.task,
+            plan,
+            last,
+            run=RUN,
+            round_number=round_number,
+            first_step=(round_number - 1) * plan.steps_per_round,
+            steps=plan.steps_per_round,
+        )
+        last, epsilon = without_prefix("last", arrays), reply.privacy.epsilon
+        if reply.sample_weights:
+            samples.append(without_prefix("samples", arrays))
+            weights += reply.sample_weights
+        on_round()
+        if reply.status == "PARTIAL":
+            break
+    if samples:
+        posterior = {name: np.concatenate([part[name] for part in samples]) for name in last}
+    else:
+        posterior, weights = {name: array[None] for name, array in last.items()}, [1.0]
+    losses = [_losses(module, posterior, np.array(weights), part) for part in (site.train, site.test)]
+    return loss_threshold_attack(
+        *losses, epsilon=math.inf if epsilon is None else epsilon, delta=scenario.privacy.delta
+    )
+
+
+def _losses(module: nn.Module, posterior: Arrays, weights: Array, part: Part) -> Array:
+    probabilities = predictive_probabilities(module, posterior, weights, part.features)
+    of_label = probabilities[np.arange(len(part.labels)), part.labels]
+    losses = -np.log(np.maximum(of_label, LEAST_PROBABILITY))
+    return np.bincount(part.unit_index, losses, part.unit_count).astype(np.float64)

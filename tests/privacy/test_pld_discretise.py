@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from fl_dpbayes.privacy.pld_discretise import LossMass, discretise, losses_at, outputs_at
+from fl_dpbayes.privacy.pld_levels import Level
+
+STEPS = [Level(1.0, 0.01, 1), Level(0.3, 0.2, 1), Level(5.0, 0.9, 1), Level(2.0, 1.0, 1), Level(0.05, 0.001, 1)]
+SPACING = 0.01
+
+
+def of_grid(loss: LossMass, epsilons: np.ndarray) -> np.ndarray:
+    grid = (loss.first + np.arange(loss.mass.size)) * SPACING
+    gain = -np.expm1(np.minimum(epsilons[:, None] - grid[None, :], 0.0))
+    return gain @ loss.mass + loss.infinite
+
+
+def exact(level: Level, epsilons: np.ndarray, direction: str) -> np.ndarray:
+    """Hockey-stick divergences of the two mixtures, by the densities' crossing point."""
+    s, q = level.noise_multiplier, level.sampling_rate
+    if direction == "remove":
+        x = outputs_at(epsilons, level, "add_or_remove_one")
+        below = ndtr(-x / s)
+        return q * ndtr((1 - x) / s) + (1 - q) * below - np.exp(epsilons) * below
+    if direction == "add":
+        x = outputs_at(-epsilons, level, "add_or_remove_one")
+        return ndtr(x / s) - np.exp(epsilons) * ((1 - q) * ndtr(x / s) + q * ndtr((x - 1) / s))
+    x = outputs_at(epsilons, level, "replace_one")
+    p = (1 - q) * ndtr(-x / s) + q * ndtr((1 - x) / s)
+    return p - np.exp(epsilons) * ((1 - q) * ndtr(-x / s) + q * ndtr((-1 - x) / s))
+
+
+def discretised(level: Level, reach: float = 9.0) -> dict[str, LossMass]:
+    remove, add = discretise(level, "add_or_remove_one", SPACING, reach)
+    (replace,) = discretise(level, "replace_one", SPACING, reach)
+    return {"remove": remove, "add": add, "replace": replace}
+
+
+@pytest.mark.parametrize("level", STEPS, ids=str)
+def test_divergences_are_exact_on_the_grid_and_above_between(level: Level) -> None:
+    for direction, loss in discretised(level).items():
+        grid = SPACING * np.arange(-100, 500, 7)
+        assert of_grid(loss, grid) == pytest.approx(exact(level, grid, direction), rel=1e-7, abs=1e-13)
+        between = grid + SPACING / 3
+        excess = of_grid(loss, between) - exact(level, between, direction)
+        assert excess.min() >= -1e-13
+        # A chord in exp(epsilon) over one bin lies above by at most h/4 of the slope, which is at most 1.
+        assert excess.max() <= SPACING / 4 * math.exp(SPACING)
+
+
+@pytest.mark.parametrize("level", STEPS, ids=str)
+@pytest.mark.parametrize("reach", [9.0, 1.0])
+def test_mass_of_both_distributions_is_kept(level: Level, reach: float) -> None:
+    for loss in discretised(level, reach).values():
+        grid = (loss.first + np.arange(loss.mass.size)) * SPACING
+        assert loss.mass.min() >= 0
+        assert loss.mass.sum() + loss.infinite == pytest.approx(1.0, abs=1e-12)
+        assert loss.mass @ np.exp(-grid) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("level", STEPS, ids=str)
+@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
+def test_outputs_invert_losses(level: Level, adjacency: str) -> None:
+    x = np.linspace(-3, 6, 50) * level.noise_multiplier
+    loss = losses_at(x, level, adjacency)  # type: ignore[arg-type]
+    assert losses_at(outputs_at(loss, level, adjacency), level, adjacency) == pytest.approx(  # type: ignore[arg-type]
+        loss, rel=1e-9, abs=1e-9
+    )
+    assert np.all(np.diff(loss) >= 0)
+
+
+def test_losses_below_the_range_have_no_output() -> None:
+    level = Level(1.0, 0.25, 1)
+    assert outputs_at(np.array([-0.3]), level, "add_or_remove_one")[0] == -math.inf
+
+
+@pytest.mark.parametrize("level", STEPS, ids=str)
+def test_what_is_cut_still_counts(level: Level) -> None:
+    epsilons = SPACING * np.arange(0, 300, 7)
+    for direction, loss in discretised(level, 1.0).items():
+        assert np.all(of_grid(loss, epsilons) >= exact(level, epsilons, direction) - 1e-13)
+
+
+def test_losses_beyond_float_range_go_up_not_down() -> None:
+    level = Level(0.02, 0.5, 1)
+    remove, _ = discretise(level, "add_or_remove_one", 1.0, 9.0)
+    grid = remove.first + np.arange(remove.mass.size)
+    x = 1 + 0.02 * np.linspace(-8, 8, 20_001)
+    density = 0.5 * np.exp(-np.square((x - 1) / 0.02) / 2) / math.sqrt(2 * math.pi) * (16 / 20_000)
+    loss = losses_at(x, level, "add_or_remove_one")
+    for epsilon in (800.5, 1250.5, 1400.5):
+        truth = density @ -np.expm1(np.minimum(epsilon - loss, 0.0))
+        ours = remove.mass @ -np.expm1(np.minimum(epsilon - grid, 0.0)) + remove.infinite
+        assert truth <= ours <= 1.05 * truth

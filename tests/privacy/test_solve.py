@@ -1,0 +1,119 @@
+import math
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.events import history_of_steps
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
+from fl_dpbayes.protocol.plan import ConstantStepSize, ExponentialStepSize, PolynomialStepSize, PrivacyPlan
+from fl_dpbayes.schedules.noise import temperatures
+from fl_dpbayes.schedules.step_size import step_sizes
+
+SCHEDULES = [
+    ConstantStepSize(initial=0.05),
+    ExponentialStepSize(initial=0.05, decay=0.97),
+    PolynomialStepSize(initial=0.05, power=0.51),
+]
+UNITS = 400
+
+
+def plan(coupling: str, rate: float, epsilon: float = 2.0, **parameters: float) -> PrivacyPlan:
+    return PrivacyPlan(epsilon=epsilon, delta=1e-4, coupling=coupling, sampling_rate=rate, clip_norm=2.0, **parameters)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.05])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
+@pytest.mark.parametrize("coupling", ["constant", "temperature", "langevin", "floor"])
+def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: ConstantStepSize, rate: float) -> None:
+    sizes = step_sizes(schedule, 60)
+    # A temperature at which the Langevin noise alone would cost too much.
+    given = {"temperature": 0.01} if coupling == "floor" else {}
+    solved = solve_noise(plan(coupling, rate, **given), sizes, UNITS)
+    again = pld_epsilon(history_of_steps(solved.noise_multipliers, rate), 1e-4)
+    assert 0.999 * 2.0 <= again <= 2.0
+    assert solved.epsilon == again
+    assert pld_epsilon(solved.history, 1e-4) == again
+    resulting = temperatures(
+        sizes, solved.noise_multipliers, clip_norm=2.0, expected_batch_size=rate * UNITS, units=UNITS
+    )
+    if coupling == "langevin":
+        assert resulting == pytest.approx(np.full(60, solved.temperature), rel=1e-12)
+    if coupling == "floor":
+        assert np.all(resulting >= 0.01 * (1 - 1e-12))
+        assert np.all(solved.noise_multipliers >= solved.noise_multiplier)
+    if coupling in ("constant", "floor"):
+        assert solved.noise_multiplier is not None
+        assert solved.noise_multiplier > 0
+
+
+@pytest.mark.parametrize(
+    ("coupling", "given"),
+    [
+        ("constant", {"noise_multiplier": 0.7}),
+        ("temperature", {"temperature": 3.0}),
+        ("langevin", {"temperature": 1.0}),
+        ("floor", {"temperature": 1.0, "noise_multiplier": 0.7}),
+    ],
+)
+def test_a_given_parameter_is_used_whatever_it_costs(coupling: str, given: dict[str, float]) -> None:
+    solved = solve_noise(plan(coupling, 0.05, epsilon=1e-6, **given), step_sizes(SCHEDULES[0], 10), UNITS)
+    assert solved.epsilon > 1e-6
+    assert solved.noise_multiplier == given.get("noise_multiplier")
+    assert solved.temperature == given.get("temperature")
+    assert len(solved.noise_multipliers) == 10
+
+
+def test_a_floor_that_is_not_needed_is_zero() -> None:
+    sizes = step_sizes(SCHEDULES[2], 20)
+    solved = solve_noise(plan("floor", 0.05, temperature=50.0), sizes, UNITS)
+    langevin = solve_noise(plan("langevin", 0.05, temperature=50.0), sizes, UNITS)
+    assert solved.noise_multiplier == 0
+    assert np.array_equal(solved.noise_multipliers, langevin.noise_multipliers)
+    assert 0 <= solved.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
+@pytest.mark.parametrize("rate", [1.0, 0.02])
+def test_constant_noise_is_solved_over_four_decades(epsilon: float, adjacency: str, rate: float) -> None:
+    sigma = solve_multiplier(epsilon, 1e-5, rate, 100, adjacency)  # type: ignore[arg-type]
+    spent = pld_epsilon(history_of_steps(np.full(100, sigma), rate), 1e-5, adjacency)  # type: ignore[arg-type]
+    assert 0.999 * epsilon <= spent <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "reason"),
+    [
+        (1e-9, 1e-12, 0.5, "no noise gives epsilon"),
+        (1e12, 1e-5, 1.0, "no noise gives epsilon"),
+        (1.0, 0.5, 0.01, "any noise would do"),
+    ],
+)
+def test_a_budget_that_no_noise_meets_is_refused(epsilon: float, delta: float, rate: float, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        solve_multiplier(epsilon, delta, rate, 10)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_largest_prefix_equals_a_search_step_by_step(rate: float) -> None:
+    sigmas = np.linspace(4.0, 1.0, 40)
+    costs = [pld_epsilon(history_of_steps(sigmas[:steps], rate), 1e-5) for steps in range(41)]
+    for epsilon in (0.0, costs[1], 0.999 * costs[1], 1.5, costs[23], costs[40], 1e3):
+        expected = max(steps for steps in range(41) if costs[steps] <= epsilon)
+        assert largest_prefix(sigmas, rate, epsilon, 1e-5) == expected
+
+
+def test_largest_prefix_of_no_noise_is_empty() -> None:
+    assert largest_prefix(np.zeros(5), 0.5, 10.0, 1e-5) == 0
+    assert largest_prefix(np.zeros(5), 0.5, math.inf, 1e-5) == 5
+    assert largest_prefix(np.zeros(0), 0.5, 10.0, 1e-5) == 0
+
+
+@pytest.mark.slow
+def test_five_hundred_kinds_of_step_are_solved() -> None:
+    sizes = step_sizes(PolynomialStepSize(initial=0.05, power=0.51), 500)
+    solved = solve_noise(plan("langevin", 0.01), sizes, UNITS)
+    assert len(set(solved.noise_multipliers)) == 500
+    assert 0.999 * 2.0 <= solved.epsilon <= 2.0

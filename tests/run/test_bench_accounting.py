@@ -1,0 +1,27 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from fl_dpbayes.privacy.events import GaussianEvent
+
+
+@pytest.mark.slow
+def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_dpbayes.run import bench_accounting
+
+    few = (GaussianEvent(1.5, 0.1, 3), GaussianEvent(2.0, 0.1, 3))
+    monkeypatch.setattr(bench_accounting, "FEW", few)
+    monkeypatch.setattr(bench_accounting, "MANY", few)
+    console = Console(width=200, file=io.StringIO(), record=True)
+    bench_accounting.bench_accounting(console)
+    rows = [line.split("│") for line in console.export_text().splitlines() if line.startswith("│")]
+    assert [row[2].strip() for row in rows[:4]] == [
+        "PLD of fl_dpbayes",
+        "RDP of fl_dpbayes",
+        "PLD of dp-accounting",
+        "PRV of Opacus",
+    ]
+    ours, dp_accounting, opacus = (float(rows[index][5]) for index in (0, 2, 3))
+    assert ours == pytest.approx(dp_accounting, rel=1e-3)
+    assert ours - 1e-3 <= opacus <= ours + 0.03

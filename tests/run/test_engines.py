@@ -1,0 +1,121 @@
+"""Both engines run the same apps: equal seeds give equal results, and one dead process does not end a run."""
+
+import contextlib
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.ledger import Ledger
+
+SEEDED = [
+    "--set", "training={rounds=2, steps_per_round=5, burn_in=5, thinning=5}",
+    "--set", "simulation.insecure_seed=11",
+]  # fmt: skip
+
+
+def command(folder: Path, engine: str, *options: str) -> list[str]:
+    return [
+        sys.executable, "-c", "from fl_dpbayes.cli import main; main()",
+        "simulate", "quickstart", "--engine", engine, "--out", str(folder), *options,
+    ]  # fmt: skip
+
+
+def children_of_group(leader: int, name: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if name in (entry / "cmdline").read_bytes().decode() and _descends(int(entry.name), leader):
+                found.append(int(entry.name))
+    return found
+
+
+def _descends(process: int, ancestor: int) -> bool:
+    while process > 1:
+        if process == ancestor:
+            return True
+        stat = Path(f"/proc/{process}/stat").read_text()
+        process = int(stat.rpartition(")")[2].split()[1])
+    return False
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_results_on_both_engines(tmp_path: Path) -> None:
+    for engine in ("inline", "flower"):
+        subprocess.run(command(tmp_path / engine, engine, *SEEDED), check=True, capture_output=True, timeout=300)
+    inline, flower = (load_posterior(tmp_path / engine / "posterior.safetensors") for engine in ("inline", "flower"))
+    assert inline.metadata == flower.metadata
+    np.testing.assert_array_equal(inline.samples.weights, flower.samples.weights)
+    for name, array in inline.samples.arrays.items():
+        np.testing.assert_array_equal(array, flower.samples.arrays[name])
+    summaries = [json.loads((tmp_path / engine / "summary.json").read_text()) for engine in ("inline", "flower")]
+    for key in ("privacy", "calibration", "reliability", "sites", "bytes"):
+        assert summaries[0][key] == summaries[1][key], key
+    assert not [path for path in (tmp_path / "flower").iterdir() if path.suffix == ".db"]
+
+
+@pytest.mark.slow
+def test_run_goes_on_when_the_process_of_one_site_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = ["--set", "training={rounds=6, steps_per_round=60, burn_in=60, thinning=60}"]
+    process = subprocess.Popen(command(folder, "flower", *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        events = folder / "events.jsonl"
+        while process.poll() is None and not killed:
+            if events.is_file() and '"event": "train", "time"' in events.read_text():
+                workers = children_of_group(process.pid, "ray::ClientAppActor")
+                if workers:
+                    os.kill(workers[0], signal.SIGKILL)
+                    killed.append(workers[0])
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=kill_one)
+    watcher.start()
+    output = process.communicate(timeout=400)[0].decode()
+    watcher.join()
+    assert killed
+    assert process.returncode == 0, output
+    summary = json.loads((folder / "summary.json").read_text())
+    assert [row["site"] for row in summary["privacy"] if row["status"].startswith("FAILED")], summary["warnings"]
+    with (folder / "rounds.csv").open(newline="") as file:
+        usable = [int(row["sites_ok"]) for row in csv.DictReader(file)]
+    assert min(usable) >= 3, "only the message that the dead process held may be lost"
+    assert usable[-1] == 4
+    assert {row["site"] for row in summary["calibration"]} >= {site["name"] for site in summary["sites"]}
+    for path in sorted((folder / "sites").glob("*.toml")):
+        site_file = read_site_file(path)
+        if site_file.role == "train":
+            with Ledger.open_existing(site_file.ledger.path, site_file.ledger.cohort) as ledger:
+                assert ledger.verify() == []
+                assert ledger.spent("train").epsilon <= site_file.ledger.epsilon
+
+
+@pytest.mark.slow
+def test_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path / "run", "flower"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    events = tmp_path / "run" / "events.jsonl"
+    deadline = time.monotonic() + 200
+    while not events.is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    workers = children_of_group(process.pid, "")
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"Traceback" not in error
+    time.sleep(3)
+    left = [number for number in workers if number != process.pid and Path(f"/proc/{number}").exists()]
+    assert not left

@@ -1,0 +1,159 @@
+"""The command line as a user meets it: wrong input in one clear line, status 2, no traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fl_dpbayes import cli
+
+SMALL = [
+    "--set", "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}",
+    "--set", "privacy.coupling=constant", "--set", "privacy.temperature=", "--set", "privacy.sampling_rate=1.0",
+]  # fmt: skip
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(caught.value.code or 0), captured.out, captured.err
+
+
+WRONG = {
+    "unknown scenario": (["simulate", "nowhere"], "no scenario 'nowhere'"),
+    "unknown key": (["simulate", "quickstart", "--set", "privacy.epsilom=1"], "did you mean 'epsilon'"),
+    "wrong type": (["simulate", "quickstart", "--set", "training.rounds=many"], "training.rounds is 'many'"),
+    "delta not below 1/n": (["simulate", "quickstart", "--set", "privacy.delta=0.01"], "below 1/n"),
+    "impossible partition": (["simulate", "quickstart", "--set", "partition.min_records=900"], "partition.min_records"),
+    "missing data": (["simulate", "mnist", "--data-dir", "/nonexistent"], "--data-dir"),
+    "burn-in too long": (["simulate", "quickstart", "--set", "training.burn_in=999999"], "burn_in"),
+    "unreachable epsilon": (["solve", "--epsilon", "-1", "--delta", "1e-5", "--q", "0.1", "--steps", "10"], "epsilon"),
+    "bad delta": (["account", "--delta", "2", "--sigma", "1", "--q", "1", "--steps", "1"], "--delta is 2"),
+    "half a mechanism": (["account", "--delta", "1e-5", "--sigma", "1"], "--sigma, --q and --steps together"),
+    "bad history": (["account", "--delta", "1e-5", "--history", "/nonexistent.json"], "cannot be read"),
+    "no run directory": (["report", "/nonexistent"], "not a run directory"),
+    "no posterior": (["predict", "/nonexistent", "x.csv"], "does not exist"),
+    "no site file": (["site", "ledger", "show", "/nonexistent.toml"], "does not exist"),
+    "not toml": (["simulate", "README.toml"], "does not exist"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_line_with_status_two(name: str, capsys, monkeypatch) -> None:
+    arguments, expected = WRONG[name]
+    status, _, error = run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 2
+    assert expected in error
+    assert "Traceback" not in error
+    assert error.strip().count("\n") == 0
+
+
+def test_unknown_option_and_choice_are_refused_by_name(capsys, monkeypatch) -> None:
+    for arguments in (["simulate", "quickstart", "--engin", "x"], ["simulate", "quickstart", "--engine", "spark"]):
+        status, _, error = run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+        assert status == 2
+        assert arguments[2] in error or arguments[3] in error
+
+
+def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "precious").write_text("x")
+    status, _, error = run("simulate", "quickstart", "--out", str(tmp_path), capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 2
+    assert "is not empty" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_internal_fault_shows_no_traceback(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("fl_dpbayes.scenario.load_scenario", lambda *arguments: 1 / 0)
+    status, _, error = run("simulate", "quickstart", capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 1
+    assert "Traceback" not in error
+    assert "ZeroDivisionError" in error
+
+
+def commands_of(group, prefix=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_of(command, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    import typer
+
+    group = typer.main.get_command(cli.app)
+    for path in commands_of(group):
+        result = CliRunner().invoke(cli.app, [*path, "--help"])
+        assert result.exit_code == 0
+        assert "Example: fl-dpbayes" in result.output, path
+
+
+def test_account_json_has_the_contracts_keys(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["x", "account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json"]
+    )
+    with pytest.raises(SystemExit):
+        cli.main()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() == {"delta", "adjacency", "mu", "mu_kind", "epsilon"}
+    assert answer["epsilon"].keys() == {"pld", "rdp", "gdp"}
+    assert answer["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
+
+
+def test_solve_json_meets_its_target(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["x", "solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json"]
+    )
+    with pytest.raises(SystemExit):
+        cli.main()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
+    assert 2 * 0.999 <= answer["epsilon"] <= 2
+
+
+def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, capsys, monkeypatch) -> None:
+    from sklearn.datasets import load_digits
+
+    out = tmp_path / "run"
+    status, printed, _ = run(
+        "simulate",
+        "quickstart",
+        "--engine",
+        "inline",
+        "--out",
+        str(out),
+        *SMALL,
+        capsys=capsys,
+        monkeypatch=monkeypatch,
+    )
+    assert status == 0
+    assert "Privacy spent" in printed
+    assert "report.html" in printed
+    digits = load_digits()
+    data = tmp_path / "new.npz"
+    np.savez(data, features=digits.images[:50].astype(np.float32) / 16, labels=digits.target[:50])
+    table = tmp_path / "predictions.csv"
+    status, *_ = run("predict", str(out), str(data), "--out", str(table), capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 0
+    lines = table.read_text().splitlines()
+    assert len(lines) == 51
+    values = np.array([[float(cell) for cell in line.split(",")[2:12]] for line in lines[1:]])
+    np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-4)
+    status, printed, _ = run("evaluate", str(out), str(data), "--json", capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 0
+    assert json.loads(printed)["n"] == 50
+    status, _, error = run("predict", str(out), str(tmp_path / "no.csv"), capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 2
+    assert "does not exist" in error
+
+
+def test_help_starts_without_torch() -> None:
+    code = "import sys; import fl_dpbayes.cli; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
