@@ -14,6 +14,7 @@ from clients.refused import RefusedError
 from clients.stored_reply import pack_reply, unpack_reply
 from fl_dpbayes.data.site import Site, load_site
 from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
 from fl_dpbayes.privacy.events import History, history_of_steps
@@ -104,7 +105,11 @@ def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> Histo
             raise RefusedError(RefusalCode.PLAN_CHANGED, "plan")
         return stored.history
     privacy = request.plan.privacy
-    solved = solve_noise(privacy, step_sizes(request.plan.step_size, request.plan.total_steps), site.units)
+    try:
+        solved = solve_noise(privacy, step_sizes(request.plan.step_size, request.plan.total_steps), site.units)
+    except (UserError, ValueError):
+        # No noise of this coupling meets the request's budget, or its step sizes vanish.
+        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy") from None
     if solved.epsilon <= privacy.epsilon:
         return solved.history
     # The request states its noise, and all steps together would cost more than the run's own epsilon.

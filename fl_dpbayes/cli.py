@@ -1,6 +1,7 @@
 """The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +29,10 @@ Engine = Annotated[
     typer.Option(click_type=click.Choice(["flower", "inline"]), help="flower: Ray, several processes; inline: here."),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
+]
 Delta = Annotated[float, typer.Option(help="Delta, in (0, 1).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Adjacency = Annotated[
@@ -41,10 +46,7 @@ def simulate(
     scenario: Annotated[str, typer.Argument(help="A shipped name or the path of a .toml file.")],
     engine: Engine = "flower",
     out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<scenario>-<time>.")] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
-    ] = None,
+    assignments: Assignments = None,
     data_dir: DataDir = None,
     seed: Annotated[int | None, typer.Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
 ) -> None:
@@ -147,6 +149,21 @@ def solve(
         console.print(solve_table(result))
 
 
+@app.command(epilog="Example: fl-dpbayes audit quickstart")
+def audit(
+    scenario: Annotated[str, typer.Argument(help="A shipped name or the path of a .toml file.")],
+    assignments: Assignments = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a scenario's own training path with planted canaries; status 1 if it leaks more than it claims."""
+    from fl_dpbayes.run.audit import audit_scenario
+    from fl_dpbayes.scenario import load_scenario
+
+    loaded = load_scenario(scenario, assignments or [])
+    raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
+
+
 @app.command(epilog="Example: fl-dpbayes bench accounting")
 def bench(
     name: Annotated[str, typer.Argument(click_type=click.Choice(["accounting"]), help="Which benchmark.")],
@@ -188,8 +205,14 @@ def ledger_export(site_file: SiteFileArgument) -> None:
     print(json.dumps(export_ledger(site_file), indent=2))
 
 
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake that the user can correct."""
+    # A terminated command must end the processes that it started, as an interrupted one does.
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         status = app(standalone_mode=False) or 0
         if status == INTERRUPTED:

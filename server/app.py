@@ -1,9 +1,11 @@
 """The Flower ServerApp."""
 
 from datetime import UTC, datetime
+from logging import INFO
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 import server
@@ -40,6 +42,7 @@ def main(grid: Grid, context: Context) -> None:
         EventLog(run_folder).write("failed", reason=str(error))
         raise
     EventLog(run_folder).write("finished")
+    log(INFO, "run directory: %s", run_folder)
 
 
 def _run_folder(given: str, name: str) -> Path:

@@ -18,13 +18,14 @@ from server.fald import FALDStrategy
 from server.mixture import MixtureStrategy
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
-from server.roster import Roster, call_roster, wait_for_nodes
+from server.roster import Roster, call_roster, wait_for_simulated_nodes
 from server.run_record import RunRecord
 from server.strategy import Federation, PosteriorStrategy
 from server.summary import summarise_run
 
 STRATEGIES: dict[str, type[PosteriorStrategy]] = {"mixture": MixtureStrategy, "fald": FALDStrategy}
 NODE_SECONDS = 30.0
+SETTLED_SECONDS = 2.0
 
 
 def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_folder: str) -> None:
@@ -43,7 +44,7 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
     """
     ordered, events, record = OrderedGrid(grid), EventLog(run_folder), RunRecord(run_folder)
     record.begin("roster")
-    node_ids = wait_for_nodes(ordered, len(scenario.sites), NODE_SECONDS)
+    node_ids = wait_for_simulated_nodes(ordered, len(scenario.sites), NODE_SECONDS, SETTLED_SECONDS)
     roster = call_roster(
         ordered,
         node_ids,

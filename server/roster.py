@@ -42,13 +42,14 @@ class Roster:
         return self.members[0].card.task
 
 
-def wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
-    """Wait until enough nodes are connected.
+def wait_for_simulated_nodes(grid: Grid, expected: int, timeout: float, settled: float) -> list[int]:
+    """Wait until the nodes of a simulation are there; they appear together, so a number that stays is final.
 
     Args:
         grid: the grid.
         expected: how many nodes the scenario needs.
-        timeout: seconds to wait at most.
+        timeout: seconds to wait for the first node.
+        settled: seconds after which a number above zero that has not grown is final.
 
     Returns:
         Node ids in ascending order.
@@ -56,11 +57,13 @@ def wait_for_nodes(grid: Grid, expected: int, timeout: float) -> list[int]:
     Raises:
         UserError: if fewer nodes are connected when the time is over; for a simulation it gives the right command.
     """
-    deadline = time.monotonic() + timeout
+    deadline, seen = time.monotonic() + timeout, 0
     while True:
         node_ids = sorted(grid.get_node_ids())
         if len(node_ids) >= expected:
             return node_ids
+        if len(node_ids) > seen:
+            seen, deadline = len(node_ids), time.monotonic() + settled
         if time.monotonic() >= deadline:
             raise UserError(
                 f"{len(node_ids)} nodes are connected but the scenario has {expected} sites: start it with  "

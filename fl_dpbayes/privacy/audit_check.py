@@ -16,6 +16,7 @@ class Check:
         value: what was found.
         limit: what is allowed.
         relation: whether the value must be at most or at least the limit.
+        where: what the value was found on, where it is the worst of several.
     """
 
     detector: Detector
@@ -23,6 +24,7 @@ class Check:
     value: float
     limit: float
     relation: Literal["at most", "at least"]
+    where: str = ""
 
     @property
     def passed(self) -> bool:

@@ -49,7 +49,7 @@ def gaussian_epsilon_bound(
     Args:
         scores: one per canary, higher where it seems to be in, shape (m,).
         included: which canaries were in, shape (m,).
-        threshold: chosen before the scores were seen.
+        threshold: for a proof, chosen before the scores were seen.
         delta: in (0, 1).
         confidence: in (0, 1).
 

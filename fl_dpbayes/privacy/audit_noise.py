@@ -71,7 +71,7 @@ def noise_checks(rounds: Sequence[NoiseOfRound], *, false_alarm: float) -> list[
 
 def _check(what: str, findings: list[_Finding], level: float) -> Check:
     worst = min(findings, key=lambda finding: finding.probability)
-    return Check("noise", f"{what} (worst of {len(findings)}: {worst.where})", worst.probability, level, "at least")
+    return Check("noise", what, worst.probability, level, "at least", f"worst of {len(findings)}: {worst.where}")
 
 
 def _variances(rounds: Sequence[NoiseOfRound]) -> Iterator[_Finding]:

@@ -24,7 +24,7 @@ from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.pld_direction import Direction
 from fl_dpbayes.privacy.pld_discretise import discretise
 from fl_dpbayes.privacy.pld_grid import Grid
-from fl_dpbayes.privacy.pld_levels import Level, has_noise, levels_of, without_subsampling
+from fl_dpbayes.privacy.pld_levels import Level, chance_of_use, has_noise, levels_of, without_subsampling
 from fl_dpbayes.protocol.plan import Adjacency
 
 # Once a composition is extended its grid is chosen for this many times its steps, and kept while it serves.
@@ -129,6 +129,8 @@ class PldComposition:
         """
         if not has_noise(self.history):
             return math.inf
+        if chance_of_use(self.levels) <= delta:
+            return 0.0
         unsampled = gdp_epsilon(without_subsampling(self.levels, self.adjacency), delta)
         if self.grid is None:
             return unsampled

@@ -77,6 +77,13 @@ def without_subsampling(levels: tuple[Level, ...], adjacency: Adjacency) -> floa
     return shift * math.sqrt(math.fsum(level.steps / level.noise_multiplier**2 for level in levels))
 
 
+def chance_of_use(levels: tuple[Level, ...]) -> float:
+    """Return 1 - prod (1 - q_t), the chance that a unit joins any step: no delta above it needs an epsilon."""
+    if any(level.sampling_rate == 1 for level in levels):
+        return 1.0
+    return -math.expm1(math.fsum(level.steps * math.log1p(-level.sampling_rate) for level in levels))
+
+
 def _rounded_down(steps: dict[float, int]) -> dict[float, int]:
     edges = np.geomspace(min(steps), max(steps), MOST_LEVELS)
     # The first edge must not exceed the smallest noise by a rounding error.

@@ -1,6 +1,6 @@
 """The tables that a run prints at its end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -19,6 +19,7 @@ def _table(title: str, caption: str) -> Table:
         caption_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
+        padding=(0, 1),
         collapse_padding=True,
     )
 
@@ -30,9 +31,14 @@ def _privacy_caption(summary: Summary) -> str:
         parts.append(f"epsilon by {', '.join(methods)}.")
     if any(row.mu_kind == "clt" for row in summary.privacy):
         parts.append("mu (clt) is an approximation, not an upper bound.")
+    parts.append("temp.: Langevin temperature, 1 is the posterior.")
     if summary.seeded:
         parts.append("seeded: not private.")
     return " ".join(parts)
+
+
+def _name_width(names: Iterable[str], most: int) -> int:
+    return min(most, max(map(len, names), default=0))
 
 
 def privacy_table(summary: Mapping[str, object]) -> Table:
@@ -47,8 +53,10 @@ def privacy_table(summary: Mapping[str, object]) -> Table:
     run = parse_summary(summary)
     units = {site.name: site.n for site in run.sites}
     table = _table("Privacy spent", _privacy_caption(run))
-    table.add_column("site", max_width=24, overflow="fold")
-    for header in ("units", "steps", "epsilon", "budget", "delta", "mu", "temperature"):
+    table.add_column(
+        "site", min_width=_name_width((row.site for row in run.privacy), 16), max_width=24, overflow="fold"
+    )
+    for header in ("units", "steps", "epsilon", "budget", "delta", "mu", "temp."):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("status", max_width=9, overflow="fold")
     for row in run.privacy:
@@ -79,13 +87,13 @@ def calibration_table(summary: Mapping[str, object]) -> Table:
     rows = in_reading_order(parse_summary(summary).calibration)
     table = _table(
         "Calibration",
-        "accuracy in %, calibration errors in percentage points; (..) is the ECE that a perfectly calibrated model "
+        "accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated model "
         "would show at that n, [..] the 95% interval.",
     )
-    table.add_column("where", max_width=24, overflow="fold")
+    table.add_column("where", min_width=_name_width((row.site for row in rows), 12), max_width=18, overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("predictor", max_width=14, overflow="fold")
-    for header in ("accuracy", "NLL", "ECE (if calibr.)", "RMS debiased"):
+    table.add_column("predictor", max_width=14, min_width=9, overflow="fold")
+    for header in ("accuracy", "NLL", "ECE (ref.)", "RMS debiased"):
         table.add_column(header, justify="right", no_wrap=True)
     previous = None
     for row in rows:

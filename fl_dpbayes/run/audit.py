@@ -62,6 +62,7 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     Raises:
         UserError: if data are missing, or a site does not train.
     """
+    torch.set_num_threads(scenario.resources.threads_per_site)
     with (
         tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder,
         _progress(console, scenario, as_json) as done,

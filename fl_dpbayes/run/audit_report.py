@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -80,19 +81,24 @@ def audit_json(checks: Sequence[Check], canaries: CanaryAudit, membership: Membe
 
 
 def _check_table(checks: Sequence[Check]) -> Table:
-    table = Table(title="three detectors")
+    table = _table("Three detectors")
     for name in ("detector", "check", "value", "allowed", "verdict"):
         table.add_column(name, justify="right" if name in ("value", "allowed") else "left")
     for check in checks:
         unit = "p " if check.detector == "noise" else ""
         verdict = "[green]ok[/green]" if check.passed else "[bold red]FAULT[/bold red]"
-        allowed = f"{check.relation} {unit}{check.limit:.6g}"
-        table.add_row(check.detector, check.what, f"{unit}{check.value:.6g}", allowed, verdict)
+        sign = "<=" if check.relation == "at most" else ">="
+        what = check.what if check.passed or not check.where else f"{check.what} ({check.where})"
+        table.add_row(check.detector, what, f"{unit}{check.value:.4g}", f"{sign} {check.limit:.4g}", verdict)
     return table
 
 
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
 def _epsilon_table(canaries: CanaryAudit) -> Table:
-    table = Table(title=f"epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps")
+    table = _table(f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps")
     for name in ("quantity", "epsilon", "what it is"):
         table.add_column(name, justify="right" if name == "epsilon" else "left")
     certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"

@@ -151,13 +151,23 @@ def _end(process: subprocess.Popen, home: Path) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
-    # Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them
-    # inherit this run's FLWR_HOME.
+    end_processes_of(home)
+    process.wait()
+
+
+def end_processes_of(home: Path) -> None:
+    """End every process that was started with this FLWR_HOME.
+
+    Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
+    the variable.
+
+    Args:
+        home: the folder, of one run alone.
+    """
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
                 os.kill(int(entry.name), signal.SIGKILL)
-    process.wait()
 
 
 def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:

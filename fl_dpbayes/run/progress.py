@@ -78,10 +78,8 @@ class Display:
                 self._set(event["site"], f"{event['status']} {event['detail']}".strip(), spent)
                 self._bar.advance(self._task)
                 if not self._console.is_terminal:
-                    self._console.print(
-                        f"round {event['round']}/{self._rounds}  {event['site']}  {event['status']}  {spent}",
-                        markup=False,
-                    )
+                    place = f"round {event['round']}/{self._rounds}  {event['site']}"
+                    self._console.print(f"{place}  {event['status']}  {event['detail'] or spent}", markup=False)
             case "evaluate":
                 self._bar.update(self._task, description="evaluating", completed=self._rounds * self._trainers)
                 for name in event["sites"]:

@@ -105,4 +105,7 @@ def solved(
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{key} is {first['input']!r}: {first['msg']}") from None
-    return solve_noise(plan, step_sizes(sizes, steps), units)
+    try:
+        return solve_noise(plan, step_sizes(sizes, steps), units)
+    except ValueError as error:
+        raise UserError(f"--schedule: {error}") from None

@@ -1,13 +1,21 @@
 """A small federation that runs in this process."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from flwr.app import Message
+import tomli_w
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
 from fl_dpbayes.scenario import Scenario, load_scenario
@@ -70,3 +78,68 @@ def federation(tmp_path: Path):
         yield lambda *overrides, name="run": Federation(
             tmp_path / name, load_scenario("quickstart", [*SMALL, *overrides])
         )
+
+
+class TableSite:
+    """A hospital's node: a table of patients with several rows each, a site file, and requests that reach its app."""
+
+    CLASSES, CLIP_NORM, STEP_SIZE = 2, 0.5, 0.25
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "site.toml"
+
+    def write(self, rows: list[tuple[str, float, float, int]], **changes: object) -> None:
+        """Write rows (patient, x, y, label) and the site file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lines = [f"{patient},{x!r},{y!r},{label}" for patient, x, y, label in rows]
+        (self.folder / "patients.csv").write_text("\n".join(["patient,x,y,sick", *lines]) + "\n")
+        keys: dict[str, object] = {
+            "name": "north", "role": "train", "units": 40, "split": {"test_fraction": 0.25, "key": "5e" * 16},
+            "source": {"kind": "table", "path": "patients.csv", "label": "sick", "classes": self.CLASSES,
+                       "features": ["x", "y"], "unit_column": "patient"},
+            "ledger": {"path": "ledger/north.sqlite", "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3,
+                       "durability": "normal"},
+            "policy": {"max_run_epsilon": 4.0, "evaluation_release": "noised"}, "insecure_seed": 3,
+        }  # fmt: skip
+        content = {key: value for key, value in (keys | changes).items() if value is not None}
+        self.path.write_text(tomli_w.dumps(content))
+
+    def answer(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
+        """Send a message to the node, as Flower does; a hostile server validates nothing."""
+        from clients.app import app
+
+        content = RecordDict({"config": ConfigRecord({} if record is None else {"record": json.dumps(record)})})
+        if arrays:
+            content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        message = Message(content, dst_node_id=1, message_type=kind)
+        message.metadata.__dict__["_message_id"] = "1"
+        node = {"site-file": str(self.path)}
+        return app(message, Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={}))
+
+    def train(self, **changes: object) -> Message:
+        """Ask for a round; `plan` and `privacy` are changes of the plan and its privacy."""
+        plan, privacy, start = (dict(changes.pop(key, {})) for key in ("plan", "privacy", "start"))  # type: ignore[call-overload]
+        task = Task(input_shape=(2,), classes=self.CLASSES)
+        shapes = model_shapes(LogisticModel(), task)
+        arrays = {name: np.asarray(start.get(name, np.zeros(shape)), np.float32) for name, shape in shapes.items()}
+        content: dict[str, object] = {
+            "run": "ab" * 16, "round": 1, "task": task.model_dump(), "model": {"kind": "logistic"}, "first_step": 0,
+            "steps": 1, "start": arrays_digest(arrays),
+            "plan": {
+                "rounds": 8, "steps_per_round": 1, "burn_in": 0, "thinning": 1, "prior": {"kind": "flat"},
+                "step_size": {"kind": "constant", "initial": self.STEP_SIZE}, "chain_start": "broadcast",
+                "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 1.0, "clip_norm": self.CLIP_NORM} | privacy,
+            } | plan,
+        }  # fmt: skip
+        return self.answer("train", content | changes, prefixed("start", arrays))
+
+    def ledger(self) -> Ledger:
+        return Ledger.open_existing(self.folder / "ledger/north.sqlite", "north 2026")
+
+
+@pytest.fixture
+def table_site(tmp_path: Path):
+    """Make nodes of hospitals, each in a folder of its own."""
+    with task_identity():
+        yield lambda name="site": TableSite(tmp_path / name)

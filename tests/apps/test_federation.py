@@ -229,6 +229,6 @@ def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch:
     from clients.app import app
     from fl_dpbayes.run.inline_grid import InlineGrid
 
-    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.0)
+    monkeypatch.setattr("server.federation.SETTLED_SECONDS", 0.1)
     with pytest.raises(UserError, match='--federation-config "num-supernodes=7"'):
         federation().run(InlineGrid(app, 2))

@@ -183,6 +183,11 @@ def test_planted_fault_is_found_under_subsampling(fault, detector, words: str, t
     assert_found(fault, detector, words, QUICK_SEEDS, tmp_path, sampling_rate=0.5)
 
 
+@pytest.mark.slow
+def test_canaries_find_missing_noise_where_units_join_rarely(tmp_path: Path) -> None:
+    assert_found(noise_over_root_batch_size, canaries, "Gaussian trade-off", QUICK_SEEDS, tmp_path, sampling_rate=0.1)
+
+
 def test_sound_path_raises_no_alarm(tmp_path: Path) -> None:
     assert_no_alarm(QUICK_SEEDS, tmp_path)
 
@@ -193,5 +198,6 @@ def test_sound_path_raises_no_alarm_in_20_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sound_path_raises_no_alarm_under_subsampling(tmp_path: Path) -> None:
-    assert_no_alarm(QUICK_SEEDS, tmp_path, sampling_rate=0.5)
+@pytest.mark.parametrize("sampling_rate", [0.1, 0.5])
+def test_sound_path_raises_no_alarm_under_subsampling(sampling_rate: float, tmp_path: Path) -> None:
+    assert_no_alarm(range(5), tmp_path, sampling_rate)

@@ -103,7 +103,8 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_run_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
         command(tmp_path / "run", "flower"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -112,7 +113,7 @@ def test_interrupted_run_leaves_no_process_behind(tmp_path: Path) -> None:
     while not events.is_file() and time.monotonic() < deadline:
         time.sleep(0.1)
     workers = children_of_group(process.pid, "")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sign)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"Traceback" not in error

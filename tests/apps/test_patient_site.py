@@ -1,0 +1,125 @@
+"""A table with a patient column, through the whole client: the patient is the unit of everything."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_file import read_site_file
+
+PATIENTS, RECORDS = 50, 4
+
+
+def rows_of(patients: int, seed: int = 0) -> list[tuple[str, float, float, int]]:
+    draws = np.random.default_rng(seed).normal(size=(patients, RECORDS, 2))
+    return [
+        (f"p{patient:03d}", float(x), float(y), int(x > 0)) for patient, records in enumerate(draws) for x, y in records
+    ]
+
+
+def record_of(reply: Message) -> dict:
+    assert "refusal" not in reply.content["config"], reply.content["config"]["refusal"]
+    return json.loads(reply.content["config"]["record"])
+
+
+def last_of(reply: Message) -> np.ndarray:
+    record_of(reply)
+    return np.concatenate(
+        [reply.content["arrays"][f"last/1.{name}"].numpy().ravel() for name in ("weight", "bias")]
+    ).astype(np.float64)
+
+
+def in_training(site) -> set[str]:
+    """Say which patients train, by a unique feature of each."""
+    part = load_site(read_site_file(site.path)).train
+    names = {np.float32(x): patient for patient, x, _, _ in site.rows}
+    return {names[value] for value in part.features[:, 0]}
+
+
+def written(site, rows, **changes):
+    site.rows = rows
+    site.write(rows, **changes)
+    return site
+
+
+def test_card_and_statement_name_the_patient_and_count_patients(table_site) -> None:
+    site = written(table_site(), rows_of(PATIENTS))
+    card = record_of(site.answer("query"))
+    statement = record_of(site.train())["privacy"]
+    assert (card["unit"], card["units"]) == (statement["unit"], statement["units"]) == ("patient", 40)
+    with site.ledger() as ledger:
+        assert ledger.cohort.unit == "patient"
+
+
+@pytest.mark.parametrize("far", [0.01, 1e4])
+def test_patient_more_moves_the_released_sum_by_no_more_than_the_clip_norm(table_site, far: float) -> None:
+    rows = rows_of(PATIENTS)
+    before = written(table_site("before"), rows)
+    training = in_training(before)
+    # A patient's records all pull the same way: clipped one by one they would move the sum by four times as much.
+    added = next(
+        patient for patient in (f"q{number:03d}" for number in range(99))
+        if patient in in_training(written(table_site(patient), [*rows, (patient, far, far, 1)]))
+    )  # fmt: skip
+    after = written(table_site("after"), [*rows, *[(added, far + i / 1e3, far, 1) for i in range(RECORDS)]])
+    assert in_training(after) == training | {added}
+    declared_batch = 1.0 * 40
+    moved = np.linalg.norm(last_of(after.train()) - last_of(before.train())) * declared_batch / before.STEP_SIZE
+    expected = min(before.CLIP_NORM, RECORDS * np.hypot(np.hypot(far, far), 1) * np.sqrt(2) / 2)
+    assert moved == pytest.approx(expected, rel=0.01)
+    assert moved <= before.CLIP_NORM * (1 + 1e-5)
+
+
+def test_patients_join_batches_whole(table_site) -> None:
+    # Every patient has one positive and one negative twin record: a whole patient's gradient at zero is zero.
+    rows = [
+        (f"p{patient:03d}", sign * (1.0 + patient), sign * 2.0, label)
+        for patient in range(PATIENTS)
+        for sign, label in ((1, 0), (-1, 0), (1, 1), (-1, 1))
+    ]
+    site = written(table_site(), rows)
+    quiet = {"sampling_rate": 0.5, "noise_multiplier": 1e-2, "epsilon": 1e9, "clip_norm": 1.0}
+    site.write(
+        rows,
+        policy={"max_run_epsilon": 1e9},
+        ledger={"path": "ledger/north.sqlite", "cohort": "north 2026", "epsilon": 1e9, "delta": 1e-3},
+    )
+    noise_only = np.abs(last_of(site.train(privacy=quiet))).max() * (0.5 * 40) / site.STEP_SIZE
+    assert noise_only < 0.06  # Half a patient would add 1.
+
+
+def test_each_part_has_its_own_account(table_site) -> None:
+    site = written(table_site(), rows_of(PATIENTS))
+    record_of(site.train())
+    with site.ledger() as ledger:
+        assert ledger.spent("train").steps == 1
+        assert ledger.spent("test").steps == 0
+
+
+def test_training_leaves_global_generators_alone(table_site) -> None:
+    site = written(table_site(), rows_of(PATIENTS), insecure_seed=None)
+    torch.manual_seed(1)
+    before, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    record_of(site.train(privacy={"pre_noise": 0.1}))
+    assert torch.equal(before, torch.get_rng_state())
+    assert np.array_equal(legacy, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_global_seeds_decide_nothing(table_site) -> None:
+    released = []
+    for name in ("one", "two"):
+        site = written(table_site(name), rows_of(PATIENTS), insecure_seed=None)
+        torch.manual_seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        released.append(last_of(site.train()))
+    assert not np.isclose(released[0], released[1]).any()
+
+
+def test_seed_of_the_site_file_is_stamped(table_site) -> None:
+    for seed, seeded in ((3, True), (None, False)):
+        site = written(table_site(str(seed)), rows_of(PATIENTS), insecure_seed=seed)
+        assert record_of(site.answer("query"))["seeded"] is seeded
+        assert record_of(site.train())["privacy"]["seeded"] is seeded
