@@ -49,7 +49,7 @@ def release_noised(
         raise RefusedError(RefusalCode.NOT_SENT)
     if sigma is None or sigma < policy.min_evaluation_noise_multiplier:
         raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
-    if request.delta != settings.delta:
+    if request.delta != settings.delta or request.delta * site_file.units >= 1:
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
     tables = len(request.predictors)
     spending = Spending(

@@ -41,7 +41,8 @@ def predict(
     """Average the class probabilities of posterior samples.
 
     p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow Depeweg et al. 2018:
-    total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. One sample is held on the device at a time.
+    total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. One sample is held on the device at a time. A
+    sample whose logits for a record are not all finite predicts every class alike for it.
 
     Args:
         module: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
@@ -96,6 +97,8 @@ def _predict_rows(
         values = {name: torch.tensor(array[index], device=device) for name, array in samples.items()}
         with torch.no_grad():
             logits = functional_call(module, values, (records,))
+        # An error would tell the sender of a hostile sample, without noise, that a record makes it overflow.
+        logits = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, 0.0)
         single = softmax(logits.double().cpu().numpy(), axis=1)
         probabilities = probabilities + share * single
         entropy = entropy + share * entr(single).sum(axis=1)

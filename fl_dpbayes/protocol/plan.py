@@ -10,6 +10,8 @@ Adjacency = Literal["add_or_remove_one", "replace_one"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 MAX_STEPS = 1_000_000
+# Far below it float32 holds neither the squares of the gradients that are to be clipped nor the noise on their sum.
+MIN_CLIP_NORM = 1e-6
 
 
 class ConstantStepSize(Record):
@@ -68,7 +70,7 @@ class PrivacyPlan(Record):
     coupling: NoiseCoupling = "constant"
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     temperature: PositiveFloat | None = None
-    clip_norm: PositiveFloat = 1.0
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] = 1.0
     sampling_rate: Annotated[float, Field(gt=0, le=1)]
     pre_noise: Annotated[float, Field(ge=0)] = 0.0
 
@@ -118,3 +120,7 @@ class TrainingPlan(Record):
     def is_kept(self, step: int) -> bool:
         """Say whether the state after `step` (0-based) is kept as a posterior sample."""
         return step + 1 > self.burn_in and (step + 1 - self.burn_in) % self.thinning == 0
+
+    def kept_before(self, step: int) -> int:
+        """Count the samples that are kept before step `step` (0-based) of the run."""
+        return max(0, step - self.burn_in) // self.thinning

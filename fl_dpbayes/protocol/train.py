@@ -34,6 +34,11 @@ class TrainRequest(Record):
             raise ValueError(
                 f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.total_steps} steps"
             )
+        kept = self.plan.kept_before(self.first_step + self.steps) - self.plan.kept_before(self.first_step)
+        if kept > MAX_SAMPLES_PER_REPLY:
+            raise ValueError(
+                f"{self.steps} steps keep {kept} samples, a reply holds at most {MAX_SAMPLES_PER_REPLY}: raise thinning"
+            )
         return self
 
 

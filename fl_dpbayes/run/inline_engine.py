@@ -1,5 +1,6 @@
 """Runs the apps in this process: for tests, notebooks and small studies."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 RUN_ID = 1
+LOG_FILE = "flower.log"
+LOGGERS = ("flwr", "fl_dpbayes")
 
 
 def run_inline(run_folder: Path, sites: int) -> None:
@@ -34,8 +37,23 @@ def run_inline(run_folder: Path, sites: int) -> None:
         state=RecordDict(),
         run_config={"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)},
     )
-    with task_identity():
+    with task_identity(), logs_in(run_folder / LOG_FILE):
         server_app(InlineGrid(client_app, sites), context)
+
+
+@contextmanager
+def logs_in(path: Path) -> Iterator[None]:
+    """Send what Flower and the virtual sites log to a file while the context lasts, not across a progress display."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    before = {name: logging.getLogger(name).handlers[:] for name in LOGGERS}
+    try:
+        for name in LOGGERS:
+            logging.getLogger(name).handlers[:] = [handler]
+        yield
+    finally:
+        for name, handlers in before.items():
+            logging.getLogger(name).handlers[:] = handlers
+        handler.close()
 
 
 @contextmanager

@@ -1,0 +1,124 @@
+"""A server that wants more than it pays for: extreme numbers, oracles, averages, names, sizes."""
+
+import resource
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.wire import arrays_digest
+
+ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
+        enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
+
+
+@pytest.fixture
+def site(table_site):
+    written = table_site()
+    written.write(ROWS)
+    return written
+
+
+def refusal_of(reply: Message) -> tuple[str, str] | None:
+    text = reply.content["config"].get("refusal")
+    return None if text is None else (lambda found: (found.code.value, found.field))(Refusal.model_validate_json(text))
+
+
+def evaluate(site, weight: float = 0.0, **changes) -> Message:
+    """Ask for the noised table of one predictor, whose weights are all `weight`."""
+    sample = {"1.weight": np.full((1, 2, 2), weight, np.float32), "1.bias": np.zeros((1, 2), np.float32)}
+    arrays = prefixed("last", sample)
+    content = {
+        "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
+        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
+    }  # fmt: skip
+    return site.answer("evaluate", content | changes, arrays)
+
+
+def rows_of(site) -> list:
+    with site.ledger() as ledger:
+        assert ledger.verify() == []
+        return ledger.rows()
+
+
+@pytest.mark.parametrize("clip_norm", [1e-7, 1e-30, 1e-45])
+def test_clip_norm_below_what_float32_can_hold_is_refused(site, clip_norm: float) -> None:
+    # Gradients of 1e-23 have squares of zero, and noise of 1e-46 is zero: neither bound nor noise would be left.
+    assert refusal_of(site.train(privacy={"clip_norm": clip_norm})) == ("BAD_REQUEST", "plan.privacy.clip_norm")
+
+
+def test_more_samples_than_a_reply_may_hold_are_refused_before_anything_is_spent(site) -> None:
+    reply = site.train(plan={"rounds": 1, "steps_per_round": 1001}, steps=1001)
+    assert refusal_of(reply) == ("BAD_REQUEST", "TrainRequest")
+    assert not (site.folder / "ledger").exists()
+    assert refusal_of(site.train(plan={"rounds": 1, "steps_per_round": 1001, "thinning": 2}, steps=1001)) is None
+
+
+def test_predictor_that_fails_on_one_record_tells_nothing_of_it(table_site) -> None:
+    # Finite weights that overflow for one patient only: an error would say, without noise, that this patient is here.
+    answers = []
+    for name, far in (("with", 1e30), ("without", 1.0)):
+        site = table_site(name)
+        site.write([*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50)
+        answers.append(refusal_of(evaluate(site, weight=1e30)))
+    assert answers == [None, None]
+
+
+def test_evaluations_cannot_be_averaged_for_free(site) -> None:
+    answers = [refusal_of(evaluate(site, round=number)) for number in range(1, 40)]
+    paid = answers.index(("BUDGET_EXHAUSTED", ""))
+    assert answers == [None] * paid + [("BUDGET_EXHAUSTED", "")] * (39 - paid)
+    assert [row.steps for row in rows_of(site)] == [1] * paid
+    with site.ledger() as ledger:
+        assert 6 < ledger.spent("test").epsilon <= 8
+        assert ledger.spent("train").steps == 0
+
+
+def test_evaluation_of_the_same_round_with_other_weights_is_refused(site) -> None:
+    assert refusal_of(evaluate(site)) is None
+    assert refusal_of(evaluate(site, weight=1.0)) == ("PLAN_CHANGED", "plan")
+
+
+def test_noised_evaluation_needs_a_delta_below_one_over_n(site) -> None:
+    site.write(ROWS, ledger={"path": "ledger/north.sqlite", "cohort": "wide", "epsilon": 8.0, "delta": 0.025})
+    assert refusal_of(evaluate(site, delta=0.025)) == ("POLICY_DENIED", "delta")
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        ({"kind": "mlp", "hidden": [8192] * 8}, [2]),
+        ({"kind": "cnn", "channels": [8192] * 4, "kernel_size": 5, "hidden": 8192}, [4096] * 3),
+        ({"kind": "logistic"}, [4096] * 3),
+    ],
+)
+def test_huge_model_costs_no_memory(site, model: dict, shape: list[int]) -> None:
+    site.train()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reply = site.train(model=model, task={"input_shape": shape, "classes": 1000})
+    assert refusal_of(reply) == ("BAD_REQUEST", "arrays")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"run": "../../../etc/passwd"}, "run"),
+        ({"run": "ab" * 16 + "\n"}, "run"),
+        ({"round": 0}, "round"),
+        ({"first_step": -1}, "first_step"),
+        ({"steps": 2, "first_step": 7}, "TrainRequest"),
+        ({"cohort": "a new one"}, "cohort"),
+        ({"units": 10**9}, "units"),
+        ({"plan": {"units": 10**9}}, "plan.units"),
+        ({"plan": {"rounds": 10**6, "steps_per_round": 10**6}}, "plan"),
+        ({"privacy": {"epsilon": float("inf")}}, "plan.privacy.epsilon"),
+        ({"privacy": {"noise_multiplier": float("nan")}}, "plan.privacy.noise_multiplier"),
+        ({"privacy": {"sampling_rate": 1.5}}, "plan.privacy.sampling_rate"),
+    ],
+)
+def test_request_outside_the_protocol_is_refused_by_field(site, changes: dict, field: str) -> None:
+    assert refusal_of(site.train(**changes)) == ("BAD_REQUEST", field)
+    assert not (site.folder / "ledger").exists()

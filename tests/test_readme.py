@@ -1,0 +1,43 @@
+"""What the README shows runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "samples at temperature" in printed
+    assert "\n1.828" in printed
+
+
+def test_files_and_tests_that_it_names_exist() -> None:
+    named = set(re.findall(r"`((?:tests|fl_dpbayes|server|samplers)/[\w/]+\.py)`", README))
+    named |= {f"tests/privacy/{name}" for name in re.findall(r"`(test_\w+\.py)`", README)}
+    assert len(named) > 5
+    for name in named:
+        assert (ROOT / name).is_file() or (ROOT / "fl_dpbayes" / name).is_file(), name
+    for image in re.findall(r"\]\((docs/[^)]+)\)", README):
+        assert (ROOT / image).is_file(), image
+
+
+def test_commands_that_it_lists_exist() -> None:
+    import typer
+
+    from fl_dpbayes import cli
+
+    group = typer.main.get_command(cli.app)
+    listed = {
+        name
+        for row in re.findall(r"^\| `fl-dpbayes ([^`]+)`(.*?)\|", README, flags=re.MULTILINE)
+        for name in [row[0].split()[0].rstrip(",")]
+    }
+    assert {"simulate", "report", "predict", "evaluate", "account", "audit", "site", "bench"} <= listed
+    assert listed <= set(group.commands)
