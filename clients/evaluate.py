@@ -15,8 +15,8 @@ from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.wire import arrays_digest
 
 
@@ -50,7 +50,8 @@ def evaluate_predictors(
     tables: dict[str, npt.NDArray] = {}
     for predictor, statistics in _measure(site_file, site.test, request, arrays).items():
         tables |= prefixed(predictor, to_arrays(statistics))
-    return EvaluateReply(run=request.run, round=request.round, request=digest(request), release="public"), tables
+    reply = EvaluateReply(run=request.run, round=request.round, request=request_digest(request), release="public")
+    return reply, tables
 
 
 def _predictor_arrays(request: EvaluateRequest, message: Message) -> Arrays:

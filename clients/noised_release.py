@@ -18,8 +18,8 @@ from fl_dpbayes.privacy.ledger_state import Spending
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.request_digest import request_digest
 
 Measure = Callable[[], dict[str, CalibrationStatistics]]
 
@@ -57,14 +57,14 @@ def release_noised(
         run=request.run,
         round=request.round,
         purpose=f"evaluate {request.round}",
-        request_digest=digest(request),
-        plan_digest=digest(request),
+        request_digest=request_digest(request),
+        plan_digest=request_digest(request),
         plan=(GaussianEvent(sigma, 1.0, tables),),
         first_step=0,
         steps=tables,
     )
-    with open_ledger(settings, site) as ledger:
-        match ledger.reserve(spending):
+    with open_ledger(settings, site_file, site) as ledger:
+        match ledger.reserve(spending, request.ledger_head):
             case StoredReply(body):
                 reply, arrays = unpack_reply(body, EvaluateReply)
                 return reply.model_copy(update={"ledger_head": ledger.head()}), arrays
@@ -104,7 +104,7 @@ def _release(
         reply = EvaluateReply(
             run=request.run,
             round=request.round,
-            request=digest(request),
+            request=request_digest(request),
             release="noised",
             noise_std=noise_std,
             privacy=privacy_statement(ledger, "test", site, seeded=seed is not None),

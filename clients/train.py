@@ -26,6 +26,7 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.chain import ChainResult, run_chain
@@ -59,7 +60,7 @@ def train_chain(
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
-    with open_ledger(settings, site) as ledger:
+    with open_ledger(settings, site_file, site) as ledger:
         history = _planned_history(ledger, site, request)
         available = min(request.steps, sum(event.steps for event in history) - request.first_step)
         if available < 1:
@@ -83,11 +84,6 @@ def train_chain(
                 raise RefusedError(code, field)
             case Reserved() as reserved:
                 return _run_and_commit(ledger, reserved, site_file, site, request, history, start)
-
-
-def request_digest(request: TrainRequest) -> str:
-    """Return what identifies a request when it is sent again: all but the ledger head that it echoes."""
-    return digest(request.model_copy(update={"ledger_head": None}))
 
 
 def _start_state(request: TrainRequest, message: Message) -> Arrays:

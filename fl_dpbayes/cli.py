@@ -120,7 +120,8 @@ def solve(
     epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
     delta: Delta,
     q: Annotated[float, typer.Option(help="Sampling rate.")],
-    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    steps: Annotated[int | None, typer.Option(help="Number of steps, to find the noise.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise multiplier, to find the number of steps.")] = None,
     coupling: Annotated[
         str,
         typer.Option(
@@ -138,15 +139,22 @@ def solve(
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
-    """Find the noise (or temperature) that meets a target epsilon."""
-    from fl_dpbayes.run.account_tables import solve_json, solve_table
-    from fl_dpbayes.run.read_account import solved
+    """Find the noise (or temperature) that meets a target epsilon, or the largest number of steps that does."""
+    from fl_dpbayes.privacy.account import account as account_for
+    from fl_dpbayes.run.account_tables import account_table, solve_json, solve_table
+    from fl_dpbayes.run.read_account import solved, steps_that_fit
 
-    result = solved(epsilon, delta, q, steps, coupling, schedule, units, clip_norm, temperature, adjacency)
+    if (steps is None) == (sigma is None):
+        raise UserError("give --steps to find the noise, or --sigma to find the number of steps")
+    if sigma is not None:
+        result = steps_that_fit(epsilon, delta, q, sigma, adjacency)
+    else:
+        result = solved(epsilon, delta, q, steps or 0, coupling, schedule, units, clip_norm, temperature, adjacency)
     if as_json:
         print(json.dumps(solve_json(result)))
     else:
         console.print(solve_table(result))
+        console.print(account_table(account_for(result.history, result.delta, result.adjacency)))
 
 
 @app.command(epilog="Example: fl-dpbayes audit quickstart")

@@ -56,6 +56,7 @@ def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> 
     simulation, privacy = scenario.simulation, scenario.privacy
     policy = Policy(
         max_run_epsilon=privacy.epsilon,
+        max_steps=scenario.training.rounds * scenario.training.steps_per_round,
         evaluation_release=scenario.evaluation.release,
         min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
     )

@@ -8,7 +8,7 @@ from flwr.app import Message
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.schedules.step_size import step_sizes
 from server.messages import read_arrays
@@ -28,11 +28,6 @@ class CheckedReply:
         """Drop the samples, which the bank holds on disk."""
         empty = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
         return replace(self, samples=empty)
-
-
-def request_digest(request: TrainRequest) -> str:
-    """Return the digest of a request as its site computes it: the echoed ledger head may differ on a resend."""
-    return digest(request.model_copy(update={"ledger_head": None}))
 
 
 def check_train_reply(

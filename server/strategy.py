@@ -18,8 +18,8 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.scenario import Scenario
@@ -197,6 +197,7 @@ class PosteriorStrategy(Strategy):
                 arrays=bundle_digest,
                 noise_multiplier=scenario.evaluation.noise_multiplier,
                 delta=scenario.privacy.delta,
+                ledger_head=self._ledger_heads.get(member.card.name),
             )
             self._add_request(request, bundle, member, MessageType.EVALUATE, server_round)
         self._begin("evaluate", server_round)
@@ -215,10 +216,12 @@ class PosteriorStrategy(Strategy):
                 record = read_record(reply, EvaluateReply)
                 if isinstance(record, Refusal):
                     problem = record.describe()
-                elif record.request != digest(request) or record.run != request.run:
+                elif record.request != request_digest(request) or record.run != request.run:
                     raise ValueError("it answers another request")
                 else:
                     self.evaluation.add(member.card, request, record, reply)
+                    if record.ledger_head is not None:
+                        self._ledger_heads[member.card.name] = record.ledger_head
             except ValueError as error:
                 problem = f"rejected: {error}"
             if problem:

@@ -43,7 +43,8 @@ def summarise_run(
             "flwr": importlib.metadata.version("flwr"),
         },
         "adjacency": scenario.privacy.adjacency,
-        "seeded": any(member.card.seeded for member in members),
+        "seeded": any(member.card.seeded for member in members)
+        or any(statement.seeded for statement in record.statements.values()),
         "aggregation": scenario.aggregation.rule,
         "sites": [
             {
@@ -95,7 +96,9 @@ def _releases(federation: Federation) -> list[dict[str, str]]:
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
     return [
         {"item": "posterior samples and last state of each chain", "how": "paid in ledger"},
-        {"item": "number of privacy units, role, shift, class names of the task", "how": "public by declaration"},
+        {"item": "spending: planned noise, steps done, epsilon, head of the ledger's chain", "how": "data-independent"},
+        {"item": "number of privacy units, role, shift, shape and classes of records", "how": "public by declaration"},
+        {"item": "refusals: a fixed code and the name of a request's field", "how": "public by declaration"},
         {"item": "sums over test records (calibration statistics)", "how": ", ".join(evaluation)},
         {"item": "records, labels, losses, gradients, clipped fraction, realised batch sizes", "how": "not sent"},
     ]

@@ -157,3 +157,17 @@ def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, capsys, monkeypa
 def test_help_starts_without_torch() -> None:
     code = "import sys; import fl_dpbayes.cli; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_solve_for_steps_finds_the_largest_number_that_fits(capsys, monkeypatch) -> None:
+    from fl_dpbayes.privacy.events import GaussianEvent
+    from fl_dpbayes.privacy.pld import pld_epsilon
+
+    status, printed, _ = run(
+        "solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json",
+        capsys=capsys, monkeypatch=monkeypatch,
+    )  # fmt: skip
+    assert status == 0
+    ((sigma, rate, steps),) = json.loads(printed)["history"]
+    assert pld_epsilon((GaussianEvent(sigma, rate, steps),), 1e-5) <= 2
+    assert pld_epsilon((GaussianEvent(sigma, rate, steps + 1),), 1e-5) > 2

@@ -49,7 +49,7 @@ class Policy(Record):
 
     max_run_epsilon: PositiveFloat
     max_clip_norm: PositiveFloat = 1e6
-    max_steps: PositiveInt = 1_000_000
+    max_steps: PositiveInt = 20_000
     evaluation_release: EvaluationRelease = "none"
     min_evaluation_noise_multiplier: PositiveFloat = 1.0
     max_test_records_per_unit: PositiveInt = 1

@@ -24,6 +24,8 @@ class Cohort:
         epsilon: the budget of each part, > 0.
         delta: in (0, 1).
         adjacency: which data sets are neighbours.
+        split: what tells the rule that puts each unit in its part from any other; a unit that moved to another part
+            would have both budgets spent on it.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Cohort:
     epsilon: float
     delta: float
     adjacency: Adjacency
+    split: str = ""
 
 
 @dataclass(frozen=True)

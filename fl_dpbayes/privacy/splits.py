@@ -55,6 +55,20 @@ def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> n
     return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
 
 
+def split_name(key_hex: str, test_fraction: float) -> str:
+    """Name a split without giving its key away: equal for equal key and fraction, different otherwise.
+
+    Args:
+        key_hex: the secret key in hexadecimal, 1 to 64 bytes.
+        test_fraction: share of the test part.
+
+    Returns:
+        32 hexadecimal characters.
+    """
+    text = repr(float(test_fraction)).encode()
+    return hashlib.blake2b(text, key=bytes.fromhex(key_hex), digest_size=16, person=b"split name").hexdigest()
+
+
 def _unit_bytes(unit: Unit) -> bytes:
     if isinstance(unit, str):
         return b"text:" + unit.encode()

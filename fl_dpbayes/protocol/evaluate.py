@@ -24,6 +24,7 @@ class EvaluateRequest(Record):
     arrays: Digest
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)]
+    ledger_head: Digest | None = None
 
 
 class EvaluateReply(Record):

@@ -4,13 +4,15 @@ import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.account import Account, account
-from fl_dpbayes.privacy.events import History, read_history
-from fl_dpbayes.privacy.solve import SolvedNoise, solve_noise
-from fl_dpbayes.protocol.plan import MAX_STEPS, PrivacyPlan, StepSizeSchedule
+from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
+from fl_dpbayes.protocol.plan import MAX_STEPS, Adjacency, PrivacyPlan, StepSizeSchedule
 from fl_dpbayes.schedules.step_size import step_sizes
 
 
@@ -109,3 +111,43 @@ def solved(
         return solve_noise(plan, step_sizes(sizes, steps), units)
     except ValueError as error:
         raise UserError(f"--schedule: {error}") from None
+
+
+def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: str) -> SolvedNoise:
+    """Find the largest whole number of steps of equal noise that a target epsilon allows.
+
+    Args:
+        epsilon: target, > 0.
+        delta: in (0, 1).
+        q: sampling rate, in (0, 1].
+        sigma: noise multiplier, > 0.
+        adjacency: which data sets are neighbours.
+
+    Returns:
+        These steps and their cost.
+
+    Raises:
+        UserError: if a value is out of range, or not even one step fits.
+    """
+    for name, value, allowed in (
+        ("--epsilon", epsilon, epsilon > 0),
+        ("--delta", delta, 0 < delta < 1),
+        ("--q", q, 0 < q <= 1),
+        ("--sigma", sigma, 0 < sigma < float("inf")),
+    ):
+        if not allowed:
+            raise UserError(f"{name} is {value}: out of range; see fl-dpbayes solve --help")
+    chosen: Adjacency = "replace_one" if adjacency == "replace_one" else "add_or_remove_one"
+    steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, chosen)
+    if steps == 0:
+        raise UserError(f"not even one step at --sigma {sigma} fits --epsilon {epsilon}: raise one of them")
+    history = (GaussianEvent(sigma, q, steps),)
+    return SolvedNoise(
+        noise_multipliers=np.full(steps, sigma),
+        noise_multiplier=sigma,
+        temperature=None,
+        history=history,
+        epsilon=pld_epsilon(history, delta, chosen),
+        delta=delta,
+        adjacency=chosen,
+    )

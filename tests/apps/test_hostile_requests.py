@@ -61,7 +61,9 @@ def test_predictor_that_fails_on_one_record_tells_nothing_of_it(table_site) -> N
     answers = []
     for name, far in (("with", 1e30), ("without", 1.0)):
         site = table_site(name)
-        site.write([*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50)
+        site.write(
+            [*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50
+        )
         answers.append(refusal_of(evaluate(site, weight=1e30)))
     assert answers == [None, None]
 

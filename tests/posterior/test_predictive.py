@@ -91,3 +91,13 @@ def test_module_keeps_its_parameters(module):
 def test_bad_weights_are_refused(module, weights):
     with pytest.raises(ValueError, match="weights"):
         predict(module, OPPOSITE, np.array(weights), FEATURES)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_sample_that_is_not_finite_for_a_record_predicts_every_class_alike(module, bad):
+    features = np.array([[1.0, 0.0], [0.0, bad]], np.float32)
+    single = {name: array[:1] for name, array in OPPOSITE.items()}
+    single["1.weight"] = np.array([[[1, 1], [0, 0]]], np.float32)
+    found = predict(module, single, np.ones(1), features)
+    np.testing.assert_allclose(found.probabilities, [[math.e / (1 + math.e), 1 / (1 + math.e)], [0.5, 0.5]], rtol=1e-6)
+    assert found.total[1] == pytest.approx(math.log(2))

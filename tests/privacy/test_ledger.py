@@ -213,7 +213,7 @@ def test_ledger_outlives_its_process_state(path):
 
 @pytest.mark.parametrize(
     ("field", "value"), [("epsilon", 9.0), ("epsilon", 0.1), ("delta", 1e-6), ("adjacency", "replace_one"),
-     ("unit", "record")],
+     ("unit", "record"), ("split", "another")],
 )  # fmt: skip
 def test_a_cohort_keeps_its_budget(path, field, value):
     Ledger.open(path, COHORT, "normal").close()

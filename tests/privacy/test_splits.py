@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.privacy.splits import in_test_part, unit_scores
+from fl_dpbayes.privacy.splits import in_test_part, split_name, unit_scores
 
 KEY = "00112233445566778899aabbccddeeff"
 units_strategy = st.lists(st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers()), min_size=1, max_size=30)
@@ -59,3 +59,10 @@ def test_bad_arguments_are_refused(fraction, key):
 def test_unit_of_another_type_is_refused():
     with pytest.raises(ValueError, match="float"):
         unit_scores([1.5], bytes.fromhex(KEY))
+
+
+def test_name_of_a_split_tells_keys_and_fractions_apart():
+    names = {split_name(key, fraction) for key in (KEY, "ff" * 16) for fraction in (0.0, 0.2, 0.25, 1.0)}
+    assert len(names) == 8
+    assert split_name(KEY, 1) == split_name(KEY, 1.0)
+    assert KEY not in "".join(names)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from fl_dpbayes.privacy.streams import Streams
 
@@ -78,3 +79,10 @@ def test_streams_are_uncorrelated_within_and_across_purposes_rounds_sites_chains
 def test_short_master_secret_is_refused():
     with pytest.raises(ValueError, match="4 bytes"):
         Streams(b"1234", seeded=False)
+
+
+def test_high_bits_of_a_seed_matter_here_and_not_to_torch():
+    first, second = (torch.Generator().manual_seed(seed) for seed in (5, 5 + 2**32))
+    assert torch.equal(torch.randn(100, generator=first), torch.randn(100, generator=second))
+    ours = [Streams.from_insecure_seed(seed, "x").generator("noise").standard_normal(100) for seed in (5, 5 + 2**32)]
+    assert not np.isclose(*ours).any()

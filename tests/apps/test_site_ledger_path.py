@@ -1,0 +1,154 @@
+"""The ledger seen through a site's app: put back, deleted, moved, restated, and told of new records."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fl_dpbayes.privacy import ledger_file
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.wire import arrays_digest
+
+ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
+        enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
+LEDGER = {"path": "ledger/north.sqlite", "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3}
+
+
+@pytest.fixture
+def site(table_site):
+    written = table_site()
+    written.write(ROWS)
+    return written
+
+
+def head_of(reply: Message) -> str:
+    assert "refusal" not in reply.content["config"], reply.content["config"]["refusal"]
+    return json.loads(reply.content["config"]["record"])["ledger_head"]
+
+
+def refusal_of(reply: Message) -> tuple[str, str]:
+    refusal = Refusal.model_validate_json(reply.content["config"]["refusal"])
+    return refusal.code.value, refusal.field
+
+
+def round_of(site, number: int, head: str | None = None) -> Message:
+    return site.train(round=number, first_step=number - 1, ledger_head=head)
+
+
+def evaluate(site, head: str | None) -> Message:
+    arrays = prefixed("last", {"1.weight": np.zeros((1, 2, 2), np.float32), "1.bias": np.zeros((1, 2), np.float32)})
+    content = {
+        "run": "ab" * 16, "round": 8, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
+        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
+        "ledger_head": head,
+    }  # fmt: skip
+    return site.answer("evaluate", content, arrays)
+
+
+@pytest.mark.parametrize("what", ["older copy", "deleted"])
+@pytest.mark.parametrize("ask", ["train", "evaluate"])
+def test_restored_ledger_is_noticed_by_the_next_request_that_echoes_a_head(site, what: str, ask: str) -> None:
+    folder, copy = site.folder / "ledger", site.folder / "copy"
+    head = head_of(round_of(site, 1))
+    with site.ledger():
+        shutil.copytree(folder, copy)  # Taken while it is open, with its write-ahead log.
+        assert (copy / "north.sqlite-wal").exists()
+    head = head_of(round_of(site, 2, head))
+    shutil.rmtree(folder)
+    if what == "older copy":
+        copy.rename(folder)
+    for _ in range(2):
+        reply = round_of(site, 3, head) if ask == "train" else evaluate(site, head)
+        assert refusal_of(reply) == ("LEDGER_ROLLED_BACK", "ledger_head")
+    with site.ledger() as ledger:
+        assert ledger.spent("train").steps == (1 if what == "older copy" else 0)
+        assert ledger.spent("test").steps == 0
+
+
+def test_rounds_and_evaluation_with_the_true_head_are_answered(site) -> None:
+    head = head_of(round_of(site, 1))
+    head = head_of(round_of(site, 2, head))
+    head = head_of(evaluate(site, head))
+    assert head_of(evaluate(site, head)) == head_of(evaluate(site, None)) == head
+    with site.ledger() as ledger:
+        assert (ledger.spent("train").steps, ledger.spent("test").steps) == (2, 1)
+
+
+def test_repeated_round_after_a_crash_draws_other_noise(site, monkeypatch) -> None:
+    from clients import train
+
+    site.write(ROWS, insecure_seed=None)
+    released, run_chain = [], train.run_chain
+
+    def crash(*arguments, **rest):
+        released.append(run_chain(*arguments, **rest).last)
+        raise RuntimeError("the machine fails before the reply is stored")
+
+    monkeypatch.setattr(train, "run_chain", crash)
+    assert [refusal_of(round_of(site, 1)) for _ in range(2)] == [("INTERNAL", "")] * 2
+    assert not np.isclose(released[0], released[1]).any()
+    with site.ledger() as ledger:
+        assert [row.state for row in ledger.rows()] == ["failed", "failed"]
+        assert ledger.spent("train").steps == 2
+
+
+def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> None:
+    monkeypatch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
+    assert refusal_of(round_of(site, 1)) == ("DATA_INVALID", "")
+    assert not (site.folder / "ledger/north.sqlite").exists()
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 80.0}, {"adjacency": "replace_one"}])
+def test_restated_budget_of_a_cohort_is_refused(site, change: dict) -> None:
+    head_of(round_of(site, 1))
+    site.write(ROWS, ledger=LEDGER | change)
+    adjacency = change.get("adjacency", "add_or_remove_one")
+    assert refusal_of(site.train(run="cd" * 16, privacy={"adjacency": adjacency})) == ("DATA_INVALID", "")
+    with site.ledger() as ledger:
+        assert ledger.spent("train").steps == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"split": {"test_fraction": 0.25, "key": "5f" * 16}},
+        {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
+        {"role": "held_out", "units": 50},
+    ],
+)
+def test_units_never_move_between_the_parts_of_a_cohort(site, change: dict) -> None:
+    # A unit that was in both parts would have both budgets spent on it.
+    head_of(round_of(site, 1))
+    site.write(ROWS, **change)
+    assert refusal_of(evaluate(site, None)) == ("DATA_INVALID", "")
+    with site.ledger() as ledger:
+        assert ledger.spent("test").steps == 0
+
+
+def test_corrected_row_opens_no_new_budget_and_is_noted(site) -> None:
+    head_of(round_of(site, 1))
+    head_of(round_of(site, 2))
+    site.write([*ROWS[:-1], ("p049", 0.5, 0.5, 1)])
+    head_of(round_of(site, 3))
+    with site.ledger() as ledger:
+        assert len(ledger.state().data_versions) == 2
+        assert ledger.spent("train").steps == 3
+
+
+def test_other_number_of_units_changes_no_noise_of_a_run(site) -> None:
+    # This coupling's noise follows from n; the first request fixed it.
+    langevin = {"coupling": "langevin"}
+    head_of(site.train(privacy=langevin))
+    with site.ledger() as ledger:
+        planned = ledger.planned("train", "ab" * 16, "train")
+    site.write(ROWS, units=38)
+    head_of(site.train(round=2, first_step=1, privacy=langevin))
+    with site.ledger() as ledger:
+        assert ledger.planned("train", "ab" * 16, "train") == planned
+        assert ledger.spent("train").history == ledger.state().spent_in("train")
+        assert {event.noise_multiplier for event in ledger.spent("train").history} == {
+            event.noise_multiplier for event in planned.history
+        }
