@@ -29,10 +29,10 @@ lint: $(VENV)/.installed-dev ## Style, docstrings and types.
 	$(BIN)/mypy
 
 test: lint ## Lint, then every test.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 quick: $(VENV)/.installed-dev ## The tests that take under two minutes.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
 
 clean: ## Remove the virtual environment.
 	rm -rf $(VENV)

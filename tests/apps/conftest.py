@@ -72,8 +72,12 @@ class Federation:
 
 
 @pytest.fixture
-def federation(tmp_path: Path):
-    """Build federations of the quickstart's sites with few steps."""
+def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Build federations of the quickstart's sites with few steps.
+
+    Drawing figures takes most of such a run's time, so only tests of the report draw them.
+    """
+    monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     with task_identity():
         yield lambda *overrides, name="run": Federation(
             tmp_path / name, load_scenario("quickstart", [*SMALL, *overrides])

@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.report.html import write_report
 from server.ordered_grid import OrderedGrid
 
 SUMMARY_KEYS = {
@@ -39,7 +40,8 @@ def spoil(reply: Message, change) -> Message:
 
 
 @pytest.mark.parametrize("rule", ["mixture", "fald"])
-def test_run_directory_holds_what_the_contract_names(federation, rule: str) -> None:
+def test_run_directory_holds_what_the_contract_names(federation, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.federation.write_report", write_report)
     run = federation(f"aggregation.rule={rule}")
     run.run()
     summary = summary_of(run)
