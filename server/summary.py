@@ -96,7 +96,10 @@ def _releases(federation: Federation) -> list[dict[str, str]]:
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
     return [
         {"item": "posterior samples and last state of each chain", "how": "paid in ledger"},
-        {"item": "spending: planned noise, steps done, epsilon, head of the ledger's chain", "how": "data-independent"},
+        {
+            "item": "spending: planned noise, steps done, epsilon, head of the ledger's chain",
+            "how": "public by declaration",
+        },
         {"item": "number of privacy units, role, shift, shape and classes of records", "how": "public by declaration"},
         {"item": "refusals: a fixed code and the name of a request's field", "how": "public by declaration"},
         {"item": "sums over test records (calibration statistics)", "how": ", ".join(evaluation)},

@@ -148,11 +148,37 @@ def _is_healthy(port: int) -> bool:
 
 
 def _end(process: subprocess.Popen, home: Path) -> None:
+    # Ray renames some of its processes, which overwrites the start of their environment, so the tree is read as well.
+    tree = _descendants(process.pid)
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
+    for number, started in tree.items():
+        if _parent_and_start(number)[1] == started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
     end_processes_of(home)
     process.wait()
+
+
+def _descendants(ancestor: int) -> dict[int, int]:
+    """Return the processes below `ancestor` with their start times, which tell a reused number apart."""
+    known = {int(entry.name): _parent_and_start(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
+    found: dict[int, int] = {}
+    generation = {ancestor}
+    while generation:
+        generation = {number for number, (parent, _) in known.items() if parent in generation and number not in found}
+        found |= {number: known[number][1] for number in generation}
+    return found
+
+
+def _parent_and_start(process: int) -> tuple[int, int]:
+    try:
+        # The command name may hold blanks and brackets; what follows its last bracket does not.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1, -1
+    return int(fields[1]), int(fields[19])
 
 
 def end_processes_of(home: Path) -> None:

@@ -127,4 +127,4 @@ def test_interrupted_run_leaves_no_process_behind(tmp_path: Path, sign: signal.S
     assert b"Traceback" not in error
     time.sleep(3)
     left = [number for number in workers if number != process.pid and _is_alive(number)]
-    assert not left
+    assert not left, [Path(f"/proc/{number}/{name}").read_bytes() for number in left for name in ("cmdline", "environ")]
