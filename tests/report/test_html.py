@@ -7,6 +7,7 @@ import pytest
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.records import write_summary
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -139,3 +140,12 @@ def test_equal_runs_give_equal_pages(reported, write_run, summary):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a run directory"):
         write_report(tmp_path)
+
+
+def test_privacy_unit_is_named(summary, tmp_path):
+    for row in (*summary["sites"], *summary["privacy"]):
+        row["unit"] = "family"
+    write_summary(summary, tmp_path)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "one family" in page
+    assert re.search(r"<td[^>]*>\s*family\s*</td>", page)
