@@ -99,7 +99,7 @@ def account(
     q: Annotated[float | None, typer.Option(help="Sampling rate.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
     history: Annotated[
-        Path | None, typer.Option(help="JSON list of [noise_multiplier, sampling_rate, steps] instead.")
+        Path | None, typer.Option(help="A JSON list of rows (noise_multiplier, sampling_rate, steps) instead.")
     ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,

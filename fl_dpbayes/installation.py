@@ -16,7 +16,8 @@ def check_origin(module: ModuleType) -> None:
     Raises:
         UserError: if another distribution's module of that name was imported in its place.
     """
-    origin = Path(module.__file__ or "").resolve().parent.parent
+    # A folder without __init__.py is a namespace package: it has a path but no file.
+    origin = Path(module.__file__).resolve().parent.parent if module.__file__ else Path(next(iter(module.__path__)))
     expected = Path(fl_dpbayes.__file__).resolve().parent.parent
     if origin != expected:
         raise UserError(

@@ -88,7 +88,7 @@ class Scenario(Record):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     description: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: DataSpec
     partition: Partition = IIDPartition()
     sites: Annotated[dict[SiteName, SiteSpec], Field(min_length=1, max_length=10_000)]

@@ -1,6 +1,7 @@
 """The run's `summary.json`, in the keys of its contract."""
 
 import importlib.metadata
+import math
 import platform
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 import fl_dpbayes
+from fl_dpbayes.protocol.train import PrivacyStatement
 from server.evaluation import Evaluation
 from server.run_record import RunRecord
 from server.strategy import Federation
@@ -29,6 +31,7 @@ def summarise_run(
     """
     scenario, members = federation.scenario, federation.roster.members
     calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
+    statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
     return {
         "scenario": scenario.name,
@@ -60,7 +63,8 @@ def summarise_run(
         "privacy": [_privacy(member.card.name, record) for member in federation.roster.training],
         "calibration": calibration,
         "reliability": reliability,
-        "releases": _releases(federation),
+        "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
+        "releases": [*_releases(federation), *(_paid_evaluation(*item) for item in statements.items())],
         "bytes": {
             "up": [row["bytes_up"] for row in record.round_rows],
             "down": [row["bytes_down"] for row in record.round_rows],
@@ -89,6 +93,25 @@ def _privacy(site: str, record: RunRecord) -> dict[str, Any]:
         "budget": statement.budget,
         "unit": statement.unit,
     }
+
+
+def _evaluation_privacy(site: str, statement: PrivacyStatement) -> dict[str, Any]:
+    return {
+        "site": site,
+        "unit": statement.unit,
+        "delta": statement.delta,
+        "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
+        "epsilon_method": statement.epsilon_method,
+        "mu": float("inf") if statement.mu is None else statement.mu,
+        "mu_kind": statement.mu_kind,
+        "budget": statement.budget,
+    }
+
+
+def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
+    epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
+    item = f"test records of {site}: epsilon {epsilon} of {statement.budget:g} at delta {statement.delta:g}"
+    return {"item": item, "how": "paid in ledger"}
 
 
 def _releases(federation: Federation) -> list[dict[str, str]]:

@@ -171,3 +171,17 @@ def test_solve_for_steps_finds_the_largest_number_that_fits(capsys, monkeypatch)
     ((sigma, rate, steps),) = json.loads(printed)["history"]
     assert pld_epsilon((GaussianEvent(sigma, rate, steps),), 1e-5) <= 2
     assert pld_epsilon((GaussianEvent(sigma, rate, steps + 1),), 1e-5) > 2
+
+
+def test_colliding_module_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "__init__.py").write_text("")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fl_dpbayes.cli import main; main()"
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "simulate", "quickstart", "--engine", "inline", "--out", str(out)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "another package uses the same name" in done.stderr
+    assert not out.exists()

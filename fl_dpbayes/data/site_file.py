@@ -94,6 +94,8 @@ def read_site_file(path: Path) -> SiteFile:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"site file {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"site file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"site file {path} is not valid TOML: {error}") from None
     try:

@@ -132,7 +132,7 @@ def read_summary(run_dir: Path | str) -> dict:
     if not path.is_file():
         raise UserError(
             f"{run_dir} is not a run directory: it holds no summary.json. Give the folder that `fl-dpbayes simulate` "
-            "printed at its end, for instance runs/quickstart-1; an interrupted run is finished with --resume"
+            "printed at its end, for instance runs/quickstart-1"
         )
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,7 @@
 """Runs the apps in this process: for tests, notebooks and small studies."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,16 @@ LOG_FILE = "flower.log"
 LOGGERS = ("flwr", "fl_dpbayes")
 
 
-def run_inline(run_folder: Path, sites: int) -> None:
+def run_inline(run_folder: Path, sites: int, stop: threading.Event) -> None:
     """Run the prepared scenario of a run directory on an in-process grid.
 
     Args:
         run_folder: holds `scenario.toml` and `sites/`.
         sites: number of nodes.
+        stop: set by another thread to end the run before the next request.
 
     Raises:
-        UserError: what the ServerApp could not do.
+        UserError: what the ServerApp could not do, or that the run was stopped.
     """
     from clients.app import app as client_app
     from fl_dpbayes.run.inline_grid import InlineGrid
@@ -38,7 +40,7 @@ def run_inline(run_folder: Path, sites: int) -> None:
         run_config={"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)},
     )
     with task_identity(), logs_in(run_folder / LOG_FILE):
-        server_app(InlineGrid(client_app, sites), context)
+        server_app(InlineGrid(client_app, sites, stop), context)
 
 
 @contextmanager

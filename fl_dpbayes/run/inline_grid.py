@@ -1,10 +1,13 @@
 """An in-process Grid: the ClientApp is called directly, without Ray and without a server."""
 
+import threading
 from collections.abc import Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+
+from fl_dpbayes.errors import UserError
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 
@@ -12,8 +15,9 @@ CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 class InlineGrid(Grid):
     """Nodes 1 .. K in this process, each with its partition number; a request is worked on when its reply is pulled."""
 
-    def __init__(self, client_app: ClientApp, nodes: int) -> None:
+    def __init__(self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None) -> None:
         self._client_app = client_app
+        self._stop = stop
         self._contexts = {
             number + 1: Context(
                 run_id=1,
@@ -62,6 +66,8 @@ class InlineGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
+        if self._stop is not None and self._stop.is_set():
+            raise UserError("the run was stopped")
         try:
             return self._client_app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:

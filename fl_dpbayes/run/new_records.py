@@ -1,5 +1,6 @@
 """Records from outside a run, brought to the shape that its model takes."""
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +89,10 @@ def _archive(path: Path) -> NewRecords:
                 raise UserError(f"{path} has no array 'features': it has {', '.join(archive.files)}")
             features = np.asarray(archive["features"], dtype=np.float32)
             labels = archive.get("labels")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read as a .npz archive of plain arrays: {error}") from None
+    if features.ndim < 2:
+        raise UserError(f"{path}: 'features' has shape {features.shape}: give one row per record")
     return NewRecords(features, labels, [str(number) for number in range(len(features))])
 
 
@@ -123,7 +126,7 @@ def _checked(records: NewRecords, task: Task, path: Path) -> NewRecords:
         raise UserError(f"{path}: record {records.names[row]} has a value that is missing or not a finite number")
     if labels is not None:
         labels = np.asarray(labels)
-        if len(labels) != len(features) or not np.isin(labels, np.arange(task.classes)).all():
+        if labels.shape != (len(features),) or not np.isin(labels, np.arange(task.classes)).all():
             raise UserError(f"{path}: labels must be whole numbers from 0 to {task.classes - 1}, one per record")
         labels = labels.astype(np.int64)
     return NewRecords(features.reshape(-1, *task.input_shape), labels, records.names)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 POLL_SECONDS = 0.2
@@ -44,7 +44,8 @@ class Display:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} replies"),
+            MofNCompleteColumn(),
+            TextColumn("replies"),
             TextColumn("elapsed"),
             TimeElapsedColumn(),
             TextColumn("left"),

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.installation import check_origin
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.flower_engine import run_flower
@@ -36,6 +38,15 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     Raises:
         UserError: if the scenario cannot run, or its run failed; what was computed is then in the run directory.
     """
+    import clients
+    import server
+
+    check_origin(clients)
+    check_origin(server)
+    if scenario.resources.device.startswith("cuda") and engine == "inline" and not torch.cuda.is_available():
+        raise UserError(
+            f"resources.device is {scenario.resources.device!r}: no CUDA device is here; use 'auto' or 'cpu'"
+        )
     plan = plan_sites(scenario, data_dir)
     folder = _new_folder(run_folder, scenario.name)
     prepare_simulation(scenario, plan, folder)
@@ -45,7 +56,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
 
     def work(stop: threading.Event) -> None:
         if engine == "inline":
-            run_inline(folder, sites)
+            run_inline(folder, sites, stop)
         else:
             run_flower(folder, sites, scenario.resources, stop)
 
@@ -92,7 +103,7 @@ def _raise_failure(failure: BaseException | None, folder: Path) -> None:
     events = EventReader(folder / EVENTS_FILE).new_events()
     reasons = [event["reason"] for event in events if event["event"] == "failed"]
     if reasons:
-        raise UserError(f"the run stopped: {reasons[-1]} (what was computed until then is in {folder})")
+        raise UserError(f"the run stopped: {reasons[-1]} (what was computed until then, and the logs, are in {folder})")
     if failure is not None:
         raise failure
     if not any(event["event"] == "finished" for event in events):

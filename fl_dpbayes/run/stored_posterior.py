@@ -63,7 +63,7 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     try:
         table.to_csv(out, index=False, float_format="%.6f")
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror}") from None
+        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
     console.print(f"{len(table)} predictions written to {out}", soft_wrap=True, markup=False)
 
 

@@ -187,6 +187,10 @@ def test_noised_evaluation_is_paid_for_and_the_same_request_is_free(federation) 
     assert ledger_rows(run) == rows
     summary = json.loads((run.folder / "summary.json").read_text())
     assert {"item": "sums over test records (calibration statistics)", "how": "paid in ledger"} in summary["releases"]
+    paid = {row["site"]: row["epsilon"] for row in summary["evaluation_privacy"]}
+    assert paid.keys() == set(run.scenario.sites)
+    assert all(0 < epsilon <= 8 for epsilon in paid.values())
+    assert any(row["item"].startswith("test records of held-out: epsilon") for row in summary["releases"])
     pooled = [row for row in summary["calibration"] if row["site"] == "pooled:held_out"]
     assert all(row["accuracy"] is not None and row["nll"] is None for row in pooled)
 
