@@ -73,8 +73,8 @@ def verify_ledger(site_file: Path, console: Console) -> int:
         console.print(problem, markup=False)
     if not problems:
         console.print(
-            f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept. (That no newer copy "
-            "exists shows only in a head that a server saw.)"
+            f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept. "
+            "(That no newer copy exists shows only in a head that a server saw.)"
         )
     return 1 if problems else 0
 
