@@ -1,15 +1,15 @@
 """The clipped sum by book-keeping: one forward pass, one backward pass to layer outputs, no per-example gradient."""
 
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fl_dpbayes.gradients.clipping import clip_factors
-from fl_dpbayes.gradients.layer_gradients import LayerGradients, layer_gradients, weighted_sum
-from fl_dpbayes.gradients.loss import summed_cross_entropy
+from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
+from fl_dpbayes.gradients.layer_gradients import layer_gradients, weighted_sum
+from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
 # Bounds the patches of convolutions that are held at a time.
 _RECORDS_PER_CHUNK = 1024
@@ -36,41 +36,56 @@ def is_supported(module: nn.Module) -> bool:
     return True
 
 
-def clipped_sum(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, clip_norm: float) -> torch.Tensor:
-    """Return the sum over records of clip_C(gradient of the record's cross-entropy).
+def clipped_sum(
+    module: nn.Module,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    clip_norm: float,
+    clipping: Clipping = FLAT,
+    loss: RecordLoss = summed_cross_entropy,
+) -> ClippedSum:
+    """Return the sum over records of the clipped gradient of the record's loss.
 
     Args:
-        module: features (N, *shape) -> logits (N, classes); `is_supported`, each layer used once in a forward pass.
+        module: features (N, *shape) -> outputs (N, ...); `is_supported`, each layer used once in a forward pass.
         features: records, shape (N, *shape), of the module's type and device.
-        labels: shape (N,), int64.
-        clip_norm: C > 0, may be infinite.
+        targets: classes (int64) or values (float32), shape (N,).
+        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
+        clipping: the rule; a layer is a Linear or Conv2d.
+        loss: sum over records of the loss whose gradient is clipped.
 
     Returns:
-        Shape (d,), float32, in the order of `named_parameters()`; zeros for an empty batch.
+        The clipped sum, in the order of `named_parameters()`; zeros for an empty batch.
 
     Raises:
         ValueError: if a layer was used more than once, or not at all.
     """
-    if len(labels) == 0:
+    if len(targets) == 0:
         size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        return features.new_zeros(size, dtype=torch.float32)
-    chunks = zip(features.split(_RECORDS_PER_CHUNK), labels.split(_RECORDS_PER_CHUNK), strict=True)
-    sums = [_chunk_sum(module, *chunk, clip_norm=clip_norm) for chunk in chunks]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+        return ClippedSum(features.new_zeros(size, dtype=torch.float32), 0, 0)
+    chunks = zip(features.split(_RECORDS_PER_CHUNK), targets.split(_RECORDS_PER_CHUNK), strict=True)
+    return add_up([_chunk_sum(module, *chunk, clip_norm=clip_norm, clipping=clipping, loss=loss) for chunk in chunks])
 
 
-def _chunk_sum(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, clip_norm: float) -> torch.Tensor:
-    layers, inputs, output_gradients = _backward_to_outputs(module, features, labels)
-    gradients: list[LayerGradients] = [
-        layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)
-    ]
-    factors = clip_factors(reduce(torch.hypot, [each.norms for each in gradients]), clip_norm)
-    pairs = zip(layers, gradients, strict=True)
-    return torch.cat([part for layer, each in pairs for part in weighted_sum(layer, each, factors)])
+def _chunk_sum(
+    module: nn.Module,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    clip_norm: float,
+    clipping: Clipping,
+    loss: RecordLoss,
+) -> ClippedSum:
+    layers, inputs, output_gradients = _backward_to_outputs(module, features, targets, loss)
+    gradients = [layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)]
+    factors = clip_factors([each.norms for each in gradients], clip_norm, clipping)
+    parts = [part for each in zip(layers, gradients, factors, strict=True) for part in weighted_sum(*each)]
+    return ClippedSum(torch.cat(parts), count_reduced(factors), len(targets))
 
 
 def _backward_to_outputs(
-    module: nn.Module, features: torch.Tensor, labels: torch.Tensor
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
 ) -> tuple[list[nn.Module], list[torch.Tensor], tuple[torch.Tensor, ...]]:
     layers = [
         layer for layer in module.modules() if any(value.requires_grad for value in layer.parameters(recurse=False))
@@ -88,10 +103,10 @@ def _backward_to_outputs(
     handles = [layer.register_forward_hook(keep) for layer in layers]
     try:
         with torch.enable_grad():
-            loss = summed_cross_entropy(module(features), labels)
+            value = loss(module(features), targets)
     finally:
         for handle in handles:
             handle.remove()
     if len(inputs) < len(layers):
         raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
-    return layers, [inputs[layer] for layer in layers], torch.autograd.grad(loss, [edges[layer] for layer in layers])
+    return layers, [inputs[layer] for layer in layers], torch.autograd.grad(value, [edges[layer] for layer in layers])

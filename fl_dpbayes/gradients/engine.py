@@ -5,25 +5,37 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.gradients import book_keeping, vmap
-from fl_dpbayes.gradients.loss import summed_cross_entropy
+from fl_dpbayes.gradients import book_keeping, variational, vmap
+from fl_dpbayes.gradients.clipping import ClippedSum
+from fl_dpbayes.gradients.loss import RecordLoss
+from fl_dpbayes.gradients.stochastic import resampled
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.validate import validate_module
+from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.protocol.clipping import Clipping
 
 # Half-precision modules round each gradient; a layer that is missed or counted twice differs by far more.
 _PROBE_TOLERANCE = 0.05
 
 
-class ClippedSum(Protocol):
-    """A function that returns sum_i clip_C(gradient of record i's cross-entropy), shape (d,), float32."""
+class ClippedSumFunction(Protocol):
+    """A function that returns sum_i clip_C(gradient of record i's loss)."""
 
     def __call__(
-        self, module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, clip_norm: float
-    ) -> torch.Tensor:
-        """Sum the clipped gradients of records (N, *shape) with labels (N,)."""
+        self,
+        module: nn.Module,
+        features: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        clip_norm: float,
+        clipping: Clipping = ...,
+        loss: RecordLoss = ...,
+    ) -> ClippedSum:
+        """Sum the clipped gradients of records (N, *shape) with targets (N,)."""
         ...
 
 
@@ -37,7 +49,7 @@ class GradientEngine:
     """
 
     name: Literal["book_keeping", "vmap"]
-    clipped_sum: ClippedSum
+    clipped_sum: ClippedSumFunction
 
 
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
@@ -47,7 +59,7 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     keeping is therefore chosen only if its sum over two made-up records equals the gradient that autograd gives.
 
     Args:
-        module: features (N, *input_shape) -> logits (N, classes).
+        module: features (N, *input_shape) -> outputs (N, ...).
         input_shape: shape of one record.
 
     Returns:
@@ -57,12 +69,13 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
         UserError: if the module mixes the records of a batch.
     """
     validate_module(module)
-    if book_keeping.is_supported(module) and _agrees_with_autograd(module, input_shape):
-        return GradientEngine("book_keeping", book_keeping.clipped_sum)
+    engine = variational if isinstance(module, VariationalModule) else book_keeping
+    if engine.is_supported(module) and _agrees_with_autograd(engine.clipped_sum, module, input_shape):
+        return GradientEngine("book_keeping", engine.clipped_sum)
     return GradientEngine("vmap", vmap.clipped_sum)
 
 
-def _agrees_with_autograd(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+def _agrees_with_autograd(clipped_sum: ClippedSumFunction, module: nn.Module, input_shape: tuple[int, ...]) -> bool:
     # Random parameters: a zero output layer would hide every layer below it.
     probe = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)
@@ -71,11 +84,16 @@ def _agrees_with_autograd(module: nn.Module, input_shape: tuple[int, ...]) -> bo
         values = torch.randn(parameter.shape, generator=generator) / max(1, parameter[:1].numel()) ** 0.5
         parameter.data = values.to(parameter)
     records = torch.randn((2, *input_shape), generator=generator).to(parameters[0])
-    labels = torch.zeros(2, dtype=torch.int64, device=records.device)
+    targets = torch.zeros(2, device=records.device)
+    probe, records = resampled(probe, records, np.random.default_rng(0))
     try:
-        found = book_keeping.clipped_sum(probe, records, labels, clip_norm=math.inf)
+        found = clipped_sum(probe, records, targets, clip_norm=math.inf, loss=_summed_squares)
     except ValueError:
         return False
-    gradients = torch.autograd.grad(summed_cross_entropy(probe(records), labels), parameters)
+    gradients = torch.autograd.grad(_summed_squares(probe(records), targets), parameters)
     expected = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-    return bool((found - expected).norm() <= _PROBE_TOLERANCE * expected.norm())
+    return bool((found.total - expected).norm() <= _PROBE_TOLERANCE * expected.norm())
+
+
+def _summed_squares(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
+    return outputs.float().square().sum()

@@ -28,12 +28,14 @@ class LayerGradients:
         inputs: a, shape (N, groups, L, p).
         output_gradients: g, shape (N, groups, L, o).
         weights: W_i where it had to be formed, shape (N, groups, o, p), else None.
+        bias: b_i, shape (N, groups, o), or None for a layer without bias.
     """
 
     norms: torch.Tensor
     inputs: torch.Tensor
     output_gradients: torch.Tensor
     weights: torch.Tensor | None
+    bias: torch.Tensor | None
 
 
 def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> LayerGradients:
@@ -61,9 +63,10 @@ def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: to
     else:
         weights = g.mT @ a
         norms = weights.square().sum(dim=(1, 2, 3)).sqrt()
-    if layer.bias is not None:
-        norms = torch.hypot(norms, g.sum(dim=2).square().sum(dim=(1, 2)).sqrt())
-    return LayerGradients(norms, a, g, weights)
+    bias = None if layer.bias is None else g.sum(dim=2)
+    if bias is not None:
+        norms = torch.hypot(norms, bias.square().sum(dim=(1, 2)).sqrt())
+    return LayerGradients(norms, a, g, weights, bias)
 
 
 def weighted_sum(layer: nn.Module, gradients: LayerGradients, factors: torch.Tensor) -> list[torch.Tensor]:
@@ -90,8 +93,10 @@ def weighted_sum(layer: nn.Module, gradients: LayerGradients, factors: torch.Ten
         right = a.transpose(0, 1).reshape(groups, -1, p)
         weight = left.mT @ right
     parts = [weight.reshape(-1)]
-    if layer.bias is not None:
-        parts.append(g.sum(dim=(0, 2)).reshape(-1))
+    if gradients.bias is not None:
+        # Not from g: where positions cancel, the rounding of their weighted sum can exceed what their norm foretold.
+        kept_bias = torch.where(kept[:, :, 0], gradients.bias, 0.0) * factors[:, None, None]
+        parts.append(kept_bias.sum(dim=0).reshape(-1))
     return parts
 
 
@@ -118,6 +123,10 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 
 def _gram_norm(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     gram_a, gram_g = a @ a.mT, g @ g.mT
-    lengths = (gram_a.diagonal(dim1=2, dim2=3) * gram_g.diagonal(dim1=2, dim2=3)).sqrt().sum(dim=2)
-    rounding = _GRAM_ROUNDING * lengths.square()
+    squares_a, squares_g = gram_a.diagonal(dim1=2, dim2=3), gram_g.diagonal(dim1=2, dim2=3)
+    lengths = (squares_a * squares_g).sqrt().sum(dim=2)
+    # As in `_norm`: each product of entries may have lost up to the smallest normal number.
+    lost_g = (g.shape[3] * _TINY) ** 0.5 * squares_a.sqrt().sum(dim=2)
+    lost_a = (a.shape[3] * _TINY) ** 0.5 * squares_g.sqrt().sum(dim=2)
+    rounding = _GRAM_ROUNDING * lengths.square() + lost_g.square() + lost_a.square()
     return ((gram_a * gram_g).sum(dim=(2, 3)).clamp(min=0.0) + rounding).sum(dim=1).sqrt()

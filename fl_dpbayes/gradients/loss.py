@@ -1,7 +1,13 @@
-"""The loss whose gradient is clipped: minus the log likelihood of one record."""
+"""The loss whose gradient is clipped: minus the log likelihood of one record, summed over records."""
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
+
+# (outputs (N, ...), targets (N,)) -> scalar, the sum over records of a loss that depends on the record's row alone.
+RecordLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -15,3 +21,40 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
         Scalar tensor in nats.
     """
     return functional.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def summed_gaussian_negative_log_likelihood(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the sum over records of -log N(target; m, v), where the module gives (m, log v) for each record.
+
+    -log N = (log v + (target - m)^2 / v + log 2 pi) / 2, in float32 also for half-precision modules.
+
+    Args:
+        outputs: mean and log variance, shape (N, 2).
+        targets: shape (N,), float32.
+
+    Returns:
+        Scalar tensor in nats.
+    """
+    mean, log_variance = outputs.float().unbind(dim=1)
+    squares = (targets.float() - mean).square() * (-log_variance).exp()
+    return (log_variance + squares + math.log(2 * math.pi)).sum() / 2
+
+
+def mean_over_draws(loss: RecordLoss) -> RecordLoss:
+    """Turn a loss of outputs (N, K) into one of outputs (N, draws, K): the mean over draws of each record's loss.
+
+    This is the expected loss under the draws, as in Bayes by backprop (Blundell et al. 2015, eq. 2).
+
+    Args:
+        loss: a summed loss of outputs (N, K).
+
+    Returns:
+        A summed loss of outputs (N, draws, K).
+    """
+
+    def averaged(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        draws = outputs.shape[1]
+        repeated = targets[:, None].expand(-1, draws).reshape(-1)
+        return loss(outputs.flatten(0, 1), repeated) / draws
+
+    return averaged

@@ -4,34 +4,38 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fl_dpbayes.gradients.clipping import sum_clipped
-from fl_dpbayes.gradients.loss import summed_cross_entropy
+from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
+from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
 # Materialised gradients take at most 128 MiB at a time.
 _MAX_ELEMENTS = 2**25
 
 
-def per_example_gradients(module: nn.Module, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of each record's cross-entropy.
+def per_example_gradients(
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss = summed_cross_entropy
+) -> torch.Tensor:
+    """Return the gradient of each record's loss.
 
     Args:
-        module: features (N, *shape) -> logits (N, classes), no cross-example operation.
+        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
         features: records, shape (N, *shape), of the module's type and device.
-        labels: shape (N,), int64.
+        targets: classes (int64) or values (float32), shape (N,).
+        loss: sum over records of the loss whose gradient is taken.
 
     Returns:
         Shape (N, d), float32, columns in the order of `named_parameters()`; (0, d) for no record.
     """
     parameters = {name: parameter.detach() for name, parameter in trainable_parameters(module).items()}
-    if len(labels) == 0:
+    if len(targets) == 0:
         return features.new_zeros((0, sum(value.numel() for value in parameters.values())), dtype=torch.float32)
 
-    def loss(values: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        return summed_cross_entropy(functional_call(module, values, (record[None],)), label[None])
+    def record_loss(values: dict[str, torch.Tensor], record: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss(functional_call(module, values, (record[None],)), target[None])
 
-    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, features, labels)
-    return torch.cat([gradients[name].reshape(len(labels), -1).float() for name in parameters], dim=1)
+    gradients = vmap(grad(record_loss), in_dims=(None, 0, 0))(parameters, features, targets)
+    return torch.cat([gradients[name].reshape(len(targets), -1).float() for name in parameters], dim=1)
 
 
 def records_per_chunk(module: nn.Module) -> int:
@@ -40,19 +44,40 @@ def records_per_chunk(module: nn.Module) -> int:
     return max(1, _MAX_ELEMENTS // max(1, size))
 
 
-def clipped_sum(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, *, clip_norm: float) -> torch.Tensor:
-    """Return the sum over records of clip_C(gradient of the record's cross-entropy), materialising gradients.
+def layer_sizes(module: nn.Module) -> list[int]:
+    """Count the trainable entries of each layer (a module that owns parameters), in the order of the flat vector."""
+    sizes: dict[str, int] = {}
+    for name, parameter in trainable_parameters(module).items():
+        layer = name.rpartition(".")[0]
+        sizes[layer] = sizes.get(layer, 0) + parameter.numel()
+    return list(sizes.values())
+
+
+def clipped_sum(
+    module: nn.Module,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    clip_norm: float,
+    clipping: Clipping = FLAT,
+    loss: RecordLoss = summed_cross_entropy,
+) -> ClippedSum:
+    """Return the sum over records of the clipped gradient of the record's loss, materialising gradients.
 
     Args:
-        module: features (N, *shape) -> logits (N, classes), no cross-example operation.
+        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
         features: records, shape (N, *shape), of the module's type and device.
-        labels: shape (N,), int64.
-        clip_norm: C > 0, may be infinite.
+        targets: classes (int64) or values (float32), shape (N,).
+        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
+        clipping: the rule.
+        loss: sum over records of the loss whose gradient is clipped.
 
     Returns:
-        Shape (d,), float32; zeros for an empty batch.
+        The clipped sum, in the order of `named_parameters()`; zeros for an empty batch.
     """
-    size = records_per_chunk(module)
-    chunks = zip(features.split(size), labels.split(size), strict=True)
-    sums = [sum_clipped(per_example_gradients(module, *chunk), clip_norm) for chunk in chunks]
-    return torch.stack(sums).sum(0)
+    chunk, sizes = records_per_chunk(module), layer_sizes(module)
+    sums = [
+        sum_clipped(per_example_gradients(module, *part, loss), clip_norm, clipping, sizes)
+        for part in zip(features.split(chunk), targets.split(chunk), strict=True)
+    ]
+    return add_up(sums)

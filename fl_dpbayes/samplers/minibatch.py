@@ -5,13 +5,15 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.gradients.clipping import sum_clipped
+from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
 from fl_dpbayes.gradients.engine import gradient_engine
+from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.gradients.pre_noise import with_pre_noise
+from fl_dpbayes.gradients.stochastic import StochasticModule, resampled
 from fl_dpbayes.gradients.units import per_unit_gradients
-from fl_dpbayes.gradients.vmap import records_per_chunk
+from fl_dpbayes.gradients.vmap import layer_sizes, records_per_chunk
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.protocol.plan import PrivacyPlan
+from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
 
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
@@ -34,12 +36,17 @@ class BatchGradient:
     Args:
         module: the model; each call uses its current parameters.
         features: shape (N, *shape), float32.
-        labels: shape (N,), int64.
+        targets: classes (int64) or values (float32), shape (N,).
         unit_index: unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
-        privacy: sampling rate q, clip norm C and pre-noise rho.
+        sampling_rate: q in (0, 1].
+        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
         sampling_generator: draws who joins.
-        pre_noise_generator: draws the noise before the clip; needed if rho > 0.
         device: where the module is and the records shall be.
+        clipping: the rule.
+        loss: sum over records of the loss whose gradient is clipped.
+        pre_noise: rho >= 0, standard deviation of the noise on each unit's gradient before the clip.
+        pre_noise_generator: draws that noise; needed if rho > 0.
+        resample_generator: draws the randomness of a stochastic module afresh for each batch; needed if it is one.
 
     Raises:
         ValueError: if lengths differ, units are not numbered so, or a generator is missing.
@@ -50,62 +57,75 @@ class BatchGradient:
         self,
         module: nn.Module,
         features: npt.NDArray[np.float32],
-        labels: npt.NDArray[np.int64],
+        targets: npt.NDArray[np.int64] | npt.NDArray[np.float32],
         unit_index: npt.NDArray[np.int64],
         *,
-        privacy: PrivacyPlan,
+        sampling_rate: float,
+        clip_norm: float,
         sampling_generator: np.random.Generator,
-        pre_noise_generator: np.random.Generator | None,
         device: str | torch.device,
+        clipping: Clipping = FLAT,
+        loss: RecordLoss = summed_cross_entropy,
+        pre_noise: float = 0.0,
+        pre_noise_generator: np.random.Generator | None = None,
+        resample_generator: np.random.Generator | None = None,
     ) -> None:
-        if not len(features) == len(labels) == len(unit_index):
+        if not len(features) == len(targets) == len(unit_index):
             raise ValueError(
-                f"{len(features)} records, {len(labels)} labels, {len(unit_index)} unit numbers: give one per record"
+                f"{len(features)} records, {len(targets)} labels, {len(unit_index)} unit numbers: give one per record"
             )
         self._records_of_unit = np.bincount(unit_index)
         if (self._records_of_unit == 0).any():
             raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
-        if privacy.pre_noise > 0 and pre_noise_generator is None:
-            raise ValueError(f"pre_noise is {privacy.pre_noise}: give pre_noise_generator, a stream of its own")
+        if pre_noise > 0 and pre_noise_generator is None:
+            raise ValueError(f"pre_noise is {pre_noise}: give pre_noise_generator, a stream of its own")
+        if isinstance(module, StochasticModule) and resample_generator is None:
+            raise ValueError(f"{type(module).__name__} is stochastic: give resample_generator, a stream of its own")
         order = np.argsort(unit_index, kind="stable")
         dtype = next(iter(trainable_parameters(module).values())).dtype
         self._features = torch.from_numpy(features[order]).to(device=device, dtype=dtype)
-        self._labels = torch.from_numpy(labels[order]).to(device)
+        self._targets = torch.from_numpy(targets[order]).to(device)
         self._unit_of_record = unit_index[order]
         self._module = module
-        self._privacy = privacy
-        self._sampling = sampling_generator
-        self._pre_noise = pre_noise_generator
+        self._sampling_rate = sampling_rate
+        self._clip_norm = clip_norm
+        self._clipping = clipping
+        self._loss = loss
+        self._pre_noise = pre_noise
+        self._sampling_generator = sampling_generator
+        self._pre_noise_generator = pre_noise_generator
+        self._resample_generator = resample_generator
         self._clipped_sum = gradient_engine(module, features.shape[1:]).clipped_sum
         self._units_per_group = records_per_chunk(module)
         self._record_is_unit = bool((self._records_of_unit == 1).all())
 
-    def __call__(self) -> torch.Tensor:
-        """Draw a batch and return its sum of clipped gradients, shape (d,), float32; zeros for an empty batch."""
-        units = poisson_units(self._sampling, len(self._records_of_unit), self._privacy.sampling_rate)
-        if self._record_is_unit and self._privacy.pre_noise == 0:
-            rows = torch.from_numpy(units).to(self._features.device)
+    def __call__(self) -> ClippedSum:
+        """Draw a batch and return its sum of clipped gradients; zeros for an empty batch."""
+        units = poisson_units(self._sampling_generator, len(self._records_of_unit), self._sampling_rate)
+        rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
+        chosen = torch.from_numpy(rows).to(self._features.device)
+        module, features, targets = self._module, self._features[chosen], self._targets[chosen]
+        if self._resample_generator is not None:
+            module, features = resampled(module, features, self._resample_generator)
+        if self._record_is_unit and self._pre_noise == 0:
             return self._clipped_sum(
-                self._module, self._features[rows], self._labels[rows], clip_norm=self._privacy.clip_norm
+                module, features, targets, clip_norm=self._clip_norm, clipping=self._clipping, loss=self._loss
             )
-        # Groups of whole units: a unit cut in two would be clipped twice.
-        groups = [
-            units[start : start + self._units_per_group]
-            for start in range(0, max(1, len(units)), self._units_per_group)
-        ]
-        return torch.stack([self._materialised_sum(group) for group in groups]).sum(0)
+        return self._materialised_sum(module, features, targets, self._records_of_unit[units])
 
-    def _materialised_sum(self, units: npt.NDArray[np.int64]) -> torch.Tensor:
-        rows = np.flatnonzero(np.isin(self._unit_of_record, units))
-        positions = np.repeat(np.arange(len(units)), self._records_of_unit[units])
-        device = self._features.device
-        gradients = per_unit_gradients(
-            self._module,
-            self._features[torch.from_numpy(rows).to(device)],
-            self._labels[torch.from_numpy(rows).to(device)],
-            torch.from_numpy(positions).to(device),
-            len(units),
-        )
-        if self._pre_noise is not None and self._privacy.pre_noise > 0:
-            gradients = with_pre_noise(gradients, self._privacy.pre_noise, self._pre_noise)
-        return sum_clipped(gradients, self._privacy.clip_norm)
+    def _materialised_sum(
+        self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]
+    ) -> ClippedSum:
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        sizes = layer_sizes(module)
+        sums = []
+        # Groups of whole units: a unit cut in two would be clipped twice.
+        for first in range(0, max(1, len(counts)), self._units_per_group):
+            group = counts[first : first + self._units_per_group]
+            rows = slice(ends[first], ends[first + len(group)])
+            index = torch.from_numpy(np.repeat(np.arange(len(group)), group)).to(features.device)
+            gradients = per_unit_gradients(module, features[rows], targets[rows], index, len(group), self._loss)
+            if self._pre_noise > 0 and self._pre_noise_generator is not None:
+                gradients = with_pre_noise(gradients, self._pre_noise, self._pre_noise_generator)
+            sums.append(sum_clipped(gradients, self._clip_norm, self._clipping, sizes))
+        return add_up(sums)

@@ -1,25 +1,47 @@
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
+from fl_dpbayes.protocol.clipping import FLAT
 
-def gradient_of(module, features, labels):
+
+def cross_entropy(outputs, targets):
+    return functional.cross_entropy(outputs.float(), targets, reduction="sum")
+
+
+def gradient_of(module, features, targets, loss=cross_entropy):
     parameters = [value for value in module.parameters() if value.requires_grad]
-    loss = functional.cross_entropy(module(features).float(), labels, reduction="sum")
-    gradients = torch.autograd.grad(loss, parameters)
+    gradients = torch.autograd.grad(loss(module(features), targets), parameters)
     return torch.cat([gradient.reshape(-1) for gradient in gradients]).double()
 
 
-def clipped(gradient, clip_norm):
+def sizes_of_layers(module):
+    own = [
+        [value.numel() for value in layer.parameters(recurse=False) if value.requires_grad]
+        for layer in module.modules()
+    ]
+    return [sum(sizes) for sizes in own if sizes]
+
+
+def clipped(gradient, clip_norm, clipping=FLAT, layer_sizes=None):
     norm = gradient.norm().item()
+    if clipping.kind == "global":
+        return gradient * (clip_norm / clipping.bound if norm <= clipping.bound else 0.0)
+    if clipping.kind == "automatic":
+        return gradient * (clip_norm / (norm + clipping.stability))
+    if clipping.kind == "per-layer":
+        share = clip_norm / math.sqrt(len(layer_sizes))
+        return torch.cat([clipped(part, share) for part in gradient.split(layer_sizes)])
     return gradient if norm <= clip_norm else gradient * (clip_norm / norm)
 
 
-def clipped_sum(module, features, labels, clip_norm):
-    rows = [clipped(gradient_of(module, features[i : i + 1], labels[i : i + 1]), clip_norm) for i in range(len(labels))]
-    return torch.stack(rows).sum(0)
+def clipped_sum(module, features, targets, clip_norm, clipping=FLAT, loss=cross_entropy):
+    sizes = sizes_of_layers(module)
+    gradients = [gradient_of(module, features[i : i + 1], targets[i : i + 1], loss) for i in range(len(targets))]
+    return torch.stack([clipped(gradient, clip_norm, clipping, sizes) for gradient in gradients]).sum(0)
 
 
 def assert_matches(found, expected, *, clip_norm, records):

@@ -39,7 +39,7 @@ def test_convolution_equals_one_by_one_property(
     one_by_one.randomise(module)
     features = torch.randn(records, inputs, side, side, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(records) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=clip_norm)
+    found = book_keeping.clipped_sum(module, features, labels, clip_norm=clip_norm).total
     expected = one_by_one.clipped_sum(module, features, labels, clip_norm)
     one_by_one.assert_matches(found, expected, clip_norm=clip_norm, records=records)
 
@@ -60,7 +60,7 @@ def test_linear_equals_one_by_one_property(one_by_one, widths, bias, positions, 
     one_by_one.randomise(module)
     features = torch.randn(records, *positions, widths[0], generator=torch.Generator().manual_seed(1))
     labels = torch.arange(records) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=clip_norm)
+    found = book_keeping.clipped_sum(module, features, labels, clip_norm=clip_norm).total
     expected = one_by_one.clipped_sum(module, features, labels, clip_norm)
     one_by_one.assert_matches(found, expected, clip_norm=clip_norm, records=records)
 
@@ -111,7 +111,7 @@ def test_clipped_contribution_of_one_record_stays_within_the_bound(one_by_one, c
     one_by_one.randomise(module)
     features = 10 * torch.randn(100, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     for record in features:
-        found = book_keeping.clipped_sum(module, record[None], torch.tensor([1]), clip_norm=0.1)
+        found = book_keeping.clipped_sum(module, record[None], torch.tensor([1]), clip_norm=0.1).total
         assert found.double().norm().item() <= 0.1 * (1 + 1e-6)
 
 
@@ -122,7 +122,7 @@ def test_activation_in_place_changes_nothing(one_by_one):
     for in_place in (False, True):
         layers = [nn.Conv2d(1, 3, 3), nn.ReLU(in_place), nn.Flatten(), nn.Linear(48, 4), nn.ReLU(in_place)]
         module = one_by_one.randomise(nn.Sequential(*layers, nn.Linear(4, 3)))
-        sums.append(book_keeping.clipped_sum(module, features, labels, clip_norm=0.3))
+        sums.append(book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total)
     assert torch.equal(*sums)
 
 
@@ -130,16 +130,16 @@ def test_many_records_are_summed_in_chunks(one_by_one, monkeypatch):
     module = one_by_one.randomise(nn.Linear(5, 3))
     features = torch.randn(50, 5, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(50) % 3
-    whole = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3)
+    whole = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total
     monkeypatch.setattr(book_keeping, "_RECORDS_PER_CHUNK", 7)
-    torch.testing.assert_close(book_keeping.clipped_sum(module, features, labels, clip_norm=0.3), whole)
+    torch.testing.assert_close(book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total, whole)
 
 
 def test_frozen_layer_has_no_part_in_norm_or_sum(one_by_one):
     module = one_by_one.randomise(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
     module[0].requires_grad_(False)
     features, labels = torch.randn(6, 5, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3)
+    found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total
     assert found.shape == (15,)
     expected = one_by_one.clipped_sum(module, features, labels, 0.3)
     one_by_one.assert_matches(found, expected, clip_norm=0.3, records=6)

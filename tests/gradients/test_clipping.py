@@ -5,35 +5,135 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.gradients.clipping import clip_factors, sum_clipped
+from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced, sum_clipped
+from fl_dpbayes.protocol.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
+
+NORMS = st.floats(0, 2.0**99, width=32)
+CLIP_NORMS = st.floats(1e-6, 1e6)
+
+
+def only_factor(norm, clip_norm, clipping=FLAT):
+    (factors,) = clip_factors([torch.tensor([norm])], clip_norm, clipping)
+    return factors.double().item()
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
-@given(norm=st.floats(0, 2.0**99, width=32), clip_norm=st.floats(1e-6, 1e6))
-def test_clipped_norm_never_exceeds_the_bound_property(norm, clip_norm):
-    factor = clip_factors(torch.tensor([norm]), clip_norm).double().item()
+@given(norm=NORMS, clip_norm=CLIP_NORMS)
+def test_flat_clipped_norm_never_exceeds_the_bound_property(norm, clip_norm):
+    factor = only_factor(norm, clip_norm)
     assert 0 <= factor <= 1
     assert factor * norm <= clip_norm
     assert factor == 1 or factor * norm >= clip_norm * (1 - 2e-6)
 
 
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(norm=NORMS, clip_norm=CLIP_NORMS, ratio=st.floats(1, 1e6))
+def test_global_clipped_norm_never_exceeds_the_bound_property(norm, clip_norm, ratio):
+    factor = only_factor(norm, clip_norm, GlobalClipping(bound=clip_norm * ratio))
+    assert factor * norm <= clip_norm
+    if norm <= clip_norm * ratio * (1 - 1e-6):
+        assert factor == pytest.approx(1 / ratio, rel=2e-6)
+    if norm >= clip_norm * ratio * (1 + 1e-6):
+        assert factor == 0
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(norm=NORMS, clip_norm=CLIP_NORMS, stability=st.floats(1e-6, 1e3))
+def test_automatic_clipped_norm_stays_below_the_bound_property(norm, clip_norm, stability):
+    factor = only_factor(norm, clip_norm, AutomaticClipping(stability=stability))
+    assert factor * norm < clip_norm
+    assert factor == pytest.approx(clip_norm / (norm + stability), rel=2e-6)
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(norms=st.lists(NORMS, min_size=1, max_size=5), clip_norm=CLIP_NORMS)
+def test_per_layer_clipped_norms_never_exceed_the_bound_together_property(norms, clip_norm):
+    factors = clip_factors([torch.tensor([norm]) for norm in norms], clip_norm, PerLayerClipping())
+    contributions = [factor.double().item() * norm for factor, norm in zip(factors, norms, strict=True)]
+    assert math.hypot(*contributions) <= clip_norm
+    share = clip_norm / math.sqrt(len(norms))
+    for factor, norm, contribution in zip(factors, norms, contributions, strict=True):
+        assert factor == 1 or contribution == pytest.approx(share, rel=2e-6)
+        assert norm > share * (1 - 2e-6) or factor == 1
+
+
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
 @pytest.mark.parametrize("clip_norm", [1.0, math.inf])
 def test_norm_that_is_not_finite_gives_zero(norm, clip_norm):
-    assert clip_factors(torch.tensor([norm, 0.5]), clip_norm).tolist() == [0.0, 0.5 if clip_norm < 0.5 else 1.0]
+    (factors,) = clip_factors([torch.tensor([norm, 0.5])], clip_norm, FLAT)
+    assert factors.tolist() == [0.0, 0.5 if clip_norm < 0.5 else 1.0]
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+@pytest.mark.parametrize("clipping", [FLAT, GlobalClipping(bound=2.0), AutomaticClipping(), PerLayerClipping()])
+def test_one_layer_that_is_not_finite_discards_the_whole_gradient(norm, clipping):
+    factors = clip_factors([torch.tensor([0.5, 0.5]), torch.tensor([norm, 0.5])], 1.0, clipping)
+    assert [each[0].item() for each in factors] == [0.0, 0.0]
+    assert all(each[1] > 0 for each in factors)
 
 
 def test_zero_gradient_and_infinite_bound_are_left_alone_limit():
-    assert clip_factors(torch.tensor([0.0, 3.0]), math.inf).tolist() == [1.0, 1.0]
-    assert clip_factors(torch.tensor([0.0]), 1.0).tolist() == [1.0]
+    for clipping in (FLAT, PerLayerClipping()):
+        (factors,) = clip_factors([torch.tensor([0.0, 3.0])], math.inf, clipping)
+        assert factors.tolist() == [1.0, 1.0]
+        assert only_factor(0.0, 1.0, clipping) == 1.0
 
 
-def test_sum_of_hand_made_rows():
-    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0], [math.inf, 0.0], [1e30, 0.0]])
-    torch.testing.assert_close(sum_clipped(rows, 1.0), torch.tensor([0.9, 1.2]), rtol=2e-6, atol=0)
+def test_one_layer_is_clipped_as_the_whole_limit():
+    norms = torch.tensor([0.3, 1.0, 7.0])
+    assert torch.equal(*(clip_factors([norms], 1.0, clipping)[0] for clipping in (FLAT, PerLayerClipping())))
 
 
-def test_each_materialised_row_stays_within_the_bound():
-    rows = torch.randn(500, 1000, generator=torch.Generator().manual_seed(0)) * 10
-    norms = [sum_clipped(row[None], 1.0).double().norm().item() for row in rows]
-    assert max(norms) <= 1 + 1e-6
+def test_rules_that_scale_to_the_bound_refuse_an_infinite_one():
+    with pytest.raises(ValueError, match="finite"):
+        only_factor(1.0, math.inf, AutomaticClipping())
+    for clip_norm in (2.1, math.inf):
+        with pytest.raises(ValueError, match=r"bound 2\.0 below clip_norm"):
+            only_factor(1.0, clip_norm, GlobalClipping(bound=2.0))
+
+
+ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.nan, 1.0], [math.inf, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("clipping", "total", "reduced"),
+    [
+        (FLAT, [0.9, 1.2], 3),
+        (GlobalClipping(bound=10.0), [0.33, 0.44], 4),
+        (GlobalClipping(bound=2.0), [0.15, 0.2], 4),
+        (AutomaticClipping(stability=0.5), [3 / 5.5 + 0.3, 4 / 5.5 + 0.4], 4),
+        (PerLayerClipping(), [1 / math.sqrt(2) + 0.3, 1 / math.sqrt(2) + 0.4], 3),
+    ],
+)
+def test_sum_of_hand_made_rows(clipping, total, reduced):
+    found = sum_clipped(ROWS, 1.0, clipping, [1, 1])
+    torch.testing.assert_close(found.total, torch.tensor(total), rtol=2e-6, atol=0)
+    assert (found.clipped, found.units) == (reduced, 4)
+
+
+def test_row_whose_squares_overflow_contributes_zero():
+    assert not sum_clipped(torch.tensor([[1e30, 1.0]]), 1.0).total.any()
+
+
+@pytest.mark.parametrize("clipping", [FLAT, GlobalClipping(bound=400.0), AutomaticClipping(), PerLayerClipping()])
+def test_each_materialised_row_stays_within_the_bound(clipping):
+    rows = torch.randn(300, 1000, generator=torch.Generator().manual_seed(0)) * 10
+    norms = [sum_clipped(row[None], 1.0, clipping, [700, 300]).total.double().norm().item() for row in rows]
+    assert 0.7 < max(norms) <= 1
+
+
+def test_layers_must_make_up_the_gradient():
+    with pytest.raises(RuntimeError, match="split"):
+        sum_clipped(ROWS, 1.0, PerLayerClipping(), [1])
+
+
+def test_reduced_units_are_counted_once():
+    factors = [torch.tensor([1.0, 0.5, 1.0, 0.0]), torch.tensor([1.0, 0.5, 0.2, 0.0])]
+    assert count_reduced(factors) == 3
+
+
+def test_sums_of_parts_add_up():
+    parts = [ClippedSum(torch.tensor([1.0, 2.0]), 1, 3), ClippedSum(torch.tensor([0.5, -2.0]), 2, 4)]
+    whole = add_up(parts)
+    assert whole.total.tolist() == [1.5, 0.0]
+    assert (whole.clipped, whole.units) == (3, 7)

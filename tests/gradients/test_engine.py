@@ -53,7 +53,7 @@ def test_shipped_models_use_book_keeping_and_both_engines_agree(one_by_one, mode
     features, labels = batch(module)
     expected = one_by_one.clipped_sum(module, features, labels, 0.2)
     for engine in ENGINES:
-        found = engine.clipped_sum(module, features, labels, clip_norm=0.2)
+        found = engine.clipped_sum(module, features, labels, clip_norm=0.2).total
         one_by_one.assert_matches(found, expected, clip_norm=0.2, records=6)
 
 
@@ -64,7 +64,7 @@ def test_shared_weights_fall_back_to_vmap_and_are_right(one_by_one, kind):
     assert engine.name == "vmap"
     features = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
     labels = torch.arange(5) % 3
-    found = engine.clipped_sum(module, features, labels, clip_norm=0.2)
+    found = engine.clipped_sum(module, features, labels, clip_norm=0.2).total
     one_by_one.assert_matches(found, one_by_one.clipped_sum(module, features, labels, 0.2), clip_norm=0.2, records=5)
 
 
@@ -78,7 +78,7 @@ def test_other_layers_fall_back_to_vmap_and_are_right(one_by_one, layer):
     engine = gradient_engine(module, TASK.input_shape)
     assert engine.name == "vmap"
     features, labels = batch(module)
-    found = engine.clipped_sum(module, features, labels, clip_norm=0.2)
+    found = engine.clipped_sum(module, features, labels, clip_norm=0.2).total
     one_by_one.assert_matches(found, one_by_one.clipped_sum(module, features, labels, 0.2), clip_norm=0.2, records=6)
 
 
@@ -104,9 +104,9 @@ def test_record_that_is_not_finite_contributes_zero(one_by_one, engine, model, v
     features, labels = batch(module)
     spoilt = features.clone()
     spoilt[2, 0, 3, 3] = value
-    found = engine.clipped_sum(module, spoilt, labels, clip_norm=clip_norm)
+    found = engine.clipped_sum(module, spoilt, labels, clip_norm=clip_norm).total
     rest = torch.arange(6) != 2
-    expected = engine.clipped_sum(module, features[rest], labels[rest], clip_norm=clip_norm)
+    expected = engine.clipped_sum(module, features[rest], labels[rest], clip_norm=clip_norm).total
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -115,7 +115,7 @@ def test_record_that_is_not_finite_contributes_zero(one_by_one, engine, model, v
 def test_batch_of_bad_records_only_gives_zero(one_by_one, engine, model):
     module = one_by_one.randomise(build_model(model, TASK, seed=0))
     features = torch.full((3, 1, 8, 8), math.nan)
-    found = engine.clipped_sum(module, features, torch.zeros(3, dtype=torch.int64), clip_norm=1.0)
+    found = engine.clipped_sum(module, features, torch.zeros(3, dtype=torch.int64), clip_norm=1.0).total
     assert not found.any()
 
 
@@ -126,8 +126,9 @@ def test_empty_batch_gives_zero(engine, model):
     found = engine.clipped_sum(
         module, torch.zeros(0, *TASK.input_shape), torch.zeros(0, dtype=torch.int64), clip_norm=1.0
     )
-    assert found.shape == (sum(value.numel() for value in module.parameters()),)
-    assert not found.any()
+    assert found.total.shape == (sum(value.numel() for value in module.parameters()),)
+    assert not found.total.any()
+    assert (found.clipped, found.units) == (0, 0)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.__name__.rsplit(".")[-1])
@@ -136,13 +137,13 @@ def test_half_precision_module_is_clipped_in_float32(one_by_one, engine, dtype):
     module = one_by_one.randomise(build_model(MODELS[1], TASK, seed=0)).to(dtype)
     features, labels = batch(module, 40)
     for record, label in zip(10 * features, labels, strict=True):
-        found = engine.clipped_sum(module, record[None].to(dtype), label[None], clip_norm=0.1)
+        found = engine.clipped_sum(module, record[None].to(dtype), label[None], clip_norm=0.1).total
         assert found.dtype == torch.float32
         norm = found.double().norm().item()
         assert norm <= 0.1 * (1 + 1e-6)
     exact = one_by_one.gradient_of(module.float(), features[:1], labels[:1])
     module.to(dtype)
-    found = engine.clipped_sum(module, features[:1].to(dtype), labels[:1], clip_norm=math.inf)
+    found = engine.clipped_sum(module, features[:1].to(dtype), labels[:1], clip_norm=math.inf).total
     assert float((found - exact).norm()) <= 0.05 * float(exact.norm())
 
 
@@ -150,5 +151,5 @@ def test_half_precision_module_is_clipped_in_float32(one_by_one, engine, dtype):
 def test_no_clip_gives_the_plain_gradient_limit(one_by_one, engine):
     module = one_by_one.randomise(build_model(MODELS[2], TASK, seed=0))
     features, labels = batch(module)
-    found = engine.clipped_sum(module, features, labels, clip_norm=math.inf)
+    found = engine.clipped_sum(module, features, labels, clip_norm=math.inf).total
     torch.testing.assert_close(found, one_by_one.gradient_of(module, features, labels).float(), rtol=1e-4, atol=1e-5)

@@ -47,21 +47,21 @@ def test_patient_with_many_records_is_bounded_as_one(module):
     features, labels = features_of(30)
     gradients = per_unit_gradients(module, features, labels, torch.zeros(30, dtype=torch.int64), 1)
     assert gradients.norm() > 1
-    assert sum_clipped(gradients, 0.5).double().norm().item() <= 0.5 * (1 + 1e-6)
+    assert sum_clipped(gradients, 0.5).total.double().norm().item() <= 0.5 * (1 + 1e-6)
 
 
 def test_patient_with_one_bad_record_contributes_zero(module):
     features, labels = features_of(6)
     features[1, 0] = math.nan
     gradients = per_unit_gradients(module, features, labels, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
-    torch.testing.assert_close(sum_clipped(gradients, 0.5), sum_clipped(gradients[1:], 0.5))
-    assert sum_clipped(gradients, 0.5).any()
+    torch.testing.assert_close(sum_clipped(gradients, 0.5).total, sum_clipped(gradients[1:], 0.5).total)
+    assert sum_clipped(gradients, 0.5).total.any()
 
 
 def test_pre_noise_keeps_each_contribution_within_the_bound():
     gradients = with_pre_noise(torch.zeros(200, 50), 3.0, np.random.default_rng(0))
     assert gradients.norm(dim=1).min() > 1
-    assert max(sum_clipped(row[None], 1.0).double().norm().item() for row in gradients) <= 1 + 1e-6
+    assert max(sum_clipped(row[None], 1.0).total.double().norm().item() for row in gradients) <= 1 + 1e-6
 
 
 def test_pre_noise_has_the_asked_deviation_and_is_independent_over_units():

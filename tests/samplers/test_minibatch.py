@@ -3,18 +3,20 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fl_dpbayes.gradients import book_keeping, vmap
+from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy, summed_gaussian_negative_log_likelihood
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.protocol.plan import PrivacyPlan
-from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.protocol.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.protocol.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.samplers import minibatch
 from fl_dpbayes.samplers.minibatch import BatchGradient, poisson_units
 
 TASK = Task(input_shape=(4,), classes=3)
-
-
-def privacy(**changes):
-    return PrivacyPlan(**({"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 1.0, "clip_norm": 0.5} | changes))
 
 
 def site(count):
@@ -22,17 +24,16 @@ def site(count):
     return generator.standard_normal((count, 4)).astype(np.float32), generator.integers(0, 3, count)
 
 
-def batch_gradient(features, labels, unit_index, plan, seed=1):
-    return BatchGradient(
-        build_model(LogisticModel(), TASK, seed=0),
-        features,
-        labels,
-        unit_index,
-        privacy=plan,
-        sampling_generator=np.random.default_rng(seed),
-        pre_noise_generator=np.random.default_rng(2),
-        device="cpu",
-    )
+def batch_gradient(features, labels, unit_index, *, module=None, **changes):
+    settings = {
+        "sampling_rate": 1.0,
+        "clip_norm": 0.5,
+        "sampling_generator": np.random.default_rng(1),
+        "pre_noise_generator": np.random.default_rng(2),
+        "device": "cpu",
+    }
+    model = build_model(LogisticModel(), TASK, seed=0) if module is None else module
+    return BatchGradient(model, features, labels, unit_index, **(settings | changes))
 
 
 def test_each_unit_joins_with_its_own_coin():
@@ -58,49 +59,50 @@ def test_rate_one_takes_every_unit():
 
 def test_empty_batch_and_empty_site_give_zero():
     features, labels = site(5)
-    for count, plan in ((5, privacy(sampling_rate=1e-9)), (0, privacy()), (0, privacy(pre_noise=1.0))):
-        found = batch_gradient(features[:count], labels[:count], np.arange(count), plan)()
-        assert found.shape == (15,)
-        assert not found.any()
+    for count, changes in ((5, {"sampling_rate": 1e-9}), (0, {}), (0, {"pre_noise": 1.0})):
+        found = batch_gradient(features[:count], labels[:count], np.arange(count), **changes)()
+        assert found.total.shape == (15,)
+        assert not found.total.any()
+        assert (found.clipped, found.units) == (0, 0)
 
 
 def test_patients_join_whole_and_are_clipped_whole():
     features, labels = site(12)
     unit_index = np.array([2, 0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1])
     alone = [
-        batch_gradient(features[unit_index == unit], labels[unit_index == unit], np.zeros(own, np.int64), privacy())()
+        batch_gradient(features[unit_index == unit], labels[unit_index == unit], np.zeros(own, np.int64))().total
         for unit, own in enumerate(np.bincount(unit_index))
     ]
     assert max(value.norm().item() for value in alone) <= 0.5 * (1 + 1e-6)
-    sampled = batch_gradient(features, labels, unit_index, privacy(sampling_rate=0.5))
+    sampled = batch_gradient(features, labels, unit_index, sampling_rate=0.5)
     coins = np.random.default_rng(1)
     for _ in range(10):
         joined = poisson_units(coins, 3, 0.5)
         expected = sum((alone[unit] for unit in joined), start=torch.zeros(15))
-        torch.testing.assert_close(sampled(), expected)
+        torch.testing.assert_close(sampled().total, expected)
 
 
 def test_groups_of_patients_add_up(monkeypatch):
     features, labels = site(12)
     unit_index = np.repeat(np.arange(6), 2)
-    whole = batch_gradient(features, labels, unit_index, privacy())()
+    whole = batch_gradient(features, labels, unit_index)().total
     monkeypatch.setattr(minibatch, "records_per_chunk", lambda _: 4)
-    torch.testing.assert_close(batch_gradient(features, labels, unit_index, privacy())(), whole)
+    torch.testing.assert_close(batch_gradient(features, labels, unit_index)().total, whole)
 
 
 def test_patients_with_one_record_each_equal_records():
     features, labels = site(9)
     order = np.random.default_rng(3).permutation(9)
     torch.testing.assert_close(
-        batch_gradient(features, labels, order, privacy())(),
-        batch_gradient(features, labels, np.arange(9), privacy())(),
+        batch_gradient(features, labels, order)().total,
+        batch_gradient(features, labels, np.arange(9))().total,
     )
 
 
 def test_pre_noise_keeps_each_contribution_within_the_bound():
     features, labels = site(1)
-    noisy = batch_gradient(features, labels, np.arange(1), privacy(pre_noise=2.0))
-    norms = [noisy().double().norm().item() for _ in range(50)]
+    noisy = batch_gradient(features, labels, np.arange(1), pre_noise=2.0)
+    norms = [noisy().total.double().norm().item() for _ in range(50)]
     assert min(norms) >= 0.49
     assert max(norms) <= 0.5 * (1 + 1e-6)
 
@@ -108,17 +110,99 @@ def test_pre_noise_keeps_each_contribution_within_the_bound():
 def test_misuse_is_refused():
     features, labels = site(4)
     with pytest.raises(ValueError, match="without a gap"):
-        batch_gradient(features, labels, np.array([0, 0, 2, 3]), privacy())
+        batch_gradient(features, labels, np.array([0, 0, 2, 3]))
     with pytest.raises(ValueError, match="3 labels"):
-        batch_gradient(features, labels[:3], np.arange(4), privacy())
+        batch_gradient(features, labels[:3], np.arange(4))
     with pytest.raises(ValueError, match="give pre_noise_generator"):
-        BatchGradient(
-            build_model(LogisticModel(), TASK, seed=0),
-            features,
-            labels,
-            np.arange(4),
-            privacy=privacy(pre_noise=1.0),
-            sampling_generator=np.random.default_rng(0),
-            pre_noise_generator=None,
-            device="cpu",
+        batch_gradient(features, labels, np.arange(4), pre_noise=1.0, pre_noise_generator=None)
+
+
+def hidden_layers():
+    module = build_model(MLPModel(hidden=(6, 5)), TASK, seed=0)
+    load_vector(module, torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(3)))
+    return module
+
+
+PATIENTS = np.array([2, 0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1])
+
+
+@pytest.mark.parametrize("clipping", [GlobalClipping(bound=50.0), AutomaticClipping(), PerLayerClipping()])
+@pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+def test_rule_bounds_each_unit_and_counts(clipping, unit_index):
+    features, labels = site(12)
+    alone = [
+        batch_gradient(
+            features[unit_index == unit],
+            labels[unit_index == unit],
+            np.zeros((unit_index == unit).sum(), np.int64),
+            module=hidden_layers(),
+            clipping=clipping,
+        )()
+        for unit in range(unit_index.max() + 1)
+    ]
+    assert 0.01 < max(found.total.double().norm().item() for found in alone) <= 0.5
+    together = batch_gradient(features, labels, unit_index, module=hidden_layers(), clipping=clipping)()
+    torch.testing.assert_close(together.total, sum(found.total for found in alone), rtol=1e-4, atol=1e-6)
+    assert (together.clipped, together.units) == (sum(found.clipped for found in alone), len(alone))
+
+
+@pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
+    features, _ = site(12)
+    targets = np.linspace(-1, 2, 12, dtype=np.float32)
+    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    load_vector(module, torch.randn(23, generator=torch.Generator().manual_seed(3)))
+    loss = summed_gaussian_negative_log_likelihood
+    found = batch_gradient(features, targets, unit_index, module=module, clip_norm=math.inf, loss=loss)()
+    loss(module(torch.from_numpy(features)), torch.from_numpy(targets)).backward()
+    expected = torch.cat([value.grad.flatten() for value in module.parameters()])
+    torch.testing.assert_close(found.total, expected, rtol=1e-4, atol=1e-5)
+    assert found.clipped == 0
+
+
+STOCHASTIC = [
+    (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
+    (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
+]
+
+
+@pytest.mark.parametrize(("stochastic", "loss"), STOCHASTIC, ids=["masks", "weight_draws"])
+@pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, stochastic, loss, unit_index):
+    features, labels = site(12)
+
+    def totals():
+        generator = np.random.default_rng(7)
+        gradient = batch_gradient(
+            features, labels, unit_index, module=stochastic(), loss=loss, resample_generator=generator
         )
+        return torch.stack([gradient().total for _ in range(3)])
+
+    whole = totals()
+    assert not torch.equal(whole[0], whole[1])
+    monkeypatch.setattr(book_keeping, "_RECORDS_PER_CHUNK", 5)
+    monkeypatch.setattr(vmap, "_MAX_ELEMENTS", 2 * len(to_vector(stochastic())))
+    torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("stochastic", "loss"), STOCHASTIC, ids=["masks", "weight_draws"])
+def test_last_record_more_or_less_moves_the_sum_by_at_most_the_bound(stochastic, loss):
+    features, labels = site(12)
+    with_it, without_it = (
+        batch_gradient(
+            features[:count],
+            labels[:count],
+            np.arange(count),
+            module=stochastic(),
+            loss=loss,
+            resample_generator=np.random.default_rng(7),
+        )().total
+        for count in (12, 11)
+    )
+    assert 0 < (with_it - without_it).double().norm().item() <= 0.5 * (1 + 1e-5)
+
+
+def test_stochastic_module_needs_its_generator():
+    features, labels = site(4)
+    with pytest.raises(ValueError, match="give resample_generator"):
+        batch_gradient(features, labels, np.arange(4), module=DropoutModule(hidden_layers(), 0.4))

@@ -1,0 +1,252 @@
+"""What one Linear or Conv2d layer under shared weight draws adds to per-example norms and to the clipped sum.
+
+With weights w_s = mean + log(1 + exp(spread)) e_s for draws s = 1 .. S, and a_is, g_is the layer's input and the
+gradient of record i's loss at its output under draw s (a sum over positions where there are several), record i has the
+gradients, with E_s = e_s o sigmoid(spread),
+
+    by mean     M_i = sum_s g_is a_is'
+    by spread   R_i = sum_s (g_is a_is') o E_s
+
+and, for one position, their norms follow without forming them:
+
+    |M_i|^2 = sum_{s,t} (g_is . g_it) (a_is . a_it)
+    |R_i|^2 = sum_{s,t} (g_is o g_it)' (E_s o E_t) (a_is o a_it)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+_ROUNDING = torch.finfo(torch.float32).eps / 2
+_TINY = torch.finfo(torch.float32).tiny
+# Products over pairs of draws are taken all at once for small layers, and a few at a time for large ones: 8 MiB of them
+# are faster than 128 MiB.
+_PAIR_ELEMENTS = 2**21
+
+
+@dataclass(frozen=True)
+class DrawnLayer:
+    """Per-example gradients of one layer in factored form, scaled so that no product leaves the range of float32.
+
+    Attributes:
+        inputs: a / input_scale, shape (S, N, G, L, p), entries in [-1, 1].
+        output_gradients: g / output_scale, shape (S, N, G, L, o), entries in [-1, 1].
+        input_scale: largest |a| of each record, shape (N,), float64.
+        output_scale: largest |g| of each record, shape (N,), float64.
+        weight_slopes: E of the weight, shape (S, G, o, p).
+        bias_slopes: E of the bias, shape (S, G, o), or None.
+        formed: scaled M and R, shape (N, G, o, p) each, or None for one position and group, where norms need neither.
+    """
+
+    inputs: torch.Tensor
+    output_gradients: torch.Tensor
+    input_scale: torch.Tensor
+    output_scale: torch.Tensor
+    weight_slopes: torch.Tensor
+    bias_slopes: torch.Tensor | None
+    formed: tuple[torch.Tensor, torch.Tensor] | None
+
+
+def drawn_outputs(
+    layer: nn.Module, rows: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor | None
+) -> torch.Tensor:
+    """Apply a layer under S weight draws to S batches at once.
+
+    Args:
+        layer: a Linear or Conv2d; gives stride, padding, dilation and groups.
+        rows: inputs of draw 1, then of draw 2, ..., shape (S N, ...).
+        weights: shape (S, *weight shape).
+        biases: shape (S, o), or None.
+
+    Returns:
+        Outputs in the order of the rows, shape (S N, ...).
+    """
+    draws = len(weights)
+    if isinstance(layer, nn.Linear):
+        inputs = rows.reshape(draws, -1, layer.in_features)
+        outputs = inputs @ weights.mT if biases is None else torch.baddbmm(biases[:, None], inputs, weights.mT)
+        return outputs.reshape(*rows.shape[:-1], layer.out_features)
+    assert isinstance(layer, nn.Conv2d)
+    # Draws as groups of one wide convolution.
+    wide = rows.unflatten(0, (draws, -1)).transpose(0, 1).flatten(1, 2)
+    outputs = functional.conv2d(
+        wide,
+        weights.flatten(0, 1),
+        None if biases is None else biases.flatten(),
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        draws * layer.groups,
+    )
+    return outputs.unflatten(1, (draws, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def drawn_layer(
+    layer: nn.Module,
+    rows: torch.Tensor,
+    output_gradients: torch.Tensor,
+    weight_slopes: torch.Tensor,
+    bias_slopes: torch.Tensor | None,
+) -> DrawnLayer:
+    """Bring a layer's inputs and output gradients into factored form.
+
+    Args:
+        layer: a Linear, or a Conv2d with integer zero padding.
+        rows: what the layer was given, draw by draw, shape (S N, ...).
+        output_gradients: gradient of the summed loss at its output, shape (S N, ...).
+        weight_slopes: E of the weight, shape (S, *weight shape).
+        bias_slopes: E of the bias, shape (S, o), or None.
+
+    Returns:
+        The factored gradients, float32.
+    """
+    draws = len(weight_slopes)
+    rows, output_gradients = rows.float(), output_gradients.float()
+    if isinstance(layer, nn.Linear):
+        groups = 1
+        a = rows.reshape(len(rows), 1, -1, layer.in_features)
+        g = output_gradients.reshape(len(rows), 1, -1, layer.out_features)
+    else:
+        assert isinstance(layer, nn.Conv2d)
+        groups = layer.groups
+        patches = functional.unfold(rows, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
+        a = patches.unflatten(1, (groups, -1)).mT
+        g = output_gradients.flatten(2).unflatten(1, (groups, -1)).mT
+    a, input_scale = _scaled(a.unflatten(0, (draws, -1)))
+    g, output_scale = _scaled(g.unflatten(0, (draws, -1)))
+    weight_slopes = weight_slopes.float().reshape(draws, groups, g.shape[-1], a.shape[-1])
+    formed = None
+    if a.shape[2:4] != (1, 1):
+        by_draw = g.mT @ a
+        formed = by_draw.sum(0), torch.einsum("sngop,sgop->ngop", by_draw, weight_slopes)
+    bias_slopes = None if bias_slopes is None else bias_slopes.float().reshape(draws, groups, -1)
+    return DrawnLayer(a, g, input_scale, output_scale, weight_slopes, bias_slopes, formed)
+
+
+def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return upper bounds, tight to rounding, on the norms of each record's gradient by mean and by spread.
+
+    Args:
+        layer: factored gradients.
+
+    Returns:
+        Two tensors of shape (N,), float32: weight and bias together; not finite where the gradient is not.
+    """
+    if layer.formed is None:
+        by_mean, by_spread = _mean_norms(layer), _spread_norms(layer)
+    else:
+        by_mean, by_spread = (_row_norms(weights) for weights in layer.formed)
+    scale = layer.input_scale * layer.output_scale
+    by_mean, by_spread = by_mean * scale, by_spread * scale
+    if layer.bias_slopes is not None:
+        gradients = layer.output_gradients.sum(dim=3)
+        sloped = gradients * layer.bias_slopes[:, None]
+        by_mean = torch.hypot(by_mean, layer.output_scale * _norms_of_sums(gradients))
+        by_spread = torch.hypot(by_spread, layer.output_scale * _norms_of_sums(sloped))
+    return by_mean.float(), by_spread.float()
+
+
+def weighted_sums(
+    layer: DrawnLayer, mean_factors: torch.Tensor, spread_factors: torch.Tensor
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the sums over records of c_i M_i and k_i R_i, weight and, if there is one, bias.
+
+    A record with factor 0 is left out whatever its gradient holds (0 times infinity is NaN).
+
+    Args:
+        layer: factored gradients.
+        mean_factors: c_i, shape (N,).
+        spread_factors: k_i, shape (N,).
+
+    Returns:
+        Flat parts by mean, and by spread.
+    """
+    scales = layer.input_scale * layer.output_scale
+    for_mean, for_spread = _coefficients(mean_factors, scales), _coefficients(spread_factors, scales)
+    if layer.formed is None:
+        by_mean = _draw_sums(layer, for_mean)
+        # Most rules give both parts of a gradient one factor.
+        by_spread = by_mean if torch.equal(for_mean, for_spread) else _draw_sums(layer, for_spread)
+        mean_parts, spread_parts = [by_mean.sum(0)], [(by_spread * layer.weight_slopes).sum(0)]
+    else:
+        mean_parts = [torch.einsum("n,ngop->gop", for_mean, _kept(layer.formed[0], for_mean))]
+        spread_parts = [torch.einsum("n,ngop->gop", for_spread, _kept(layer.formed[1], for_spread))]
+    if layer.bias_slopes is not None:
+        gradients = layer.output_gradients.sum(dim=3).transpose(0, 1)
+        for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))
+        mean_parts.append(torch.einsum("n,nsgo->go", for_mean, _kept(gradients, for_mean)))
+        by_draw = torch.einsum("n,nsgo->sgo", for_spread, _kept(gradients, for_spread))
+        spread_parts.append((by_draw * layer.bias_slopes).sum(0))
+    return [part.flatten() for part in mean_parts], [part.flatten() for part in spread_parts]
+
+
+def _draw_sums(layer: DrawnLayer, coefficients: torch.Tensor) -> torch.Tensor:
+    a, g = layer.inputs[:, :, 0, 0], layer.output_gradients[:, :, 0, 0]
+    kept = (coefficients > 0)[:, None]
+    left = torch.where(kept, g, 0.0) * coefficients[:, None]
+    return (left.mT @ torch.where(kept, a, 0.0))[:, None]
+
+
+def _coefficients(factors: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    products = (factors.double() * scales).float()
+    return torch.where((factors > 0) & products.isfinite(), products, 0.0)
+
+
+def _kept(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    return torch.where((coefficients > 0)[:, None, None, None], values, 0.0)
+
+
+def _scaled(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = values.abs().amax(dim=(0, 2, 3, 4)).clamp(min=_TINY)
+    return values / largest[:, None, None, None], largest.double()
+
+
+def _mean_norms(layer: DrawnLayer) -> torch.Tensor:
+    a, g = (
+        layer.inputs[:, :, 0, 0].transpose(0, 1).double(),
+        layer.output_gradients[:, :, 0, 0].transpose(0, 1).double(),
+    )
+    products = (a @ a.mT) * (g @ g.mT)
+    lengths = products.diagonal(dim1=1, dim2=2).sqrt().sum(dim=1)
+    return _upper_root(products.sum(dim=(1, 2)), lengths, draws=len(layer.inputs), terms=0)
+
+
+def _spread_norms(layer: DrawnLayer) -> torch.Tensor:
+    left, right = layer.output_gradients[:, :, 0, 0], layer.inputs[:, :, 0, 0]
+    largest = layer.weight_slopes.abs().amax().clamp(min=_TINY)
+    slopes = layer.weight_slopes[:, 0] / largest
+    if left.shape[2] > right.shape[2]:
+        # The product that is rounded in float32 runs over the shorter side.
+        left, right, slopes = right, left, slopes.mT
+    draws, records, terms = left.shape
+    first, second = torch.triu_indices(draws, draws, device=left.device)
+    pairs = max(1, _PAIR_ELEMENTS // (slopes[0].numel() + left[0].numel() + right[0].numel()))
+    squares = left.new_zeros(records, dtype=torch.float64)
+    lengths = torch.zeros_like(squares)
+    for s, t in zip(first.split(pairs), second.split(pairs), strict=True):
+        products = (left[s] * left[t]) @ (slopes[s] * slopes[t]) * (right[s] * right[t])
+        form = products.sum(dim=2, dtype=torch.float64)
+        same = (s == t)[:, None]
+        squares += torch.where(same, form, 2 * form).sum(0)
+        lengths += torch.where(same, form, 0.0).sqrt().sum(0)
+    # Products below the smallest normal number may have become zero.
+    squares += 4 * draws**2 * slopes[0].numel() * _TINY
+    return _upper_root(squares, lengths, draws, terms) * largest.double()
+
+
+def _upper_root(squares: torch.Tensor, lengths: torch.Tensor, draws: int, terms: int) -> torch.Tensor:
+    # Draws may cancel, so rounding is bounded relative to the sum of their lengths: a sum of m float32 products is off
+    # by at most some m roundings of the sum of their magnitudes, and the sum over S draws that is clipped by some S.
+    roundings = 1.01 * terms + 4 * draws + 32
+    return (squares.clamp(min=0.0) + roundings * _ROUNDING * lengths.square()).sqrt()
+
+
+def _row_norms(values: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
+
+
+def _norms_of_sums(gradients: torch.Tensor) -> torch.Tensor:
+    lengths = _row_norms(gradients.abs().sum(0))
+    return _upper_root(_row_norms(gradients.sum(0)).square(), lengths, draws=len(gradients), terms=0)
