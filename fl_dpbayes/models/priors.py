@@ -4,13 +4,14 @@ import math
 
 import torch
 
-from fl_dpbayes.protocol.plan import FlatPrior, GaussianPrior, Prior
+from fl_dpbayes.protocol.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
 
 
 def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
     """Return the log density of the prior, log p(w).
 
-    Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Flat: 0 (improper).
+    Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Laplace: -|w|_1 / scale - d log(2 scale). Flat: 0
+    (improper).
 
     Args:
         prior: which prior.
@@ -23,6 +24,8 @@ def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
         case GaussianPrior():
             normaliser = vector.numel() * math.log(prior.scale * math.sqrt(2 * math.pi))
             return -vector.square().sum() / (2 * prior.scale**2) - normaliser
+        case LaplacePrior():
+            return -vector.abs().sum() / prior.scale - vector.numel() * math.log(2 * prior.scale)
         case FlatPrior():
             return vector.new_zeros(())
 
@@ -30,7 +33,7 @@ def log_prior(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
 def prior_gradient(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
     """Return the gradient of the log prior, grad log p(w).
 
-    Gaussian: -w / scale^2. Flat: 0.
+    Gaussian: -w / scale^2. Laplace: -sign(w) / scale, 0 at 0 (a subgradient). Flat: 0.
 
     Args:
         prior: which prior.
@@ -42,5 +45,7 @@ def prior_gradient(prior: Prior, vector: torch.Tensor) -> torch.Tensor:
     match prior:
         case GaussianPrior():
             return -vector / prior.scale**2
+        case LaplacePrior():
+            return -vector.sign() / prior.scale
         case FlatPrior():
             return torch.zeros_like(vector)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -14,6 +14,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import check_arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Model, Task
 
@@ -21,12 +22,20 @@ _KEY = "fl_dpbayes"
 
 
 class PosteriorMetadata(Record):
-    """What a posterior file says of itself."""
+    """What a posterior file says of itself; `recalibration` is the map that was fitted to its predictions."""
 
     format: Literal[1] = 1
     model: Model
     task: Task
     scenario_hash: Annotated[str, Field(max_length=128)]
+    recalibration: RecalibrationMap | None = None
+
+    @model_validator(mode="after")
+    def _recalibration_fits(self) -> "PosteriorMetadata":
+        mapping = self.recalibration
+        if mapping is not None and len(mapping.parameters) != parameter_count(mapping.method, self.task.classes):
+            raise ValueError(f"recalibration has parameters for another number of classes than {self.task.classes}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,21 @@ class StoredPosterior:
 
     Attributes:
         samples: samples, weights, temperatures.
-        metadata: model, task and the hash of the scenario that produced them.
+        metadata: model, task, the hash of the scenario that produced them, and the recalibration map, if any.
     """
 
     samples: PosteriorSamples
     metadata: PosteriorMetadata
 
 
-def save_posterior(path: Path, samples: PosteriorSamples, model: Model, task: Task, scenario_hash: str) -> None:
+def save_posterior(
+    path: Path,
+    samples: PosteriorSamples,
+    model: Model,
+    task: Task,
+    scenario_hash: str,
+    recalibration: RecalibrationMap | None = None,
+) -> None:
     """Write samples, weights, temperatures and metadata; a reader sees the old file or the new one, never half of it.
 
     Args:
@@ -51,8 +67,9 @@ def save_posterior(path: Path, samples: PosteriorSamples, model: Model, task: Ta
         model: architecture of the samples.
         task: shape of a record and number of classes.
         scenario_hash: digest of the resolved scenario.
+        recalibration: the map fitted to the predictions, if any.
     """
-    metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash)
+    metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)
     arrays = prefixed("samples", samples.arrays) | {"weights": samples.weights, "temperatures": samples.temperatures}
     # safetensors writes the memory behind a view, not the view.
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fl_dpbayes.privacy.filter import admitted_steps
 from fl_dpbayes.privacy.hash_chain import read_chain
 from fl_dpbayes.privacy.ledger_file import LedgerError, ledger_errors
-from fl_dpbayes.privacy.ledger_state import LedgerState, Part, read_state
+from fl_dpbayes.privacy.ledger_state import PARTS, LedgerState, Part, read_state
 
 # Sums made in another order may differ in their last bits.
 _ROUNDING = 1 + 1e-9
@@ -29,8 +29,8 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
             if found != ["the file is damaged: ok"]:
                 return found
             state = read_state(read_chain(connection), cohort)
-            return [*_reply_problems(connection, state), *_budget_problems(state, "train"),
-                    *_budget_problems(state, "test")]  # fmt: skip
+            over = [problem for part in PARTS for problem in _budget_problems(state, part)]
+            return [*_reply_problems(connection, state), *over]
     except LedgerError as error:
         return [str(error)]
 

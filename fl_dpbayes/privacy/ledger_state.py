@@ -1,16 +1,18 @@
 """What the entries of a ledger add up to for one cohort: plans, rules and reservations."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fl_dpbayes.privacy.events import History, read_history, write_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.hash_chain import Entry
 from fl_dpbayes.protocol.plan import Adjacency
 
-Part = Literal["train", "test"]
+Part = Literal["train", "test", "recalibration"]
+PARTS: tuple[Part, ...] = get_args(Part)
 ReservationState = Literal["reserved", "done", "failed"]
 
 
@@ -174,7 +176,8 @@ def slice_history(plan: History, first_step: int, steps: int) -> History:
 
 def cohort_content(cohort: Cohort, orders: tuple[float, ...]) -> dict[str, Any]:
     """Write the entry that opens a cohort."""
-    return {"cohort": cohort.name, "settings": asdict(cohort), "orders": list(orders)}
+    settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
+    return {"cohort": cohort.name, "settings": settings, "orders": list(orders)}
 
 
 def plan_content(cohort: str, spending: Spending) -> dict[str, Any]:
@@ -200,7 +203,8 @@ def reservation_content(cohort: str, spending: Spending, steps: int, process: st
 
 
 def _read_cohort(state: LedgerState, entry: Entry) -> None:
-    state.cohort = Cohort(**entry.content["settings"])
+    settings = entry.content["settings"]
+    state.cohort = Cohort(**settings | {"epsilon": float(settings["epsilon"])})
     state.orders = tuple(entry.content["orders"])
 
 

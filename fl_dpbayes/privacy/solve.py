@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy.events import History, history_of_steps
+from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon
-from fl_dpbayes.protocol.plan import Adjacency, PrivacyPlan
+from fl_dpbayes.protocol.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.schedules.noise import noise_multipliers
+from fl_dpbayes.schedules.planned import friction, noise_without_privacy, planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 
@@ -45,7 +46,36 @@ class SolvedNoise:
     adjacency: Adjacency
 
 
-def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int) -> SolvedNoise:
+def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
+    """Fix the noise of every step of a whole plan, all its chains together.
+
+    Args:
+        plan: the run's plan.
+        units: n, number of privacy units that the site declares, above zero.
+
+    Returns:
+        The noise and its cost. Without privacy the noise is a standard deviation on the sum, and whatever it is, the
+        history says that there was none: epsilon is infinite.
+
+    Raises:
+        UserError: if no noise meets the budget.
+        ValueError: if a decaying step size underflows to zero.
+    """
+    privacy = plan.privacy
+    if isinstance(privacy, NoPrivacyPlan):
+        return SolvedNoise(
+            noise_multipliers=noise_without_privacy(plan, privacy, units),
+            noise_multiplier=None,
+            temperature=privacy.temperature,
+            history=(GaussianEvent(0.0, privacy.sampling_rate, plan.total_steps),),
+            epsilon=math.inf,
+            delta=privacy.delta,
+            adjacency=privacy.adjacency,
+        )
+    return solve_noise(privacy, planned_step_sizes(plan), units, friction=friction(plan.sampler))
+
+
+def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: float = 1.0) -> SolvedNoise:
     """Fix the noise of every planned step, solving the coupling's free parameter where the plan leaves it out.
 
     The free parameter is sigma for `constant` and `floor`, tau for `temperature` and `langevin`. Where the plan gives
@@ -56,6 +86,7 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int) -> SolvedNoise
         plan: mechanism and budget.
         step_sizes: a_t of the whole plan, shape (T,), above zero.
         units: n, number of privacy units that the site declares, above zero.
+        friction: alpha of Hamiltonian dynamics in (0, 1], which the Langevin noise follows.
 
     Returns:
         The noise and its cost.
@@ -73,6 +104,7 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int) -> SolvedNoise
             clip_norm=plan.clip_norm,
             expected_batch_size=plan.sampling_rate * units,
             units=units,
+            friction=friction,
         )
 
     def solved(sigma: float | None, tau: float | None) -> SolvedNoise:

@@ -1,4 +1,13 @@
-"""Which units are kept for testing: decided for each unit alone, so parts are disjoint and stay so."""
+"""Which units are kept for testing and recalibration: decided for each unit alone, so parts are disjoint and stay so.
+
+Each unit is in exactly one part, and a part has the whole budget. Fitting a recalibration map on its part reads the
+posterior that the training part released, so the second mechanism depends on the output of the first. The cost is
+still the larger of the two, not their sum: a neighbouring data set differs in one part alone. If it is the later part,
+the earlier release is distributed as before and the later mechanism is private for every value of it; if it is the
+earlier part, the later mechanism does not read the unit and is post-processing of a private release (Zhang et al.
+2022, A closer look at the calibration of differentially private learners, Proposition A.1). The argument needs a
+split that no other unit moves, and noise that is independent between parts.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -55,18 +64,47 @@ def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> n
     return unit_scores(units, bytes.fromhex(key_hex)) < test_fraction
 
 
-def split_name(key_hex: str, test_fraction: float) -> str:
-    """Name a split without giving its key away: equal for equal key and fraction, different otherwise.
+def in_recalibration_part(
+    units: Sequence[Unit], key_hex: str, test_fraction: float, recalibration_fraction: float
+) -> npt.NDArray[np.bool_]:
+    """Say which units belong to the recalibration part: those whose score lies in [test, test + recalibration).
+
+    Args:
+        units: N names of units.
+        key_hex: the secret key in hexadecimal.
+        test_fraction: expected share of the test part, in [0, 1].
+        recalibration_fraction: expected share of the recalibration part, in [0, 1]; 0 keeps none.
+
+    Returns:
+        Booleans of shape (N,), true nowhere that `in_test_part` is.
+
+    Raises:
+        ValueError: if a fraction lies outside [0, 1], they exceed 1 together, or the key is not hexadecimal.
+    """
+    if not (min(test_fraction, recalibration_fraction) >= 0 and test_fraction + recalibration_fraction <= 1):
+        raise ValueError(
+            f"test_fraction {test_fraction} and recalibration_fraction {recalibration_fraction} must be 0 or more, "
+            "and at most 1 together"
+        )
+    scores = unit_scores(units, bytes.fromhex(key_hex))
+    return (scores >= test_fraction) & (scores < test_fraction + recalibration_fraction)
+
+
+def split_name(key_hex: str, test_fraction: float, recalibration_fraction: float = 0.0) -> str:
+    """Name a split without giving its key away: equal for equal key and fractions, different otherwise.
 
     Args:
         key_hex: the secret key in hexadecimal, 1 to 64 bytes.
         test_fraction: share of the test part.
+        recalibration_fraction: share of the recalibration part.
 
     Returns:
         32 hexadecimal characters.
     """
-    text = repr(float(test_fraction)).encode()
-    return hashlib.blake2b(text, key=bytes.fromhex(key_hex), digest_size=16, person=b"split name").hexdigest()
+    # Without a recalibration part the name is the one that ledgers made before there was one hold.
+    shares = [test_fraction, recalibration_fraction] if recalibration_fraction else [test_fraction]
+    text = " ".join(repr(float(share)) for share in shares)
+    return hashlib.blake2b(text.encode(), key=bytes.fromhex(key_hex), digest_size=16, person=b"split name").hexdigest()
 
 
 def _unit_bytes(unit: Unit) -> bytes:

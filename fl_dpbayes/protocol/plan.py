@@ -1,60 +1,31 @@
 """The plan of a whole training run, fixed in its first request."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from fl_dpbayes.protocol.clipping import AutomaticClipping, Clipping, FlatClipping, GlobalClipping
 from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.sampler import Prior, Sampler, StepSizeSchedule
 
 Adjacency = Literal["add_or_remove_one", "replace_one"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
 Probability = Annotated[float, Field(gt=0, lt=1)]
+SamplingRate = Annotated[float, Field(gt=0, le=1)]
 MAX_STEPS = 1_000_000
 # Far below it float32 holds neither the squares of the gradients that are to be clipped nor the noise on their sum.
 MIN_CLIP_NORM = 1e-6
 
 
-class ConstantStepSize(Record):
-    """Step size a_t = initial."""
-
-    kind: Literal["constant"] = "constant"
-    initial: PositiveFloat
-
-
-class ExponentialStepSize(Record):
-    """Step size a_t = initial * decay^t."""
-
-    kind: Literal["exponential"] = "exponential"
-    initial: PositiveFloat
-    decay: Annotated[float, Field(gt=0, le=1)]
-
-
-class PolynomialStepSize(Record):
-    """Step size a_t = initial * (1 + t / offset)^(-power)."""
-
-    kind: Literal["polynomial"] = "polynomial"
-    initial: PositiveFloat
-    offset: PositiveFloat = 1.0
-    power: Annotated[float, Field(ge=0, le=2)] = 0.33
-
-
-StepSizeSchedule = Annotated[ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind")]
-
-
-class GaussianPrior(Record):
-    """Prior p(w) = N(0, scale^2 I)."""
-
-    kind: Literal["gaussian"] = "gaussian"
-    scale: PositiveFloat = 1.0
-
-
-class FlatPrior(Record):
-    """Improper prior p(w) = 1."""
-
-    kind: Literal["flat"] = "flat"
-
-
-Prior = Annotated[GaussianPrior | FlatPrior, Field(discriminator="kind")]
+def _check_clipping(clipping: Clipping, clip_norm: float | None) -> None:
+    if isinstance(clipping, GlobalClipping | AutomaticClipping) and clip_norm is None:
+        raise ValueError(f"clipping.kind {clipping.kind!r} scales every gradient to clip_norm: give clip_norm")
+    if isinstance(clipping, GlobalClipping) and clip_norm is not None and clipping.bound < clip_norm:
+        raise ValueError(
+            f"clipping.bound is {clipping.bound}: it must be at least clip_norm, {clip_norm}, since gradients within "
+            "the bound are scaled by clip_norm / bound"
+        )
 
 
 class PrivacyPlan(Record):
@@ -64,6 +35,7 @@ class PrivacyPlan(Record):
     `temperature` and `langevin`) is absent, the site solves it so that the last planned step meets `epsilon`.
     """
 
+    kind: Literal["dp"] = "dp"
     epsilon: PositiveFloat
     delta: Probability
     adjacency: Adjacency = "add_or_remove_one"
@@ -71,8 +43,19 @@ class PrivacyPlan(Record):
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     temperature: PositiveFloat | None = None
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] = 1.0
-    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+    clipping: Clipping = FlatClipping()
+    sampling_rate: SamplingRate
     pre_noise: Annotated[float, Field(ge=0)] = 0.0
+
+    @property
+    def noise_unit(self) -> float:
+        """What a noise multiplier is a multiple of: the clip norm."""
+        return self.clip_norm
+
+    @model_validator(mode="after")
+    def _clipping_fits_norm(self) -> "PrivacyPlan":
+        _check_clipping(self.clipping, self.clip_norm)
+        return self
 
     @model_validator(mode="after")
     def _parameters_fit_coupling(self) -> "PrivacyPlan":
@@ -88,39 +71,138 @@ class PrivacyPlan(Record):
         return self
 
 
+class NoPrivacyPlan(Record):
+    """A run without privacy, for reference: epsilon is infinite, and a site takes part only if its policy says so.
+
+    Without `clip_norm` nothing is clipped. The noise on the sum has the given `noise_standard_deviation`, or that of
+    Langevin dynamics at `temperature`; with neither there is none. Clip without noise and noise without clip are the
+    two ablations of private training.
+    """
+
+    kind: Literal["none"]
+    sampling_rate: SamplingRate
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] | None = None
+    clipping: Clipping = FlatClipping()
+    noise_standard_deviation: Annotated[float, Field(ge=0)] = 0.0
+    temperature: PositiveFloat | None = None
+    delta: Probability = 1e-5
+    adjacency: Adjacency = "add_or_remove_one"
+
+    @property
+    def epsilon(self) -> float:
+        """Infinity."""
+        return math.inf
+
+    @property
+    def pre_noise(self) -> float:
+        """None: noise before the clip is a part of private training only."""
+        return 0.0
+
+    @property
+    def noise_unit(self) -> float:
+        """What a noise multiplier is a multiple of: 1, so that it is the noise's standard deviation on the sum."""
+        return 1.0
+
+    @model_validator(mode="after")
+    def _clipping_fits_norm(self) -> "NoPrivacyPlan":
+        _check_clipping(self.clipping, self.clip_norm)
+        return self
+
+    @model_validator(mode="after")
+    def _one_noise(self) -> "NoPrivacyPlan":
+        if self.noise_standard_deviation > 0 and self.temperature is not None:
+            raise ValueError("noise_standard_deviation and temperature both fix the noise: give one of them")
+        return self
+
+
+def _private_by_default(value: Any) -> Any:
+    return {"kind": "dp"} | value if isinstance(value, dict) else value
+
+
+AnyPrivacyPlan = Annotated[
+    Annotated[PrivacyPlan | NoPrivacyPlan, Field(discriminator="kind")], BeforeValidator(_private_by_default)
+]
+
+
 class TrainingPlan(Record):
-    """Everything about a run's chain that is fixed before its first step."""
+    """Everything about a run's chains that is fixed before their first step.
+
+    The chains run one after the other, each of `rounds * steps_per_round` steps with the schedule from its start;
+    `burn_in` and `thinning` hold for each. What all of them cost is one account.
+    """
 
     rounds: PositiveInt
     steps_per_round: PositiveInt
+    chains: Annotated[int, Field(ge=1, le=1000)] = 1
     burn_in: Annotated[int, Field(ge=0)]
     thinning: PositiveInt
-    step_size: StepSizeSchedule
-    prior: Prior
+    sampler: Sampler
     prior_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    privacy: PrivacyPlan
+    privacy: AnyPrivacyPlan
     chain_start: Literal["broadcast", "own_last"]
 
     @property
-    def total_steps(self) -> int:
-        """Number of steps in the whole run."""
+    def step_size(self) -> StepSizeSchedule:
+        """The schedule of each chain's step sizes."""
+        return self.sampler.step_size
+
+    @property
+    def prior(self) -> Prior:
+        """The prior p(w)."""
+        return self.sampler.prior
+
+    @property
+    def chain_steps(self) -> int:
+        """Number of steps in each chain."""
         return self.rounds * self.steps_per_round
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps in the whole run, all chains together."""
+        return self.chains * self.chain_steps
+
+    @property
+    def total_rounds(self) -> int:
+        """Number of rounds in the whole run, all chains together."""
+        return self.chains * self.rounds
+
+    @model_validator(mode="after")
+    def _sampler_fits_privacy(self) -> "TrainingPlan":
+        private, named_private = self.privacy.kind == "dp", self.sampler.kind.startswith("dp-")
+        if private and not named_private:
+            raise ValueError(
+                f"sampler.kind {self.sampler.kind!r} is not private, but privacy.kind is 'dp': choose "
+                f"'dp-{self.sampler.kind}', or privacy.kind = 'none' if nothing is to be protected"
+            )
+        if named_private and not private:
+            raise ValueError(
+                f"sampler.kind {self.sampler.kind!r} is private, but privacy.kind is 'none': choose "
+                f"'{self.sampler.kind[3:]}', or give a privacy budget"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> "TrainingPlan":
         if self.total_steps > MAX_STEPS:
-            raise ValueError(f"rounds * steps_per_round is {self.total_steps}: at most {MAX_STEPS} steps are accounted")
-        if self.burn_in + self.thinning > self.total_steps:
             raise ValueError(
-                f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the {self.total_steps} planned steps, so "
+                f"chains * rounds * steps_per_round is {self.total_steps}: at most {MAX_STEPS} steps are accounted"
+            )
+        if self.burn_in + self.thinning > self.chain_steps:
+            raise ValueError(
+                f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the {self.chain_steps} planned steps, so "
                 "no sample would be kept: lower burn_in or thinning, or add rounds"
             )
         return self
 
     def is_kept(self, step: int) -> bool:
-        """Say whether the state after `step` (0-based) is kept as a posterior sample."""
-        return step + 1 > self.burn_in and (step + 1 - self.burn_in) % self.thinning == 0
+        """Say whether the state after `step` (0-based, of the whole run) is kept as a posterior sample."""
+        done = step % self.chain_steps + 1
+        return done > self.burn_in and (done - self.burn_in) % self.thinning == 0
 
     def kept_before(self, step: int) -> int:
         """Count the samples that are kept before step `step` (0-based) of the run."""
-        return max(0, step - self.burn_in) // self.thinning
+        chains, steps = divmod(step, self.chain_steps)
+        return chains * self._kept_in_chain(self.chain_steps) + self._kept_in_chain(steps)
+
+    def _kept_in_chain(self, steps: int) -> int:
+        return max(0, steps - self.burn_in) // self.thinning

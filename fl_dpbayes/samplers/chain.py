@@ -1,6 +1,7 @@
 """Runs a stretch of a private chain at a site and keeps its samples."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,13 +9,19 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fl_dpbayes.gradients.clipping import ClippedSum
+from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import load_vector
-from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.samplers import dp_sgld
+from fl_dpbayes.samplers import drift
+from fl_dpbayes.samplers.algorithm import build_algorithm
+from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.minibatch import BatchGradient
+from fl_dpbayes.samplers.slots import from_slots, to_slots
 from fl_dpbayes.schedules.noise import temperatures
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.schedules.planned import friction, planned_step_sizes
+
+Slots = Mapping[str, torch.Tensor]
 
 
 class ChainDivergedError(ArithmeticError):
@@ -26,11 +33,28 @@ class ChainDivergedError(ArithmeticError):
 
 
 @dataclass(frozen=True)
+class ChainStreams:
+    """The generators of a chain, each used for nothing else.
+
+    Attributes:
+        sampling: draws who joins each batch.
+        noise: draws the noise on the sums.
+        pre_noise: draws the noise before the clip; needed if the plan's `pre_noise` is positive.
+        model: draws weights or masks of stochastic models, in training and for their posterior samples.
+    """
+
+    sampling: np.random.Generator
+    noise: np.random.Generator
+    pre_noise: np.random.Generator
+    model: np.random.Generator
+
+
+@dataclass(frozen=True)
 class ChainResult:
     """What a stretch of a chain leaves; all of it is post-processing of noisy sums and public constants.
 
     Attributes:
-        samples: kept states, shape (M, d), float32; M may be 0.
+        samples: posterior samples, shape (M, d), float32; M may be 0.
         sample_steps: step after which each was kept (0-based, of the whole run), M numbers.
         sample_weights: step size a_t of each (Welling and Teh weigh averages over a chain by it).
         sample_temperatures: T_t of each.
@@ -38,7 +62,7 @@ class ChainResult:
         temperature_mean: a_t-weighted mean of T_t over the stretch.
         temperature_low: smallest T_t of the stretch.
         temperature_high: largest T_t of the stretch.
-        last: the last state, shape (d,), float32.
+        last: the last state's vectors by name, each of shape (d,), float32.
     """
 
     samples: npt.NDArray[np.float32]
@@ -49,13 +73,13 @@ class ChainResult:
     temperature_mean: float
     temperature_low: float
     temperature_high: float
-    last: npt.NDArray[np.float32]
+    last: dict[str, npt.NDArray[np.float32]]
 
 
 def run_chain(
     module: nn.Module,
     features: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int64],
+    targets: npt.NDArray,
     unit_index: npt.NDArray[np.int64],
     *,
     plan: TrainingPlan,
@@ -63,105 +87,118 @@ def run_chain(
     units: int,
     first_step: int,
     steps: int,
-    start: torch.Tensor,
-    sampling_generator: np.random.Generator,
-    noise_generator: np.random.Generator,
-    pre_noise_generator: np.random.Generator | None = None,
+    start: Slots,
+    streams: ChainStreams,
+    loss: RecordLoss = summed_cross_entropy,
     device: str | torch.device = "cpu",
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[int, ChainState, ClippedSum], None] | None = None,
 ) -> ChainResult:
     """Run `steps` steps of a planned chain from a given state.
 
-    w_{t+1} = w_t - a_t [(G_t + sigma_t C xi_t) / B - (s/n) grad log p(w_t)], G_t the sum of clipped gradients over a
-    batch that every unit joins independently with probability q; B = q n. An empty batch is a step like any other.
+    d_t = (G_t + sigma_t C xi_t) / B - (s/n) grad log p(w_t), w_{t+1} = kernel(w_t, d_t, a_t), G_t the sum of clipped
+    gradients over a batch that every unit joins independently with probability q; B = q n. An empty batch is a step
+    like any other.
 
     Args:
-        module: the model, its parameters are overwritten.
+        module: the plain model, its parameters are overwritten.
         features: the site's training records, shape (N, *shape), float32; N may be 0.
-        labels: their classes, shape (N,), int64.
+        targets: their classes, shape (N,), int64, or values, shape (N,), float32, as the loss wants them.
         unit_index: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
         plan: the whole run's plan.
-        noise_multipliers: sigma_t of the whole run, shape (plan.total_steps,).
+        noise_multipliers: sigma_t of the whole run in the plan's noise unit (C, or 1 where nothing is private), shape
+            (plan.total_steps,).
         units: n, the number of privacy units that the site declares; the real count enters nowhere.
         first_step: number of the first step within the run.
-        steps: how many steps, >= 1.
-        start: state before `first_step`, shape (d,).
-        sampling_generator: draws who joins each batch; used for nothing else.
-        noise_generator: draws the noise on the sums; used for nothing else.
-        pre_noise_generator: draws the noise before the clip; needed if the plan's `pre_noise` is positive.
+        steps: how many steps, >= 1, all within one chain.
+        start: the state before `first_step`, vectors by name, each of shape (d,).
+        streams: the chain's generators.
+        loss: minus the log likelihood of records, summed.
         device: where the arithmetic runs.
-        on_step: called with the step's number after each step, for progress.
+        on_step: called after each step with its number, the state after it and its clipped sum. What it sees of the
+            sum is not private: it stays at the site.
 
     Returns:
         Samples, weights, temperatures and the last state.
 
     Raises:
-        ValueError: if the stretch does not lie within the plan, lengths differ, or a generator is missing.
+        ValueError: if the stretch does not lie within one planned chain, or lengths differ.
         UserError: if the module mixes the records of a batch.
         ChainDivergedError: if the last state is not finite.
     """
     stop = first_step + steps
-    if steps < 1 or first_step < 0 or stop > plan.total_steps or len(noise_multipliers) != plan.total_steps:
+    chain_start = first_step // plan.chain_steps * plan.chain_steps
+    if (
+        steps < 1
+        or first_step < 0
+        or stop > min(plan.total_steps, chain_start + plan.chain_steps)
+        or len(noise_multipliers) != plan.total_steps
+    ):
         raise ValueError(
             f"steps {first_step} to {stop} with {len(noise_multipliers)} noise multipliers do not fit a plan of "
-            f"{plan.total_steps} steps"
+            f"{plan.chains} chains of {plan.chain_steps} steps"
         )
     privacy = plan.privacy
     expected_batch_size = privacy.sampling_rate * units
-    sizes = step_sizes(plan.step_size, plan.total_steps)
+    sizes = planned_step_sizes(plan)
     run_temperatures = temperatures(
         sizes,
         noise_multipliers,
-        clip_norm=privacy.clip_norm,
+        clip_norm=privacy.noise_unit,
         expected_batch_size=expected_batch_size,
         units=units,
+        friction=friction(plan.sampler),
     )
-    module.to(device)
+    algorithm = build_algorithm(plan.sampler, module, plan.prior_share)
+    algorithm.module.to(device)
     batch_gradient = BatchGradient(
-        module,
+        algorithm.module,
         features,
-        labels,
+        targets,
         unit_index,
-        privacy=privacy,
-        sampling_generator=sampling_generator,
-        pre_noise_generator=pre_noise_generator,
+        sampling_rate=privacy.sampling_rate,
+        clip_norm=math.inf if privacy.clip_norm is None else privacy.clip_norm,
+        clipping=privacy.clipping,
+        pre_noise=privacy.pre_noise,
+        sampling_generator=streams.sampling,
+        pre_noise_generator=streams.pre_noise,
+        resample_generator=streams.model,
+        loss=algorithm.record_loss(loss),
         device=device,
     )
-    state = dp_sgld.init(start.to(device=device, dtype=torch.float32), first_step)
+    state = from_slots(start, plan.sampler, algorithm.kernel, first_step - chain_start, device)
     kept: list[torch.Tensor] = []
     kept_steps: list[int] = []
     for number in range(first_step, stop):
-        load_vector(module, state.parameters)
-        clipped_sum = batch_gradient()
+        position = state.parameters
+        load_vector(algorithm.module, position)
+        clipped = batch_gradient()
         # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a
         # seed), and the path is the same on every device.
-        noise = torch.from_numpy(noise_generator.standard_normal(start.numel(), dtype=np.float32))
-        state = dp_sgld.step(
-            state,
-            clipped_sum,
-            step_size=float(sizes[number]),
-            noise_multiplier=float(noise_multipliers[number]),
-            clip_norm=privacy.clip_norm,
-            expected_batch_size=expected_batch_size,
-            units=units,
-            log_prior_gradient=prior_gradient(plan.prior, state.parameters),
-            prior_share=plan.prior_share,
+        noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
+        step_drift = drift.private_drift(
+            clipped.total,
             noise=noise.to(device),
+            noise_multiplier=float(noise_multipliers[number]),
+            noise_unit=privacy.noise_unit,
+            expected_batch_size=expected_batch_size,
+            data_free_gradient=algorithm.data_free_gradient(position),
+            units=units,
         )
+        state = algorithm.kernel.step(state, step_drift, float(sizes[number]))
         if plan.is_kept(number):
-            kept.append(state.parameters.cpu())
+            kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
             kept_steps.append(number)
         if on_step is not None:
-            on_step(number)
-    last = state.parameters.cpu().numpy()
+            on_step(number, state, clipped)
+    last = {name: vector.cpu().numpy() for name, vector in to_slots(state, plan.sampler).items()}
     # A parameter that is not finite stays so, hence a finite last state means finite samples.
-    if not np.isfinite(last).all():
+    if not all(np.isfinite(vector).all() for vector in last.values()):
         raise ChainDivergedError(
             f"the chain is not finite after step {stop - 1}: lower step_size.initial (now {plan.step_size.initial})"
         )
     stretch = slice(first_step, stop)
     return ChainResult(
-        samples=torch.stack(kept).numpy() if kept else np.empty((0, len(last)), np.float32),
+        samples=torch.stack(kept).numpy() if kept else np.empty((0, len(last["parameters"])), np.float32),
         sample_steps=tuple(kept_steps),
         sample_weights=tuple(float(sizes[number]) for number in kept_steps),
         sample_temperatures=tuple(float(run_temperatures[number]) for number in kept_steps),

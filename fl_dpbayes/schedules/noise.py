@@ -41,9 +41,15 @@ def temperature_noise(step_sizes: Array, temperature: float) -> Array:
 
 
 def langevin_noise(
-    step_sizes: Array, temperature: float, *, clip_norm: float, expected_batch_size: float, units: int
+    step_sizes: Array,
+    temperature: float,
+    *,
+    clip_norm: float,
+    expected_batch_size: float,
+    units: int,
+    friction: float = 1.0,
 ) -> Array:
-    """Return sigma_t = (B / C) sqrt(2 tau / (n a_t)), noise that rises as the step size decays.
+    """Return sigma_t = (B / C) sqrt(2 alpha tau / (n a_t)), noise that rises as the step size decays.
 
     Args:
         step_sizes: a_t, shape (T,), above zero.
@@ -51,14 +57,15 @@ def langevin_noise(
         clip_norm: C, above zero.
         expected_batch_size: B = q n, above zero.
         units: n, number of privacy units that the site declares, above zero.
+        friction: alpha in (0, 1], the share of its momentum that the sampler loses in each step; 1 has no momentum.
 
     Returns:
         sigma_t, shape (T,).
 
     Source:
-        Zhang et al., Algorithm 2 and Theorem 1 (tau = 1/2).
+        Zhang et al., Algorithm 2 and Theorem 1 (tau = 1/2, alpha = 1); Chen, Fox and Guestrin (2014), equation 15.
     """
-    return expected_batch_size / clip_norm * np.sqrt(2.0 * temperature / (units * step_sizes))
+    return expected_batch_size / clip_norm * np.sqrt(2.0 * friction * temperature / (units * step_sizes))
 
 
 def noise_multipliers(
@@ -70,6 +77,7 @@ def noise_multipliers(
     clip_norm: float,
     expected_batch_size: float,
     units: int,
+    friction: float = 1.0,
 ) -> Array:
     """Return the noise multiplier of every step under a named coupling.
 
@@ -83,6 +91,7 @@ def noise_multipliers(
         clip_norm: C, above zero.
         expected_batch_size: B = q n, above zero.
         units: n, above zero.
+        friction: alpha in (0, 1], used by `langevin` and `floor` so that tau is what the sampler samples at.
 
     Returns:
         sigma_t, shape (T,).
@@ -104,14 +113,21 @@ def noise_multipliers(
         clip_norm=clip_norm,
         expected_batch_size=expected_batch_size,
         units=units,
+        friction=friction,
     )
     return langevin if coupling == "langevin" else np.maximum(noise_multiplier, langevin)  # type: ignore[arg-type]
 
 
 def temperatures(
-    step_sizes: Array, noise_multipliers: Array, *, clip_norm: float, expected_batch_size: float, units: int
+    step_sizes: Array,
+    noise_multipliers: Array,
+    *,
+    clip_norm: float,
+    expected_batch_size: float,
+    units: int,
+    friction: float = 1.0,
 ) -> Array:
-    """Return the instantaneous temperatures T_t = a_t n sigma_t^2 C^2 / (2 B^2), clipping and batch noise aside.
+    """Return the instantaneous temperatures T_t = a_t n sigma_t^2 C^2 / (2 alpha B^2), clipping and batch noise aside.
 
     Args:
         step_sizes: a_t, shape (T,).
@@ -119,11 +135,13 @@ def temperatures(
         clip_norm: C, above zero.
         expected_batch_size: B = q n, above zero.
         units: n, above zero.
+        friction: alpha in (0, 1]; gradient descent with momentum beta has 1 - beta.
 
     Returns:
         T_t, shape (T,); 1 is the Bayesian posterior.
 
     Source:
-        Welling and Teh (2011), equation 4, with the step size a_t = eta_t n per unit.
+        Welling and Teh (2011), equation 4, with the step size a_t = eta_t n per unit; with friction, Chen, Fox and
+        Guestrin (2014), equation 15.
     """
-    return step_sizes * units * np.square(noise_multipliers * clip_norm / expected_batch_size) / 2.0
+    return step_sizes * units * np.square(noise_multipliers * clip_norm / expected_batch_size) / (2.0 * friction)

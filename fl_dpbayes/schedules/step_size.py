@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.plan import ConstantStepSize, ExponentialStepSize, StepSizeSchedule
+from fl_dpbayes.protocol.sampler import ConstantStepSize, ExponentialStepSize, StepSizeSchedule
 
 
 def step_sizes(schedule: StepSizeSchedule, steps: int) -> npt.NDArray[np.float64]:

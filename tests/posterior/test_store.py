@@ -8,6 +8,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
+from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.protocol.task import MLPModel, Task
 
 MODEL, TASK = MLPModel(hidden=(3,)), Task(input_shape=(4,), classes=2)
@@ -41,6 +42,19 @@ def test_round_trip(tmp_path):
     np.testing.assert_array_equal(stored.samples.weights, samples.weights)
     np.testing.assert_array_equal(stored.samples.temperatures, samples.temperatures)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_recalibration_map_is_kept_and_must_fit_the_classes(tmp_path):
+    path, mapping = (
+        tmp_path / "posterior.safetensors",
+        RecalibrationMap(method="vector", parameters=(0.5, 0.1, -0.2, 0)),
+    )
+    save_posterior(path, samples_of(), MODEL, TASK, "ab", mapping)
+    assert load_posterior(path).metadata.recalibration == mapping
+    wrong = META | {"recalibration": {"method": "vector", "parameters": [0.0, 0.0]}}
+    save_file(tensors_of(samples_of()), path, metadata={"fl_dpbayes": json.dumps(wrong)})
+    with pytest.raises(UserError, match="another number of classes"):
+        load_posterior(path)
 
 
 def test_samples_that_are_views_in_another_order_are_stored_right(tmp_path):

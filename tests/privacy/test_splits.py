@@ -65,4 +65,6 @@ def test_name_of_a_split_tells_keys_and_fractions_apart():
     names = {split_name(key, fraction) for key in (KEY, "ff" * 16) for fraction in (0.0, 0.2, 0.25, 1.0)}
     assert len(names) == 8
     assert split_name(KEY, 1) == split_name(KEY, 1.0)
+    assert split_name(KEY, 0.2, 0.0) == split_name(KEY, 0.2)
+    assert len({split_name(KEY, 0.2), split_name(KEY, 0.2, 0.1), split_name(KEY, 0.1, 0.2)}) == 3
     assert KEY not in "".join(names)

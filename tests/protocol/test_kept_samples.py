@@ -5,17 +5,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fl_dpbayes.protocol.plan import ConstantStepSize, FlatPrior, PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, FlatPrior
 from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.protocol.train import MAX_SAMPLES_PER_REPLY, TrainRequest
 
 
 def plan_of(steps: int, burn_in: int = 0, thinning: int = 1, clip_norm: float = 1.0) -> TrainingPlan:
     return TrainingPlan(
-        rounds=1, steps_per_round=steps, burn_in=burn_in, thinning=thinning, step_size=ConstantStepSize(initial=0.1),
-        prior=FlatPrior(), privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5, clip_norm=clip_norm),
+        rounds=1,
+        steps_per_round=steps,
+        burn_in=burn_in,
+        thinning=thinning,
+        sampler=SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior()),
+        privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5, clip_norm=clip_norm),
         chain_start="broadcast",
-    )  # fmt: skip
+    )
 
 
 def request_of(plan: TrainingPlan, first_step: int, steps: int) -> TrainRequest:

@@ -7,31 +7,27 @@ from torch.nn import functional
 
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.protocol.plan import (
-    ConstantStepSize,
-    ExponentialStepSize,
-    FlatPrior,
-    GaussianPrior,
-    PrivacyPlan,
-    TrainingPlan,
-)
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
 from fl_dpbayes.protocol.task import LogisticModel, MLPModel, Task
-from fl_dpbayes.samplers import dp_sgld
-from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
+from fl_dpbayes.samplers import drift
+from fl_dpbayes.samplers.chain import ChainDivergedError, ChainStreams, run_chain
 
 TASK = Task(input_shape=(4,), classes=3)
 COUNT = 30
 
 
-def plan_of(*, rounds=1, steps=12, step_size=None, prior=None, burn_in=2, thinning=3, **privacy):
+def plan_of(*, rounds=1, steps=12, chains=1, step_size=None, prior=None, burn_in=2, thinning=3, **privacy):
     limits = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "clip_norm": 1.0}
     return TrainingPlan(
         rounds=rounds,
         steps_per_round=steps,
         burn_in=burn_in,
         thinning=thinning,
-        step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9),
-        prior=prior or GaussianPrior(),
+        chains=chains,
+        sampler=SGLD(
+            step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9), prior=prior or GaussianPrior()
+        ),
         privacy=PrivacyPlan(**(limits | privacy)),
         chain_start="own_last",
     )
@@ -48,8 +44,22 @@ def site():
     return generator.standard_normal((COUNT, 4)).astype(np.float32), generator.integers(0, 3, COUNT), np.arange(COUNT)
 
 
-def run(module, site, plan, *, first_step=0, steps=None, start=None, sigma=1.0, units=COUNT, streams=None, **more):
+def run(
+    module,
+    site,
+    plan,
+    *,
+    first_step=0,
+    steps=None,
+    start=None,
+    sigma=1.0,
+    units=COUNT,
+    streams=None,
+    pre_noise_seed=3,
+    **more,
+):
     sampling, noise = streams or (np.random.default_rng(1), np.random.default_rng(2))
+    other = [np.random.default_rng(seed) for seed in (pre_noise_seed, 7)]
     return run_chain(
         module,
         *site,
@@ -58,16 +68,15 @@ def run(module, site, plan, *, first_step=0, steps=None, start=None, sigma=1.0, 
         units=units,
         first_step=first_step,
         steps=steps or plan.total_steps,
-        start=to_vector(module) if start is None else start,
-        sampling_generator=sampling,
-        noise_generator=noise,
+        start={"parameters": to_vector(module) if start is None else start},
+        streams=ChainStreams(sampling, noise, *other),
         **more,
     )
 
 
 def test_samples_and_their_numbers_follow_the_plan(module, site):
     plan, seen = plan_of(), []
-    result = run(module, site, plan, on_step=seen.append)
+    result = run(module, site, plan, on_step=lambda step, *_: seen.append(step))
     sizes = 0.5 * 0.9 ** np.arange(12)
     temperature = sizes * COUNT / (2 * (0.5 * COUNT) ** 2)
     assert seen == list(range(12))
@@ -83,12 +92,12 @@ def test_samples_and_their_numbers_follow_the_plan(module, site):
 def test_kept_sample_of_the_last_step_is_the_last_state(module, site):
     result = run(module, site, plan_of(burn_in=0, thinning=12))
     assert result.sample_steps == (11,)
-    np.testing.assert_array_equal(result.samples[0], result.last)
+    np.testing.assert_array_equal(result.samples[0], result.last["parameters"])
 
 
 def test_stretch_before_burn_in_keeps_nothing(module, site):
     result = run(module, site, plan_of(burn_in=6), steps=5)
-    assert result.samples.shape == (0, len(result.last))
+    assert result.samples.shape == (0, len(result.last["parameters"]))
     assert result.sample_steps == ()
 
 
@@ -105,9 +114,17 @@ def test_two_stretches_with_the_same_streams_equal_one(module, site):
     whole = run(module, site, plan, start=start)
     streams = np.random.default_rng(1), np.random.default_rng(2)
     first = run(module, site, plan, steps=5, start=start, streams=streams)
-    second = run(module, site, plan, first_step=5, steps=7, start=torch.from_numpy(first.last.copy()), streams=streams)
+    second = run(
+        module,
+        site,
+        plan,
+        first_step=5,
+        steps=7,
+        start=torch.from_numpy(first.last["parameters"].copy()),
+        streams=streams,
+    )
     np.testing.assert_array_equal(np.concatenate([first.samples, second.samples]), whole.samples)
-    np.testing.assert_array_equal(second.last, whole.last)
+    np.testing.assert_array_equal(second.last["parameters"], whole.last["parameters"])
     assert first.sample_steps + second.sample_steps == whole.sample_steps
     assert first.step_weight + second.step_weight == pytest.approx(whole.step_weight)
 
@@ -129,7 +146,7 @@ def test_no_noise_full_batch_and_wide_clip_is_gradient_descent_limit(site):
         optimiser.zero_grad()
         (functional.cross_entropy(module(features), labels, reduction="sum") / COUNT).backward()
         optimiser.step()
-    np.testing.assert_allclose(result.last, to_vector(module).numpy(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(result.last["parameters"], to_vector(module).numpy(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 1.0])
@@ -143,18 +160,18 @@ def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
     for number in range(3):
         size = 0.5 * 0.9**number
         state = state - size * (noise.standard_normal(len(state), dtype=np.float32) / batch + state / COUNT)
-    np.testing.assert_allclose(found.last, state, rtol=1e-5)
+    np.testing.assert_allclose(found.last["parameters"], state, rtol=1e-5)
 
 
 def test_denominator_is_declared_and_never_counted(module, site, monkeypatch):
     seen = []
-    kernel = dp_sgld.step
+    original = drift.private_drift
 
     def spy(*arguments, **named):
         seen.append((named["expected_batch_size"], named["units"]))
-        return kernel(*arguments, **named)
+        return original(*arguments, **named)
 
-    monkeypatch.setattr(dp_sgld, "step", spy)
+    monkeypatch.setattr(drift, "private_drift", spy)
     run(module, site, plan_of(), units=100)
     run(module, tuple(part[:7] for part in site), plan_of(), units=100)
     assert seen == [(50.0, 100)] * 24
@@ -164,8 +181,8 @@ def test_one_record_more_moves_one_step_by_at_most_its_bound(module, site):
     # Equal noise and the same coins: what remains of a step is the clipped gradient of the record that was added.
     plan = plan_of(steps=1, burn_in=0, thinning=1, clip_norm=0.1, sampling_rate=1.0)
     start = to_vector(module)
-    with_it = run(module, site, plan, start=start, units=COUNT).last
-    without = run(module, tuple(part[:-1] for part in site), plan, start=start, units=COUNT).last
+    with_it = run(module, site, plan, start=start, units=COUNT).last["parameters"]
+    without = run(module, tuple(part[:-1] for part in site), plan, start=start, units=COUNT).last["parameters"]
     moved = np.linalg.norm(with_it.astype(np.float64) - without)
     assert 0 < moved <= 0.5 * 0.1 / COUNT * (1 + 1e-3)
 
@@ -176,7 +193,7 @@ def test_bad_record_leaves_the_chain_as_it_is_without_it(module, site):
     plan, start = plan_of(sampling_rate=1.0), to_vector(module)
     with_it = run(module, (features, *site[1:]), plan, start=start)
     without = run(module, tuple(part[:-1] for part in site), plan, start=start)
-    np.testing.assert_allclose(with_it.last, without.last, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(with_it.last["parameters"], without.last["parameters"], rtol=1e-4, atol=1e-6)
 
 
 def test_noise_of_a_run_is_white_over_steps_and_parameters(site):
@@ -201,9 +218,7 @@ def test_noise_of_a_run_is_white_over_steps_and_parameters(site):
 
 def test_pre_noise_uses_its_own_stream_only(module, site):
     plan, start = plan_of(pre_noise=0.3), to_vector(module)
-    paths = [
-        run(module, site, plan, start=start, pre_noise_generator=np.random.default_rng(seed)).last for seed in (4, 4, 5)
-    ]
+    paths = [run(module, site, plan, start=start, pre_noise_seed=seed).last["parameters"] for seed in (4, 4, 5)]
     assert np.array_equal(paths[0], paths[1])
     assert not np.array_equal(paths[0], paths[2])
 
@@ -233,4 +248,4 @@ def test_path_on_a_gpu_is_that_on_the_cpu(module, site):
     start = to_vector(module)
     on_cpu = run(module, site, plan_of(), start=start)
     on_gpu = run(module, site, plan_of(), start=start, device="cuda")
-    np.testing.assert_allclose(on_gpu.last, on_cpu.last, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(on_gpu.last["parameters"], on_cpu.last["parameters"], rtol=1e-3, atol=1e-4)

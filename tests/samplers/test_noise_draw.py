@@ -6,9 +6,10 @@ import torch
 
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.protocol.plan import ConstantStepSize, FlatPrior, PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, FlatPrior
 from fl_dpbayes.protocol.task import MLPModel, Task
-from fl_dpbayes.samplers.chain import run_chain
+from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 
 UNITS, STEPS = 20, 6
 
@@ -33,8 +34,8 @@ class CountingGenerator(np.random.Generator):
 def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(sampling_rate: float) -> None:
     module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0)
     plan = TrainingPlan(
-        rounds=1, steps_per_round=STEPS, burn_in=0, thinning=1, step_size=ConstantStepSize(initial=0.1),
-        prior=FlatPrior(), privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=sampling_rate),
+        rounds=1, steps_per_round=STEPS, burn_in=0, thinning=1,
+        sampler=SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior()), privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=sampling_rate),
         chain_start="broadcast",
     )  # fmt: skip
     noise, sampling = CountingGenerator(1), CountingGenerator(2)
@@ -49,9 +50,8 @@ def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(sampli
         units=UNITS,
         first_step=0,
         steps=STEPS,
-        start=start,
-        sampling_generator=sampling,
-        noise_generator=noise,
+        start={"parameters": start},
+        streams=ChainStreams(sampling, noise, CountingGenerator(3), CountingGenerator(4)),
     )
     # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any other.
     assert noise.sizes == [start.numel()] * STEPS

@@ -56,3 +56,43 @@ def test_langevin_property_has_its_temperature(
 def test_temperature_of_constant_noise_by_hand() -> None:
     # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
     assert temperatures(SIZES, np.full(3, 2.0), **PLACE)[0] == pytest.approx(6.25, rel=1e-15)
+
+
+@given(friction=st.floats(1e-3, 1), tau=st.floats(1e-3, 1e3), coupling=st.sampled_from(["langevin", "floor"]))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_friction_property_keeps_the_temperature_at_tau(friction: float, tau: float, coupling: str) -> None:
+    noise = noise_multipliers(
+        coupling,  # type: ignore[arg-type]
+        step_sizes=SIZES,
+        noise_multiplier=1e-9,
+        temperature=tau,
+        **PLACE,
+        friction=friction,
+    )
+    plain = multipliers("langevin", None, tau)
+    # A chain that keeps its momentum heats up, so it needs less noise.
+    assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
+    assert temperatures(SIZES, noise, **PLACE, friction=friction) == pytest.approx(np.full(3, tau), rel=1e-12)
+
+
+@pytest.mark.parametrize("coupling", ["constant", "temperature"])
+def test_friction_heats_a_chain_whose_noise_does_not_know_of_it(coupling: str) -> None:
+    noise = multipliers(coupling, 1.5 if coupling == "constant" else None, None if coupling == "constant" else 4.0)
+    again = noise_multipliers(
+        coupling,  # type: ignore[arg-type]
+        step_sizes=SIZES,
+        noise_multiplier=1.5,
+        temperature=4.0,
+        **PLACE,
+        friction=0.25,
+    )
+    assert np.array_equal(noise, again)
+    hot = temperatures(SIZES, noise, **PLACE, friction=0.25)
+    assert hot == pytest.approx(4 * temperatures(SIZES, noise, **PLACE), rel=1e-12)
+
+
+def test_floor_says_where_the_noise_of_privacy_is_hotter_than_tau() -> None:
+    # Langevin noise at tau = 4 is 1.6, 3.2, 8.0: below the floor only in the first step.
+    hot = temperatures(SIZES, multipliers("floor", 2.0, 4.0), **PLACE)
+    assert hot[0] == pytest.approx(4.0 * (2.0 / 1.6) ** 2, rel=1e-12)
+    assert hot[1:] == pytest.approx([4.0, 4.0], rel=1e-12)

@@ -1,0 +1,163 @@
+"""Dropout on the inputs of a module's layers, and its draws as ordinary parameter vectors.
+
+A mask on a layer's inputs is the same as a mask on the columns of its weight, so a network with one draw of masks is
+the plain network with other weights: that is the posterior draw of Gal and Ghahramani 2016 (section 3, q(W)).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.parameters import parameter_shapes, vector_views
+
+
+class DropoutModule(nn.Module):
+    """A module with dropout before its Linear and Conv2d layers, a mask per record.
+
+    Each input feature of a Linear and each input channel of a Conv2d is kept with probability 1 - rate and then
+    multiplied by 1 / (1 - rate). The first layer's inputs are the record, and have a rate of their own. Layers that are
+    not trained get no mask.
+
+    Args:
+        module: the plain module; its parameters are the trainable ones.
+        rate: in (0, 1).
+        input_rate: rate for the first layer, in [0, 1).
+
+    Attributes:
+        masks: the factors of all masked inputs, in the order of the layers, shape (records, inputs).
+
+    Raises:
+        UserError: if there is no layer to mask.
+    """
+
+    masks: torch.Tensor
+
+    def __init__(self, module: nn.Module, rate: float, input_rate: float = 0.0) -> None:
+        super().__init__()
+        self.base = module
+        layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
+        rates = dict.fromkeys(layers, rate) | dict.fromkeys(list(layers)[:1], input_rate)
+        shapes = parameter_shapes(module)
+        masked = [name for name in layers if rates[name] > 0 and _weight_name(name) in shapes]
+        if not masked:
+            raise UserError(
+                "MC dropout finds no units to drop: the model has no trained layer behind another; choose a model with "
+                "a hidden layer, such as kind 'mlp', or another sampler"
+            )
+        self._widths = {name: _inputs(layers[name]) for name in masked}
+        self._rates = np.repeat([rates[name] for name in masked], list(self._widths.values())).astype(np.float32)
+        device = next(module.parameters()).device
+        self.register_buffer("masks", torch.ones(0, len(self._rates), device=device), persistent=False)
+
+    def resample(self, generator: np.random.Generator, records: int) -> None:
+        """Draw fresh masks for a batch of `records` records; row i belongs to record i."""
+        self.masks = self._draw_masks(generator, records).to(self.masks.device)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the plain module under the last drawn masks, row i of them for record i.
+
+        Raises:
+            ValueError: if the number of records is not that of the masks.
+        """
+        self._check_masks(features)
+        return self.masked(features, self.masks)
+
+    def masked(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the plain module under the given masks.
+
+        Args:
+            features: records, shape (N, *shape).
+            masks: factors of all masked inputs in the order of the layers, shape (N, inputs).
+
+        Returns:
+            Shape (N, K).
+        """
+        handles = []
+        try:
+            for name, mask in zip(self._widths, masks.split(list(self._widths.values()), dim=1), strict=True):
+                handles.append(self.base.get_submodule(name).register_forward_pre_hook(_masking(mask)))
+            return self.base(features)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def with_masks_as_inputs(self, features: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
+        """Return the same computation as a module without state, and its inputs: each record joined to its mask.
+
+        Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record.
+
+        Args:
+            features: records, shape (N, *shape), as many as masks were drawn for.
+
+        Returns:
+            A module with the same trainable parameters, and inputs of shape (N, inputs).
+
+        Raises:
+            ValueError: if the number of records is not that of the masks.
+        """
+        self._check_masks(features)
+        inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)
+        return _JoinedInputs(self, features.shape[1:]), inputs
+
+    def draw(self, vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
+        """Draw one parameter vector of the plain module: a mask per unit, multiplied into the next layer's columns.
+
+        Args:
+            vector: trained parameters, shape (d,).
+            generator: draws the masks.
+
+        Returns:
+            Shape (d,), on the vector's device.
+        """
+        masks = self._draw_masks(generator, 1)[0].to(vector.device).split(list(self._widths.values()))
+        drawn = vector.clone()
+        views = vector_views(drawn, parameter_shapes(self.base))
+        for name, mask in zip(self._widths, masks, strict=True):
+            weight = views[_weight_name(name)]
+            # Output channels of group k read the k-th part of the input channels.
+            groups = len(mask) // weight.shape[1]
+            pixels = (1,) * (weight.dim() - 2)
+            weight.unflatten(0, (groups, -1)).mul_(mask.view(groups, 1, -1, *pixels))
+        return drawn
+
+    def _check_masks(self, features: torch.Tensor) -> None:
+        if len(self.masks) != len(features):
+            raise ValueError(f"{len(features)} records, {len(self.masks)} masks: call resample before each batch")
+
+    def _draw_masks(self, generator: np.random.Generator, records: int) -> torch.Tensor:
+        kept = generator.random((records, len(self._rates)), dtype=np.float32) >= self._rates
+        return torch.from_numpy(kept / (1 - self._rates))
+
+
+class _JoinedInputs(nn.Module):
+    def __init__(self, module: DropoutModule, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self._shape = shape
+
+    def forward(self, joined: torch.Tensor) -> torch.Tensor:
+        size = math.prod(self._shape)
+        masks, features = joined.split([joined.shape[1] - size, size], dim=1)
+        return self.module.masked(features.reshape(-1, *self._shape), masks)
+
+
+def _masking(mask: torch.Tensor) -> Any:
+    def multiply(layer: nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        inputs, *others = arguments
+        between = (1,) * (inputs.dim() - 2)
+        shape = (*mask.shape, *between) if isinstance(layer, nn.Conv2d) else (len(mask), *between, mask.shape[1])
+        return inputs * mask.view(shape).to(inputs.dtype), *others
+
+    return multiply
+
+
+def _inputs(layer: nn.Linear | nn.Conv2d) -> int:
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+
+
+def _weight_name(layer_name: str) -> str:
+    return f"{layer_name}.weight" if layer_name else "weight"

@@ -1,0 +1,198 @@
+"""Have a site's chains mixed, and at the planned temperature: figures, and warnings in plain words.
+
+Everything is computed from released samples, so it costs no privacy. Two limits to keep in mind: agreement in the
+quantities looked at does not prove convergence; and chains of a network may disagree in weight space while they predict
+alike, since permuting hidden units changes the weights and not the function.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
+
+# Below it too few draws fall into a half for R-hat or the autocorrelation time to mean much: R-hat of one perfectly
+# mixed chain of 50 exceeds 1.1 in 1 % of quantities, of 20 in 8 %.
+ENOUGH_SAMPLES_PER_CHAIN = 50
+CHANCE_SHARE = 0.05
+# The Monte Carlo error of a mean is then a fifth of the posterior's standard deviation.
+FEW_EFFECTIVE_SAMPLES = 30
+PROJECTIONS = 32
+COORDINATES = 32
+
+
+@dataclass(frozen=True)
+class ConvergenceSummary:
+    """How well the chains of one site agree, over a fixed set of scalar quantities of the parameters.
+
+    The figures are None where no chain has four samples, or no quantity moves.
+
+    Attributes:
+        chains: number of chains compared.
+        samples_per_chain: how many samples of each were used.
+        quantities: number of scalar quantities that were looked at.
+        r_hat_max: largest rank-normalised split R-hat.
+        r_hat_median: its median.
+        r_hat_above_1_01: share of the quantities with R-hat above 1.01, in [0, 1].
+        r_hat_above_1_1: share of the quantities with R-hat above 1.1, in [0, 1].
+        effective_samples_min: smallest effective sample size, all chains together.
+        effective_samples_median: its median.
+    """
+
+    chains: int
+    samples_per_chain: int
+    quantities: int
+    r_hat_max: float | None = None
+    r_hat_median: float | None = None
+    r_hat_above_1_01: float | None = None
+    r_hat_above_1_1: float | None = None
+    effective_samples_min: float | None = None
+    effective_samples_median: float | None = None
+
+
+def summarise_convergence(
+    samples: npt.NDArray[np.floating], chains: npt.NDArray[np.integer], generator: np.random.Generator
+) -> ConvergenceSummary:
+    """Summarise how well one site's chains have mixed.
+
+    Chains are cut to their last L samples, L the length of the shortest; a chain with fewer than half the samples of
+    the longest (one that the budget cut off) is left out.
+
+    Args:
+        samples: released samples in the order in which each chain made them, shape (M, d), finite; M may be 0.
+        chains: number of the chain to which each belongs, shape (M,).
+        generator: draws which coordinates and which random projections are looked at; seed it alike to compare runs.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ValueError: if lengths differ.
+    """
+    if samples.ndim != 2 or chains.shape != samples.shape[:1]:
+        raise ValueError(f"samples {samples.shape} and chains {chains.shape}: give (M, d) and one chain number each")
+    rows = _equal_chains(chains)
+    chain_count, per_chain = rows.shape
+    if per_chain < 4:
+        return ConvergenceSummary(chain_count, per_chain, quantities=0)
+    draws = _quantities(samples, generator)[rows]
+    scores = [rank_normalised(draws[:, :, number]) for number in range(draws.shape[2])]
+    r_hat = np.array([split_r_hat(score) for score in scores])
+    moving = ~np.isnan(r_hat)
+    if not moving.any():
+        return ConvergenceSummary(chain_count, per_chain, quantities=len(scores))
+    effective = np.array([effective_sample_size(score) for score in scores])[moving]
+    r_hat = r_hat[moving]
+    return ConvergenceSummary(
+        chain_count,
+        per_chain,
+        quantities=len(scores),
+        r_hat_max=float(r_hat.max()),
+        r_hat_median=float(np.median(r_hat)),
+        r_hat_above_1_01=float((r_hat > 1.01).mean()),
+        r_hat_above_1_1=float((r_hat > 1.1).mean()),
+        effective_samples_min=float(effective.min()),
+        effective_samples_median=float(np.median(effective)),
+    )
+
+
+def warning(summary: ConvergenceSummary) -> str:
+    """Say in plain words what is wrong with the chains.
+
+    Args:
+        summary: from `summarise_convergence`.
+
+    Returns:
+        One sentence or two; empty where nothing speaks against the chains.
+    """
+    per_chain = summary.samples_per_chain
+    cannot_show = (
+        f"{per_chain} samples{' per chain' if summary.chains > 1 else ''} cannot show whether the sampler has mixed: "
+        f"keep at least {ENOUGH_SAMPLES_PER_CHAIN} (lower thinning or burn_in, or run more rounds)."
+    )
+    if per_chain < 4:
+        return cannot_show
+    if summary.r_hat_max is None:
+        return "The samples are all the same: the chain did not move, so they say nothing about uncertainty."
+    assert summary.r_hat_median is not None
+    assert summary.r_hat_above_1_1 is not None
+    assert summary.effective_samples_median is not None
+    between = "the chains disagree" if summary.chains > 1 else "the chain's first and second half disagree"
+    figures = (
+        f"{between} in {summary.r_hat_above_1_1:.0%} of the quantities looked at (R-hat above 1.1, largest "
+        f"{summary.r_hat_max:.2f}). Lengthen burn_in, run more steps, or take larger steps."
+    )
+    # R-hat is about 1 + (F - 1) / L, F(1, L) distributed by chance, so that one quantity in twenty exceeds 1 + 3 / L.
+    if summary.r_hat_median > 1.1 + 3 / per_chain:
+        return f"The sampler has not mixed: {figures}"
+    if per_chain < ENOUGH_SAMPLES_PER_CHAIN:
+        return cannot_show
+    if summary.r_hat_above_1_1 > CHANCE_SHARE:
+        return f"The sampler may not have mixed: {figures}"
+    if summary.effective_samples_median < FEW_EFFECTIVE_SAMPLES:
+        return (
+            f"{summary.chains * per_chain} samples are worth about {summary.effective_samples_median:.0f} independent "
+            "ones: uncertainties from them are rough. Run more steps, or raise thinning to keep the same number of "
+            "samples further apart."
+        )
+    return ""
+
+
+def one_sample_warning(samples: int) -> str:
+    """Say in plain words what a posterior of a single sample is not.
+
+    Args:
+        samples: number of samples of a posterior.
+
+    Returns:
+        One sentence or two; empty where there are more than one, or none.
+    """
+    if samples != 1:
+        return ""
+    return (
+        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty of "
+        "0 means unknown, not none. Lower burn_in or thinning, or run more rounds."
+    )
+
+
+def temperature_warning(planned: float, mean: float) -> str:
+    """Say in plain words where the noise that privacy needs is hotter than the posterior that was asked for.
+
+    At temperature T the chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
+
+    Args:
+        planned: tau of the couplings `langevin` and `floor`.
+        mean: T_t of a site's chain, its mean weighted by step size.
+
+    Returns:
+        One sentence; empty where the chain was no more than 5 % hotter than planned.
+    """
+    if mean <= 1.05 * planned:
+        return ""
+    return (
+        f"Privacy needs more noise than temperature {planned:g}: the chain sampled at {mean:.3g}, so its posterior is "
+        f"about {(mean / planned) ** 0.5:.2g} times too wide. Smaller steps, a larger budget or more units cool it."
+    )
+
+
+def _equal_chains(chains: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
+    """Row numbers of the samples to compare, shape (chains, samples per chain)."""
+    rows = [np.flatnonzero(chains == chain) for chain in np.unique(chains)]
+    longest = max(map(len, rows), default=0)
+    rows = [row for row in rows if 2 * len(row) >= longest]
+    shortest = min(map(len, rows), default=0)
+    return np.array([row[len(row) - shortest :] for row in rows], dtype=np.intp).reshape(len(rows), shortest)
+
+
+def _quantities(samples: npt.NDArray[np.floating], generator: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Some coordinates, and sums of all coordinates with random signs over consecutive blocks, shape (M, Q).
+
+    The blocks are a sparse random projection (feature hashing): every parameter enters one, at a cost of M d.
+    """
+    dimensions = samples.shape[1]
+    coordinates = generator.choice(dimensions, min(COORDINATES, dimensions), replace=False)
+    signs = generator.choice(np.array([-1.0, 1.0], dtype=np.float32), dimensions)
+    starts = np.linspace(0, dimensions, min(PROJECTIONS, dimensions), endpoint=False).astype(np.intp)
+    projections = np.array([np.add.reduceat(sample * signs, starts, dtype=np.float64) for sample in samples])
+    return np.concatenate([samples[:, coordinates].astype(np.float64), projections], axis=1)

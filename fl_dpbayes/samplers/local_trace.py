@@ -1,0 +1,158 @@
+"""What a site may look at while its chain runs, and nobody else: a trace of its log posterior and of its clip.
+
+Each figure is computed from records without noise. It is not private, so it is written to a file at the site and never
+put in a reply; sending it would have to be paid for.
+"""
+
+import csv
+import os
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fl_dpbayes.gradients.clipping import ClippedSum
+from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.models.parameters import parameter_shapes, vector_views
+from fl_dpbayes.models.priors import log_prior
+from fl_dpbayes.protocol.sampler import Sampler
+from fl_dpbayes.samplers.kernel import ChainState
+from fl_dpbayes.samplers.slots import to_slots
+
+LogLikelihood = Callable[[torch.Tensor], float]
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One row of the trace.
+
+    Attributes:
+        step: number of the step, 0-based, of the whole run.
+        units: number of units in the step's batch.
+        clipped_fraction: share of them whose gradient the clip reduced; NaN for an empty batch.
+        log_likelihood: estimate of log p(D | w) after the step.
+        log_posterior: log_likelihood + s log p(w), up to a constant.
+    """
+
+    step: int
+    units: int
+    clipped_fraction: float
+    log_likelihood: float
+    log_posterior: float
+
+
+def log_likelihood_estimate(
+    module: nn.Module,
+    features: npt.NDArray[np.float32],
+    targets: npt.NDArray,
+    *,
+    records: int,
+    generator: np.random.Generator,
+    loss: RecordLoss = summed_cross_entropy,
+) -> LogLikelihood:
+    """Return a function that estimates the log likelihood of a site's records, N / m sum_{i in S} log p(d_i | w).
+
+    S is drawn once, so that the trace shows how the chain moves and not how batches differ.
+
+    Args:
+        module: the plain model; it is read and not changed.
+        features: all training records, shape (N, *shape).
+        targets: what the loss wants of them, shape (N,).
+        records: m, how many to look at, at most; N of them make it exact.
+        generator: draws which.
+        loss: minus the log likelihood of records, summed.
+
+    Returns:
+        Parameters (d,) -> log likelihood in nats.
+    """
+    chosen = generator.permutation(len(features))[:records]
+    shapes = parameter_shapes(module)
+    inputs, wanted = torch.from_numpy(features[chosen]), torch.from_numpy(targets[chosen])
+    scale = len(features) / max(1, len(chosen))
+
+    @torch.no_grad()
+    def estimate(parameters: torch.Tensor) -> float:
+        device = parameters.device
+        outputs = functional_call(module, vector_views(parameters, shapes), (inputs.to(device),))
+        return -scale * float(loss(outputs, wanted.to(device)))
+
+    return estimate
+
+
+class LocalTrace:
+    """Collects rows in bounded memory; an instance is a chain's `on_step`.
+
+    Every step is kept until the rows are full; then every other row is dropped and half as many steps are looked at
+    from there on, so that the rows stay evenly spread over the chain.
+
+    Args:
+        sampler: the plan's algorithm: its prior, and where the state holds the plain model's parameters.
+        prior_share: s in (0, 1], this site's share of the prior.
+        log_likelihood: parameters of the plain model, shape (d,) -> estimate of the log likelihood of all the site's
+            records.
+        max_rows: most rows to keep, >= 2.
+    """
+
+    def __init__(
+        self, sampler: Sampler, prior_share: float, log_likelihood: LogLikelihood, *, max_rows: int = 2000
+    ) -> None:
+        if max_rows < 2:
+            raise ValueError(f"max_rows is {max_rows}: keep at least 2 rows")
+        self._sampler = sampler
+        self._prior_share = prior_share
+        self._log_likelihood = log_likelihood
+        self._max_rows = max_rows
+        self._every = 1
+        self._seen = 0
+        self._rows: list[StepTrace] = []
+
+    @property
+    def rows(self) -> tuple[StepTrace, ...]:
+        """The rows so far, in the order of the steps."""
+        return tuple(self._rows)
+
+    def __call__(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> None:
+        """Note a step.
+
+        Args:
+            number: of the step.
+            state: the chain's state after it.
+            clipped_sum: its clipped sum.
+        """
+        if self._seen % self._every == 0:
+            if len(self._rows) == self._max_rows:
+                del self._rows[1::2]
+                self._every *= 2
+            if self._seen % self._every == 0:
+                self._rows.append(self._row(number, state, clipped_sum))
+        self._seen += 1
+
+    def write_csv(self, path: Path) -> None:
+        """Write the rows with a header; a reader sees the old file or the new one, never half of it.
+
+        Args:
+            path: file at the site, readable by those who may see its records.
+        """
+        partial = path.with_name(path.name + ".partial")
+        with open(partial, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(field.name for field in fields(StepTrace))
+            writer.writerows(astuple(row) for row in self._rows)
+        os.replace(partial, path)
+
+    def _row(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> StepTrace:
+        parameters = to_slots(state, self._sampler)["parameters"]
+        likelihood = self._log_likelihood(parameters)
+        prior = float(log_prior(self._sampler.prior, parameters))
+        return StepTrace(
+            step=number,
+            units=clipped_sum.units,
+            clipped_fraction=clipped_sum.clipped / clipped_sum.units if clipped_sum.units else float("nan"),
+            log_likelihood=likelihood,
+            log_posterior=likelihood + self._prior_share * prior,
+        )

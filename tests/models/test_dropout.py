@@ -1,0 +1,163 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_views
+from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
+
+TASK = Task(input_shape=(1, 8, 8), classes=3)
+MODELS = [MLPModel(hidden=(9, 7)), CNNModel(channels=(4, 6), hidden=5)]
+
+
+def randomised(module, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    for value in module.parameters():
+        value.data = torch.randn(value.shape, generator=source) / max(1, value[:1].numel()) ** 0.5
+    return module
+
+
+def plain(model):
+    return randomised(build_model(model, TASK, seed=0))
+
+
+def records(count=5):
+    return torch.randn(count, *TASK.input_shape, generator=torch.Generator().manual_seed(1))
+
+
+def run(module, vector, features):
+    return functional_call(module, vector_views(vector, parameter_shapes(module)), (features,))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_only_inputs_behind_the_first_layer_are_dropped(model):
+    module = DropoutModule(plain(model), rate=0.5)
+    module.resample(np.random.default_rng(0), 6)
+    assert module.masks.shape == (6, 9 + 7 if model.kind == "mlp" else 4 + 24 + 5)
+    assert set(module.masks.unique().tolist()) == {0.0, 2.0}
+    assert to_vector(module).equal(to_vector(module.base))
+
+
+def test_input_rate_masks_the_record_too():
+    module = DropoutModule(plain(LogisticModel()), rate=0.5, input_rate=0.2)
+    module.resample(np.random.default_rng(0), 100)
+    kept = (module.masks > 0).double().mean().item()
+    assert module.masks.shape == (100, 64)
+    assert module.masks.max().item() == pytest.approx(1.25)
+    assert abs(kept - 0.8) <= 4 * math.sqrt(0.16 / 6400)
+
+
+def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
+    module = DropoutModule(plain(MODELS[0]), rate=0.3)
+    module.resample(np.random.default_rng(0), 2000)
+    standard_error = math.sqrt(0.3 / 0.7 / 2000)
+    assert (module.masks.mean(0) - 1).abs().max().item() <= 4.5 * standard_error
+
+
+def test_a_model_without_a_hidden_layer_is_refused():
+    with pytest.raises(UserError, match="hidden"):
+        DropoutModule(plain(LogisticModel()), rate=0.5)
+
+
+def test_layers_that_are_not_trained_are_not_masked():
+    module = plain(MODELS[0])
+    module[3].requires_grad_(False)
+    masked = DropoutModule(module, rate=0.5)
+    masked.resample(np.random.default_rng(0), 1)
+    assert masked.masks.shape == (1, 7)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_each_record_meets_its_own_mask(model):
+    module = DropoutModule(plain(model), rate=0.5)
+    module.resample(np.random.default_rng(0), 5)
+    outputs, masks = module(records()), module.masks
+    for index in range(5):
+        module.masks = masks[index : index + 1]
+        torch.testing.assert_close(module(records()[index : index + 1])[0], outputs[index])
+    assert not torch.allclose(outputs, module.base(records()))
+
+
+def test_mask_multiplies_what_the_next_layer_reads():
+    module = DropoutModule(plain(MODELS[0]), rate=0.5)
+    module.resample(np.random.default_rng(0), 5)
+    first, _, second, _, third = (layer for layer in module.base if not isinstance(layer, nn.Flatten))
+    one, two = module.masks.split([9, 7], dim=1)
+    hidden = torch.relu(second(torch.relu(first(records().flatten(1))) * one)) * two
+    torch.testing.assert_close(module(records()), third(hidden))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_joined_inputs_give_the_same_outputs_and_may_be_cut(model):
+    module = DropoutModule(plain(model), rate=0.5)
+    module.resample(np.random.default_rng(0), 5)
+    outputs = module(records())
+    joined, inputs = module.with_masks_as_inputs(records())
+    torch.testing.assert_close(torch.cat([joined(part) for part in inputs.split(2)]), outputs)
+    assert to_vector(joined).equal(to_vector(module))
+    assert module.base(records()).shape == outputs.shape
+
+
+def test_masks_for_another_number_of_records_are_refused():
+    module = DropoutModule(plain(MODELS[0]), rate=0.5)
+    module.resample(np.random.default_rng(0), 5)
+    for use in (module, module.with_masks_as_inputs):
+        with pytest.raises(ValueError, match="resample"):
+            use(records(4))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(model, seed):
+    module = DropoutModule(plain(model), rate=0.5)
+    vector = to_vector(module)
+    before = vector.clone()
+    drawn = module.draw(vector, np.random.default_rng(seed))
+    assert vector.equal(before)
+    module.resample(np.random.default_rng(seed), 1)
+    module.masks = module.masks.expand(5, -1)
+    torch.testing.assert_close(run(module.base, drawn, records()), module(records()))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_draw_of_a_grouped_convolution(groups):
+    base = randomised(nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=groups), nn.Flatten()))
+    module = DropoutModule(base, rate=0.5)
+    drawn = module.draw(to_vector(base), np.random.default_rng(3))
+    module.resample(np.random.default_rng(3), 1)
+    module.masks = module.masks.expand(5, -1)
+    assert 0 < module.masks.count_nonzero() < module.masks.numel()
+    torch.testing.assert_close(run(base, drawn, records()), module(records()))
+
+
+def test_draws_differ():
+    module = DropoutModule(plain(MODELS[0]), rate=0.5)
+    source = np.random.default_rng(0)
+    vector = to_vector(module)
+    assert not module.draw(vector, source).equal(module.draw(vector, source))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
+def test_vanishing_rate_gives_the_plain_model_limit(model):
+    module = DropoutModule(plain(model), rate=1e-9)
+    source = np.random.default_rng(0)
+    module.resample(source, 5)
+    torch.testing.assert_close(module(records()), module.base(records()))
+    torch.testing.assert_close(module.draw(to_vector(module), source), to_vector(module))
+
+
+def test_draw_of_a_linear_output_has_the_mean_of_the_plain_one():
+    base = randomised(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
+    module = DropoutModule(base, rate=0.4)
+    source, count = np.random.default_rng(0), 3000
+    features = torch.tensor([[0.5, -1.0, 2.0]])
+    vector = to_vector(base)
+    outputs = torch.stack([run(base, module.draw(vector, source), features) for _ in range(count)]).double()
+    standard_error = outputs.std() / math.sqrt(count)
+    assert (outputs.mean() - base(features)).abs() <= 4 * standard_error

@@ -1,0 +1,130 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.signal import lfilter
+
+from fl_dpbayes.posterior.convergence import (
+    ConvergenceSummary,
+    summarise_convergence,
+    temperature_warning,
+    warning,
+)
+from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
+
+
+def autoregressive(coefficient, *, chains=1, draws=100, dimensions=300, seed=0):
+    """Stationary chains one after the other, shape (chains * draws, dimensions)."""
+    noise = np.random.default_rng(seed).standard_normal((chains, draws, dimensions))
+    noise[:, 0] /= math.sqrt(1 - coefficient**2)
+    return lfilter([1.0], [1.0, -coefficient], noise, axis=1).reshape(-1, dimensions)
+
+
+def summarise(samples, chains=1):
+    return summarise_convergence(
+        samples, np.repeat(np.arange(chains), len(samples) // chains), np.random.default_rng(0)
+    )
+
+
+def test_single_parameter_has_the_figures_of_its_diagnostics():
+    draws = autoregressive(0.5, chains=3, draws=40, dimensions=1)
+    scores = rank_normalised(draws.reshape(3, 40))
+    summary = summarise(draws, chains=3)
+    # The coordinate, and the projection that is the coordinate or its negative.
+    assert (summary.chains, summary.samples_per_chain, summary.quantities) == (3, 40, 2)
+    assert summary.r_hat_max == pytest.approx(split_r_hat(scores), rel=1e-6)
+    assert summary.r_hat_median == pytest.approx(split_r_hat(scores), rel=1e-6)
+    assert summary.effective_samples_min == pytest.approx(effective_sample_size(scores), rel=1e-6)
+    assert summary.r_hat_above_1_1 == float(split_r_hat(scores) > 1.1)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(1, 100), (3, 60)])
+def test_independent_draws_are_mixed(chains, draws):
+    summary = summarise(autoregressive(0.0, chains=chains, draws=draws), chains)
+    assert warning(summary) == ""
+    assert summary.quantities == 64
+    assert summary.effective_samples_median == pytest.approx(chains * draws, rel=0.2)
+
+
+def test_warning_is_rare_for_mixed_chains_of_any_length():
+    said = [warning(summarise(autoregressive(0.0, draws=draws, seed=seed))) for draws in (10, 50) for seed in range(10)]
+    assert sum("not mixed" in text for text in said) <= 1
+
+
+def test_drift_is_seen_even_in_few_samples():
+    samples = autoregressive(0.0, draws=12) + np.linspace(0, 5, 12)[:, None]
+    assert warning(summarise(samples)).startswith("The sampler has not mixed: the chain's first and second half")
+
+
+def test_chains_apart_are_seen():
+    samples = autoregressive(0.0, chains=2, draws=60)
+    samples[60:] += 3
+    text = warning(summarise(samples, 2))
+    assert text.startswith("The sampler has not mixed: the chains disagree in")
+    assert f"{summarise(samples, 2).r_hat_max:.2f}" in text
+
+
+def test_some_parameters_apart_are_a_doubt():
+    samples = autoregressive(0.0, chains=2, draws=60, dimensions=40)
+    samples[60:, :8] += 3
+    summary = summarise(samples, 2)
+    assert summary.r_hat_median < 1.1
+    assert 0.05 < summary.r_hat_above_1_1 < 0.5
+    assert warning(summary).startswith("The sampler may not have mixed")
+
+
+def test_one_moving_parameter_reaches_a_projection():
+    samples = np.zeros((60, 100_000), dtype=np.float32)
+    samples[:, 54_321] = np.linspace(0, 1, 60)
+    summary = summarise(samples)
+    assert summary.r_hat_max > 2
+
+
+@pytest.mark.parametrize("draws", [1, 3, 4, 20])
+def test_few_samples_cannot_show_anything(draws):
+    text = warning(summarise(autoregressive(0.0, draws=draws, seed=1)))
+    assert text.startswith(f"{draws} samples cannot show whether the sampler has mixed: keep at least 50")
+
+
+def test_no_samples_cannot_show_anything():
+    summary = summarise_convergence(np.empty((0, 5)), np.empty(0, int), np.random.default_rng(0))
+    assert summary == ConvergenceSummary(chains=0, samples_per_chain=0, quantities=0)
+    assert warning(summary).startswith("0 samples cannot show")
+
+
+def test_slow_chain_is_told_by_its_effective_samples():
+    summary = summarise(autoregressive(0.97, draws=2000, dimensions=40))
+    assert summary.effective_samples_median == pytest.approx(2000 * 0.03 / 1.97, rel=0.5)
+    text = warning(ConvergenceSummary(1, 2000, 64, 1.05, 1.0, 0.2, 0.0, 10.0, 17.4))
+    assert text.startswith("2000 samples are worth about 17 independent ones")
+
+
+def test_chain_that_stands_still_is_told():
+    summary = summarise(np.ones((60, 7), dtype=np.float32))
+    assert summary.r_hat_max is None
+    assert "did not move" in warning(summary)
+
+
+def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
+    samples = autoregressive(0.0, draws=60 + 50 + 8, dimensions=30)
+    samples[:10] += 100
+    chains = np.repeat([0, 1, 2], [60, 50, 8])
+    summary = summarise_convergence(samples, chains, np.random.default_rng(0))
+    assert (summary.chains, summary.samples_per_chain) == (2, 50)
+    assert warning(summary) == ""
+
+
+def test_lengths_that_differ_are_refused():
+    with pytest.raises(ValueError, match="one chain number each"):
+        summarise_convergence(np.zeros((5, 2)), np.zeros(4, int), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("planned", "mean"), [(1.0, 1.0), (1.0, 0.2), (0.5, 0.52)])
+def test_chain_at_its_temperature_is_not_warned_about(planned, mean):
+    assert temperature_warning(planned, mean) == ""
+
+
+def test_hotter_chain_is_told_with_how_much_wider_it_is():
+    text = temperature_warning(0.5, 8.0)
+    assert "more noise than temperature 0.5: the chain sampled at 8," in text
+    assert "about 4 times too wide" in text

@@ -1,0 +1,67 @@
+"""Disjoint parts compose in parallel: a cohort costs what its dearest part does (Zhang et al. 2022, Prop. A.1)."""
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved
+from fl_dpbayes.privacy.ledger_state import PARTS, Cohort, Spending
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
+
+EPSILON, DELTA = 3.0, 1e-5
+COHORT = Cohort("cohort", "patient", EPSILON, DELTA, "add_or_remove_one")
+HISTORIES = {
+    "train": (GaussianEvent(2.0, 0.1, 100),),
+    "recalibration": (GaussianEvent(20.0, 1.0, 40),),
+    "test": (GaussianEvent(6.0, 1.0, 2),),
+}
+
+
+def spend(ledger: Ledger, part: str, run: str = "a" * 16):
+    history = HISTORIES[part]
+    steps = history[0].steps
+    spending = Spending(part, run, 1, part, run + part, part, history, 0, steps)
+    reserved = ledger.reserve(spending)
+    if isinstance(reserved, Reserved):
+        ledger.commit(reserved.reservation, b"reply")
+    return reserved
+
+
+@pytest.mark.parametrize("order", [PARTS, PARTS[::-1]])
+def test_each_part_costs_what_it_would_alone_whatever_the_others_spent(tmp_path, order) -> None:
+    with Ledger.open(tmp_path / "together.sqlite", COHORT, "normal") as ledger:
+        for part in order:
+            assert spend(ledger, part).steps == HISTORIES[part][0].steps
+        together = {part: ledger.spent(part).epsilon for part in PARTS}
+    alone = {part: pld_epsilon(history, DELTA, "add_or_remove_one") for part, history in HISTORIES.items()}
+    assert together == pytest.approx(alone)
+    assert max(together.values()) <= EPSILON < sum(together.values())
+
+
+def test_a_part_that_is_spent_leaves_the_others_theirs(tmp_path) -> None:
+    with Ledger.open(tmp_path / "one.sqlite", COHORT, "normal") as ledger:
+        for number in range(9):
+            answer = spend(ledger, "recalibration", f"{number}" * 16)
+        assert isinstance(answer, Refused)
+        assert spend(ledger, "train").steps == 100
+
+
+def test_a_unit_is_in_exactly_one_part_and_stays_there_limit() -> None:
+    units = [f"patient-{number}" for number in range(5000)]
+    key = "5e" * 16
+    test, recalibration = in_test_part(units, key, 0.2), in_recalibration_part(units, key, 0.2, 0.1)
+    assert not (test & recalibration).any()
+    assert abs(recalibration.mean() - 0.1) < 4 * np.sqrt(0.09 / 5000)
+    one_more = in_recalibration_part(["somebody", *units], key, 0.2, 0.1)
+    assert np.array_equal(one_more[1:], recalibration)
+    # A share for recalibration is taken from training, so the test part stays what it was.
+    assert np.array_equal(in_test_part(units, key, 0.2), test)
+    assert not in_recalibration_part(units, key, 0.2, 0.0).any()
+    assert (in_recalibration_part(units, key, 0.2, 0.8) | test).all()
+
+
+@pytest.mark.parametrize("fractions", [(0.6, 0.5), (-0.1, 0.2), (0.2, -0.1), (0.2, float("nan"))])
+def test_fractions_that_do_not_fit_are_refused(fractions) -> None:
+    with pytest.raises(ValueError, match="at most 1 together"):
+        in_recalibration_part(["a"], "5e" * 16, *fractions)

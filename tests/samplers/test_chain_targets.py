@@ -1,0 +1,256 @@
+"""Whole chains, from records to samples, on targets whose law or path is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_dpbayes.gradients.loss import summed_cross_entropy
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior.diagnostics import effective_sample_size
+from fl_dpbayes.protocol.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import (
+    SGD,
+    SGHMC,
+    SGLD,
+    Adam,
+    ConstantStepSize,
+    FlatPrior,
+    GaussianPrior,
+    LaplacePrior,
+    PolynomialStepSize,
+)
+from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.minibatch import poisson_units
+from fl_dpbayes.samplers.slots import initial_slots
+from fl_dpbayes.schedules.noise import langevin_noise
+from fl_dpbayes.schedules.planned import friction, noise_without_privacy, planned_step_sizes
+
+SIZE = ConstantStepSize(initial=0.3)
+PRIOR = GaussianPrior(scale=0.8)
+
+
+def squared_error(outputs, targets):
+    return (outputs - targets[:, None]).square().sum() / 2
+
+
+def plan_of(sampler, privacy, *, steps, burn_in=0, thinning=None, share=0.5):
+    return TrainingPlan(
+        rounds=1, steps_per_round=steps, burn_in=burn_in, thinning=thinning or steps, sampler=sampler,
+        prior_share=share, privacy=privacy, chain_start="broadcast",
+    )  # fmt: skip
+
+
+def run(plan, module, features, targets, noise_multipliers, *, seed=0, **more):
+    return run_chain(
+        module,
+        features,
+        targets,
+        np.arange(len(features)),
+        plan=plan,
+        noise_multipliers=noise_multipliers,
+        units=len(features),
+        first_step=0,
+        steps=plan.total_steps,
+        start=initial_slots(plan.sampler, to_vector(module)),
+        streams=ChainStreams(*[np.random.default_rng(seed + offset) for offset in range(4)]),
+        **more,
+    )
+
+
+def linear_data():
+    generator = np.random.default_rng(5)
+    features = generator.standard_normal((12, 1)).astype(np.float32) + 0.5
+    return features, (0.7 * features[:, 0] + 0.5 * generator.standard_normal(12)).astype(np.float32)
+
+
+def linear_posterior(features, targets, share):
+    """Mean, and curvature h of the mean energy, of one-dimensional regression with prior N(0, .8^2) to a share."""
+    curvature = float((features**2).sum() + share / PRIOR.scale**2) / len(features)
+    return float(features[:, 0] @ targets) / (len(features) * curvature), curvature
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SGLD(kind="sgld", step_size=SIZE, prior=PRIOR),
+        SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
+        SGHMC(kind="sghmc", step_size=SIZE, prior=PRIOR, friction=0.3),
+    ],
+    ids=lambda sampler: sampler.kind,
+)
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler, temperature):
+    features, targets = linear_data()
+    chains = 20_000
+    # One output per chain: without a clip they share nothing but the records.
+    module = nn.Linear(1, chains, bias=False)
+    privacy = NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature)
+    plan = plan_of(sampler, privacy, steps=80)
+    noise = noise_without_privacy(plan, privacy, len(features))
+    result = run(plan, module, features, targets, noise, loss=squared_error)
+    assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
+    mean, curvature = linear_posterior(features, targets, plan.prior_share)
+    correction = 1 - 0.3 * curvature / (2 * (2 - friction(sampler)))
+    variance = temperature / (len(features) * curvature) / correction
+    final = result.samples[0].astype(np.float64)
+    assert abs(final.mean() - mean) <= 4 * math.sqrt(variance / chains)
+    assert abs(final.var() / variance - 1) <= 4 * math.sqrt(2 / chains)
+
+
+@pytest.mark.slow
+def test_poisson_batches_add_exactly_their_own_variance_gaussian_target():
+    features, targets = linear_data()
+    rate, step_size, deviation = 0.4, 0.3, 0.6
+    privacy = NoPrivacyPlan(kind="none", sampling_rate=rate, noise_standard_deviation=deviation)
+    plan = plan_of(SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), privacy, steps=6000, burn_in=50, thinning=1)
+    noise = noise_without_privacy(plan, privacy, 12)
+    result = run(plan, nn.Linear(1, 1, bias=False), features, targets, noise, loss=squared_error)
+    mean, curvature = linear_posterior(features, targets, plan.prior_share)
+    squares, residuals = features[:, 0] ** 2, features[:, 0] * mean - targets
+    weight = rate * (1 - rate) / (rate * 12) ** 2
+    fresh = weight * (squares * residuals**2).sum() + (deviation / (rate * 12)) ** 2
+    # V = (1 - a h)^2 V + a^2 [weight sum x_i^2 (x_i^2 V + r_i^2) + noise]
+    variance = (
+        step_size**2 * fresh / (1 - (1 - step_size * curvature) ** 2 - step_size**2 * weight * (squares**2).sum())
+    )
+    error = result.samples.astype(np.float64).T - mean
+    for quantity, expected in ((error, 0.0), (error**2, variance)):
+        standard_error = quantity.std() / math.sqrt(effective_sample_size(quantity))
+        assert abs(quantity.mean() - expected) <= 4 * standard_error
+    # What the noise alone would give lies outside the bound.
+    alone = step_size * (deviation / (rate * 12)) ** 2 / (curvature * (2 - step_size * curvature))
+    assert variance > 1.3 * alone
+
+
+@pytest.fixture(scope="module")
+def records():
+    generator = np.random.default_rng(0)
+    return generator.standard_normal((40, 4)).astype(np.float32), generator.integers(0, 3, 40)
+
+
+def logistic():
+    return build_model(LogisticModel(), Task(input_shape=(4,), classes=3), seed=0)
+
+
+def record_gradients(vector, features, labels):
+    """Gradients of the logistic model's losses in float64, shape (N, d), in the order weight, bias."""
+    weight, bias = vector[:12].reshape(3, 4), vector[12:]
+    logits = features @ weight.T + bias
+    probabilities = np.exp(logits - logits.max(1, keepdims=True))
+    errors = probabilities / probabilities.sum(1, keepdims=True) - np.eye(3)[labels]
+    return np.concatenate([(errors[:, :, None] * features[:, None, :]).reshape(len(features), -1), errors], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["dp-sgd", "dp-sgld"])
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+@pytest.mark.parametrize(
+    ("prior", "penalty_gradient"),
+    [
+        (FlatPrior(), lambda w: 0 * w),
+        (GaussianPrior(scale=0.5), lambda w: w / 0.25),
+        (LaplacePrior(scale=0.5), lambda w: np.sign(w) / 0.5),
+    ],
+    ids=["flat", "gaussian", "laplace"],
+)
+def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, prior, penalty_gradient):
+    features, labels = records
+    units, clip_norm, steps = len(features), 0.7, 25
+    schedule = PolynomialStepSize(initial=0.8, power=0.5)
+    sampler = {"dp-sgd": SGD, "dp-sgld": SGLD}[kind](kind=kind, step_size=schedule, prior=prior)
+    privacy = PrivacyPlan(
+        epsilon=1.0, delta=1e-5, sampling_rate=rate, clip_norm=clip_norm, coupling="langevin", temperature=0.5
+    )
+    plan = plan_of(sampler, privacy, steps=steps, thinning=1, share=1.0)
+    sizes = planned_step_sizes(plan)
+    # sigma_SGD = |B| / (n sqrt(eta) C) at eta_SGD = eta n
+    sigma = rate * units / (units * np.sqrt(sizes / units) * clip_norm)
+    coupled = langevin_noise(sizes, 0.5, clip_norm=clip_norm, expected_batch_size=rate * units, units=units)
+    np.testing.assert_allclose(sigma, coupled, rtol=1e-12)
+    result = run(plan, logistic(), features, labels, sigma)
+
+    # Algorithm 2 as it is printed, |B_t| read as the expected batch size; its N(0, eta) is minus sqrt(eta) our noise.
+    sampling, noise = np.random.default_rng(0), np.random.default_rng(1)
+    w = to_vector(logistic()).double().numpy()
+    for number in range(steps):
+        eta = sizes[number] / units
+        batch = poisson_units(sampling, units, rate)
+        gradients = record_gradients(w, features[batch].astype(np.float64), labels[batch])
+        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+        clipped_sum = (np.minimum(1, clip_norm / norms) * gradients).sum(axis=0)
+        gaussian = -math.sqrt(eta) * noise.standard_normal(len(w), dtype=np.float32)
+        w = w - eta * (units / (rate * units) * clipped_sum + penalty_gradient(w)) + gaussian
+        np.testing.assert_allclose(result.samples[number], w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "optimiser"),
+    [
+        (SGLD(kind="sgld", step_size=SIZE, prior=FlatPrior()), lambda p: torch.optim.SGD(p, lr=0.3)),
+        (SGD(kind="sgd", step_size=SIZE, prior=FlatPrior()), lambda p: torch.optim.SGD(p, lr=0.3)),
+        (
+            SGD(kind="sgd", step_size=SIZE, prior=FlatPrior(), momentum=0.9),
+            lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
+        ),
+    ],
+    ids=["sgld", "sgd", "momentum"],
+)
+def test_no_noise_and_no_clip_is_the_optimiser_of_torch_bit_for_bit_limit(records, sampler, optimiser):
+    features, labels = records
+    plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0), steps=20)
+    result = run(plan, logistic(), features, labels, np.zeros(20))
+    module = logistic()
+    reference = optimiser(module.parameters())
+    for _ in range(20):
+        reference.zero_grad()
+        summed_cross_entropy(module(torch.from_numpy(features)), torch.from_numpy(labels)).backward()
+        for parameter in module.parameters():
+            parameter.grad /= 40
+        reference.step()
+    np.testing.assert_array_equal(result.last["parameters"], to_vector(module).numpy())
+
+
+def test_no_noise_and_no_clip_is_adam_of_torch_limit(records):
+    features, labels = records
+    sampler = Adam(kind="adam", step_size=ConstantStepSize(initial=0.03), prior=FlatPrior())
+    plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0), steps=50)
+    result = run(plan, logistic(), features, labels, np.zeros(50))
+    module = logistic()
+    reference = torch.optim.Adam(module.parameters(), lr=0.03)
+    for _ in range(50):
+        reference.zero_grad()
+        (summed_cross_entropy(module(torch.from_numpy(features)), torch.from_numpy(labels)) / 40).backward()
+        reference.step()
+    np.testing.assert_allclose(result.last["parameters"], to_vector(module).numpy(), rtol=1e-4, atol=1e-6)
+    assert result.last.keys() == {"parameters", "first_moment", "second_moment"}
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9),
+        Adam(kind="dp-adam", step_size=SIZE),
+        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2),
+    ],
+    ids=lambda sampler: sampler.kind,
+)
+def test_two_stretches_carry_the_momentum_and_equal_one(records, sampler):
+    features, labels = records
+    plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12)
+    whole = run(plan, logistic(), features, labels, np.ones(12))
+    streams = ChainStreams(*[np.random.default_rng(seed) for seed in range(4)])
+    start = initial_slots(sampler, to_vector(logistic()))
+    for first_step, steps in ((0, 5), (5, 7)):
+        part = run_chain(
+            logistic(), features, labels, np.arange(40), plan=plan, noise_multipliers=np.ones(12), units=40,
+            first_step=first_step, steps=steps, start=start, streams=streams,
+        )  # fmt: skip
+        start = {name: torch.from_numpy(vector.copy()) for name, vector in part.last.items()}
+    assert part.last.keys() == whole.last.keys()
+    for name, vector in whole.last.items():
+        np.testing.assert_array_equal(part.last[name], vector)
+        assert vector.any()

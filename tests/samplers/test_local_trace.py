@@ -1,0 +1,166 @@
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from fl_dpbayes.gradients.clipping import ClippedSum
+from fl_dpbayes.gradients.loss import summed_cross_entropy
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.models.priors import log_prior
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStepSize, GaussianPrior
+from fl_dpbayes.protocol.task import MLPModel, Task
+from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.kernel import ChainState
+from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
+
+SIZE = ConstantStepSize(initial=0.1)
+SAMPLER = SGLD(step_size=SIZE, prior=GaussianPrior(scale=2.0))
+
+
+def state(*values):
+    return ChainState({"parameters": torch.tensor(values)}, 0)
+
+
+def clipped(count, units):
+    return ClippedSum(torch.zeros(2), count, units)
+
+
+def traced(steps, **more):
+    trace = LocalTrace(SAMPLER, 0.5, lambda parameters: float(parameters.sum()), **more)
+    for number in range(steps):
+        trace(number, state(float(number), 0.0), clipped(1, 4))
+    return trace
+
+
+def test_row_by_hand():
+    trace = LocalTrace(SAMPLER, 0.5, lambda parameters: -10.0 * float(parameters[0]))
+    trace(7, state(1.0, -3.0), clipped(3, 12))
+    (row,) = trace.rows
+    assert (row.step, row.units, row.clipped_fraction, row.log_likelihood) == (7, 12, 0.25, -10.0)
+    assert row.log_posterior == pytest.approx(-10.0 + 0.5 * norm.logpdf([1.0, -3.0], scale=2.0).sum(), rel=1e-6)
+
+
+def test_empty_batch_has_no_clipped_fraction():
+    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: 0.0)
+    trace(0, state(0.0), clipped(0, 0))
+    assert math.isnan(trace.rows[0].clipped_fraction)
+
+
+@pytest.mark.parametrize("max_rows", [2, 7, 10])
+@pytest.mark.parametrize("steps", [1, 10, 11, 57, 1000])
+def test_rows_are_bounded_and_even(max_rows, steps):
+    numbers = [row.step for row in traced(steps, max_rows=max_rows).rows]
+    assert len(numbers) <= max_rows
+    assert len(numbers) >= min(steps, max_rows // 2)
+    assert numbers[0] == 0
+    assert len(set(np.diff(numbers))) <= 1
+    if steps > 1:
+        # The end of the chain is in sight.
+        assert steps - numbers[-1] <= (numbers[1] if len(numbers) > 1 else steps)
+
+
+def test_likelihood_is_looked_at_only_for_rows_once_full():
+    calls = []
+    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: float(len(calls.append(1) or calls)), max_rows=10)
+    for number in range(10_000):
+        trace(number, state(0.0), clipped(0, 1))
+    assert len(calls) < 100
+
+
+def test_parameters_of_a_state_that_holds_more_are_the_plain_models():
+    seen = []
+    for sampler, vectors in (
+        (SGHMC(kind="dp-sghmc", step_size=SIZE), {"parameters": torch.ones(2), "momentum": torch.zeros(2)}),
+        (BayesByBackprop(kind="dp-bbp", step_size=SIZE), {"parameters": torch.tensor([1.0, 1.0, -3.0, -3.0])}),
+    ):
+        trace = LocalTrace(sampler, 1.0, lambda parameters: float(seen.append(parameters.tolist()) or 0.0))
+        trace(0, ChainState(vectors, 0), clipped(0, 1))
+    assert seen == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_file_holds_the_rows(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("old")
+    trace = traced(3)
+    trace.write_csv(path)
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [0, 1, 2]
+    assert [float(row["log_posterior"]) for row in rows] == [row.log_posterior for row in trace.rows]
+    assert list(rows[0]) == ["step", "units", "clipped_fraction", "log_likelihood", "log_posterior"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_estimate_is_exact_over_all_records_and_near_over_some():
+    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
+    generator = np.random.default_rng(0)
+    features = generator.standard_normal((400, 4)).astype(np.float32)
+    labels = generator.integers(0, 3, 400)
+    before = to_vector(module)
+    parameters = before + 0.3
+    exact = log_likelihood_estimate(module, features, labels, records=400, generator=generator)(parameters)
+    some = log_likelihood_estimate(module, features, labels, records=100, generator=generator)
+    assert torch.equal(to_vector(module), before)
+    other = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.3
+        losses = [
+            summed_cross_entropy(other(torch.from_numpy(features[i : i + 1])), torch.from_numpy(labels[i : i + 1]))
+            for i in range(400)
+        ]
+    assert exact == pytest.approx(-float(sum(losses)), rel=1e-5)
+    spread = 400 * np.std([float(loss) for loss in losses]) / math.sqrt(100)
+    assert abs(some(parameters) - exact) <= 4 * spread
+    assert some(parameters) == some(parameters)
+
+
+def test_no_records_have_no_likelihood():
+    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
+    empty = log_likelihood_estimate(
+        module, np.empty((0, 4), np.float32), np.empty(0, np.int64), records=9, generator=np.random.default_rng(0)
+    )
+    assert empty(to_vector(module)) == 0.0
+
+
+def test_log_posterior_rises_along_gradient_ascent():
+    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: -float((parameters - 1).square().sum()))
+    position = torch.zeros(2, requires_grad=True)
+    for number in range(20):
+        objective = -(position - 1).square().sum() + log_prior(SAMPLER.prior, position)
+        (gradient,) = torch.autograd.grad(objective, position)
+        position = (position + 0.1 * gradient).detach().requires_grad_()
+        trace(number, ChainState({"parameters": position.detach()}, number), clipped(0, 1))
+    values = [row.log_posterior for row in trace.rows]
+    assert (np.diff(values) > 0).all()
+
+
+def test_too_few_rows_are_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        traced(1, max_rows=1)
+
+
+def test_trace_of_a_chain_ends_at_its_last_state():
+    generator = np.random.default_rng(0)
+    features, labels = generator.standard_normal((40, 4)).astype(np.float32), generator.integers(0, 3, 40)
+    plan = TrainingPlan(
+        rounds=1, steps_per_round=15, burn_in=0, thinning=15, sampler=SAMPLER, chain_start="broadcast",
+        privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5, clip_norm=1.5),
+    )  # fmt: skip
+    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
+    likelihood = log_likelihood_estimate(module, features, labels, records=40, generator=generator)
+    trace = LocalTrace(SAMPLER, plan.prior_share, likelihood)
+    result = run_chain(
+        module, features, labels, np.arange(40), plan=plan, noise_multipliers=np.ones(15), units=40, first_step=0,
+        steps=15, start={"parameters": to_vector(module)}, on_step=trace,
+        streams=ChainStreams(*[np.random.default_rng(seed) for seed in range(4)]),
+    )  # fmt: skip
+    assert [row.step for row in trace.rows] == list(range(15))
+    assert trace.rows[-1].log_likelihood == likelihood(torch.from_numpy(result.last["parameters"]))
+    assert 0 < np.mean([row.clipped_fraction for row in trace.rows]) < 1
+    assert 10 < np.mean([row.units for row in trace.rows]) < 30
