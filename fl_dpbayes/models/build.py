@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.feature_map import feature_shape
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Model, Task
 
 
 def build_model(model: Model, task: Task, seed: int) -> nn.Module:
-    """Build a module (N, *input_shape) -> logits (N, classes) with repeatable initial parameters.
+    """Build a module (N, *model_input_shape) -> logits (N, classes) with repeatable initial parameters.
 
     Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in) (He et al. 2015, eq. 10); biases and the output layer
     are zero, so every model starts at the uniform prediction. torch's global generator is neither read nor moved.
@@ -58,12 +59,28 @@ def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     return parameter_shapes(_architecture(model, task))
 
 
+def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
+    """Return the shape of what a model sees of one record: the record's own, or that of its features.
+
+    Args:
+        model: its features, if it has any.
+        task: shape of a record.
+
+    Returns:
+        (D,) with features, else the task's shape.
+
+    Raises:
+        UserError: if records of this shape have no such features.
+    """
+    return task.input_shape if model.features is None else feature_shape(model.features, task.input_shape)
+
+
 def _architecture(model: Model, task: Task) -> nn.Module:
     # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
     with torch.device("meta"):
         match model:
             case LogisticModel():
-                return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(task.input_shape), task.classes))
+                return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(model_input_shape(model, task)), task.classes))
             case MLPModel():
                 return _mlp(model, task)
             case CNNModel():
@@ -71,7 +88,7 @@ def _architecture(model: Model, task: Task) -> nn.Module:
 
 
 def _mlp(model: MLPModel, task: Task) -> nn.Module:
-    widths = [math.prod(task.input_shape), *model.hidden]
+    widths = [math.prod(model_input_shape(model, task)), *model.hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fl_dpbayes.protocol.features import Features
 from fl_dpbayes.protocol.record import Record
 
 Width = Annotated[int, Field(gt=0, le=8192)]
@@ -17,16 +18,18 @@ class Task(Record):
 
 
 class LogisticModel(Record):
-    """Multinomial logistic regression on the flattened record."""
+    """Multinomial logistic regression on the flattened record, or on fixed features of it."""
 
     kind: Literal["logistic"] = "logistic"
+    features: Features | None = None
 
 
 class MLPModel(Record):
-    """Fully connected layers with ReLU between them, on the flattened record."""
+    """Fully connected layers with ReLU between them, on the flattened record, or on fixed features of it."""
 
     kind: Literal["mlp"] = "mlp"
     hidden: Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)] = (64,)
+    features: Features | None = None
 
 
 class CNNModel(Record):
@@ -36,6 +39,7 @@ class CNNModel(Record):
     channels: Annotated[tuple[Width, ...], Field(min_length=1, max_length=4)] = (16, 32)
     kernel_size: Literal[3, 5] = 3
     hidden: Width = 64
+    features: None = None
 
 
 Model = Annotated[LogisticModel | MLPModel | CNNModel, Field(discriminator="kind")]

@@ -1,0 +1,86 @@
+"""Features of a site's records on its own disk, so that they are computed once and not in every round.
+
+A cache file holds what was derived from records: it is as confidential as they are, is readable by its owner only, and
+never leaves the site.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.protocol.features import Features
+from fl_dpbayes.protocol.record import digest
+
+# Raise it when the code gives other features for the same record.
+VERSION = 1
+CHECKSUM_BYTES = 32
+
+Array = npt.NDArray[np.float32]
+
+
+def cached_features(folder: Path, features: Features, records: Array, compute: Callable[[Array], Array]) -> Array:
+    """Return the features of records, from the cache if they are there.
+
+    Processes that miss at the same time each compute and write; the last complete file stays.
+
+    Args:
+        folder: the site's cache folder; made if absent.
+        features: what is computed, part of the key.
+        records: float32, (N, *shape); their bytes are the other part of the key.
+        compute: records -> features, float32, (N, D).
+
+    Returns:
+        Features, (N, D), read-only, from a memory-mapped file.
+
+    Raises:
+        OSError: if the folder cannot be written.
+    """
+    path = folder / f"{_key(features, records)}.npy"
+    found = _read(path, len(records))
+    if found is not None:
+        return found
+    values = np.ascontiguousarray(compute(records), np.float32)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write(path, values)
+    stored = _read(path, len(records))
+    return values if stored is None else stored
+
+
+def _key(features: Features, records: Array) -> str:
+    hasher = hashlib.blake2b(f"{VERSION}|{digest(features)}|{records.shape}".encode(), digest_size=16)
+    hasher.update(np.ascontiguousarray(records, "<f4").data)
+    return hasher.hexdigest()
+
+
+def _read(path: Path, count: int) -> Array | None:
+    try:
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        with path.open("rb") as file:
+            file.seek(-CHECKSUM_BYTES, os.SEEK_END)
+            checksum = file.read()
+    except (OSError, ValueError, EOFError):
+        return None
+    fits = isinstance(stored, np.memmap) and stored.dtype == np.float32 and stored.ndim == 2 and len(stored) == count
+    return stored if fits and _checksum(stored) == checksum else None
+
+
+def _write(path: Path, values: Array) -> None:
+    # mkstemp makes the file readable by its owner only.
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            np.save(file, values, allow_pickle=False)
+            file.write(_checksum(values))
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _checksum(values: Array) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=CHECKSUM_BYTES).digest()

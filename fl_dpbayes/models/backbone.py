@@ -1,0 +1,132 @@
+"""A frozen torchvision network as a feature extractor, its weights from a local file or torchvision's own download."""
+
+import hashlib
+import pickle
+import zipfile
+from pathlib import Path
+from urllib.error import URLError
+
+import safetensors
+import safetensors.torch
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.features import BackboneFeatures
+
+# Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its weights.
+MEAN = (0.485, 0.456, 0.406)
+STANDARD_DEVIATION = (0.229, 0.224, 0.225)
+# Name of the layer that is left out, and how many features reach it.
+LAST_LAYER = {
+    "resnet18": ("fc", 512),
+    "resnet50": ("fc", 2048),
+    "efficientnet_b0": ("classifier", 1280),
+    "efficientnet_b1": ("classifier", 1280),
+}
+SUFFIXES = (".pth", ".pt", ".safetensors")
+
+
+class Backbone(nn.Module):
+    """Images (N, 1 or 3, H, W) in [0, 1] -> penultimate features (N, D) of a frozen network in evaluation mode.
+
+    A record's features depend on that record alone: batch normalisation uses its stored statistics.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, image_size: int) -> None:
+        """Wrap a network whose last layer was taken off."""
+        super().__init__()
+        self.network = network
+        self.image_size = image_size
+        self.register_buffer("mean", torch.tensor(MEAN)[:, None, None])
+        self.register_buffer("deviation", torch.tensor(STANDARD_DEVIATION)[:, None, None])
+        self.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Resize (bilinear, anti-aliased), repeat a grey channel three times, standardise, run the network."""
+        size = (self.image_size, self.image_size)
+        resized = interpolate(images, size=size, mode="bilinear", antialias=True)
+        return self.network((resized.expand(-1, 3, -1, -1) - self.mean) / self.deviation)
+
+
+def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
+    """Load a frozen backbone.
+
+    A request names weights by digest only, so it can make a site read nothing but a file which that site placed in the
+    folder. Pickled files are read in torch's weights-only mode, which runs no code.
+
+    Args:
+        features: architecture, digest of the weights and image size.
+        folder: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not needed for
+            torchvision's own download.
+
+    Returns:
+        The backbone, on the CPU, in evaluation mode.
+
+    Raises:
+        UserError: if no file has that digest, the file is no state of this architecture, or the download fails.
+    """
+    with torch.device("meta"):
+        network = torchvision.models.get_model(features.architecture, weights=None)
+    last_layer, _ = LAST_LAYER[features.architecture]
+    setattr(network, last_layer, nn.Identity())
+    state, origin = _downloaded_state(features) if features.weights is None else _stored_state(features.weights, folder)
+    body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
+    try:
+        network.load_state_dict({name: _as_float32(value) for name, value in body.items()}, strict=True, assign=True)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}; give a file of that "
+            "architecture, or correct features.architecture"
+        ) from None
+    return Backbone(network, features.image_size)
+
+
+def _as_float32(value: Tensor) -> Tensor:
+    return value.float() if value.is_floating_point() else value
+
+
+def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], str]:
+    weights = torchvision.models.get_model_weights(features.architecture).DEFAULT
+    try:
+        return weights.get_state_dict(progress=False, check_hash=True), weights.url
+    except (URLError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder as "
+            "backbone_folder, and give features.weights its SHA-256"
+        ) from None
+
+
+def _stored_state(digest: str, folder: Path | None) -> tuple[dict[str, Tensor], str]:
+    if folder is None:
+        raise UserError(
+            f"weights {digest[:12]}... are needed but no folder of weight files is known: set backbone_folder"
+        )
+    candidates = sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
+    path = next((path for path in candidates if _sha256(path) == digest), None)
+    if path is None:
+        raise UserError(
+            f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put it there, or "
+            "correct features.weights"
+        )
+    try:
+        if path.suffix == ".safetensors":
+            state = safetensors.torch.load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, safetensors.SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
+        raise UserError(f"{path} is not a file of weights alone: {str(error)[:300]}; save a plain state_dict") from None
+    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+        raise UserError(f"{path} is not a file of weights by name: save a plain state_dict")
+    return state, str(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,154 @@
+"""From a record to the fixed features that a model's head sees."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.backbone import LAST_LAYER, backbone
+from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
+from fl_dpbayes.models.stroke_projection import Projection, fit_projection
+from fl_dpbayes.protocol.features import BackboneFeatures, Features, ScatteringFeatures
+
+MAX_FEATURES = 100_000
+# Small passes keep the spectra of a scattering layer in a processor's cache: three times as fast as one large pass.
+SCATTERED_PIXELS_PER_PASS = 16_384
+IMAGES_PER_PASS = 32
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """A fixed map from records to feature vectors, each record by itself.
+
+    Attributes:
+        output_shape: (D,).
+        transform: a batch (N, channels, height, width) -> (N, D), on `device`.
+        records_per_pass: how many records are transformed at a time.
+        device: where it runs.
+    """
+
+    output_shape: tuple[int]
+    transform: Callable[[Tensor], Tensor]
+    records_per_pass: int
+    device: torch.device
+
+    def __call__(self, records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Map records to features.
+
+        Args:
+            records: float32, (N, *input_shape), pixels in [0, 1]; N may be 0.
+
+        Returns:
+            Float32, (N, D).
+        """
+        found = np.empty((len(records), *self.output_shape), np.float32)
+        for start in range(0, len(records), self.records_per_pass):
+            rows = slice(start, start + self.records_per_pass)
+            batch = torch.tensor(records[rows], device=self.device)
+            found[rows] = self.transform(batch).cpu().numpy()
+        return found
+
+
+def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
+    """Say how many features a record has, without computing any.
+
+    Args:
+        features: which features.
+        input_shape: of a record: (channels, height, width), channels 1 or 3.
+
+    Returns:
+        (D,).
+
+    Raises:
+        UserError: if the records are no images, are too small, or would have more than 100,000 features.
+    """
+    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+        raise UserError(
+            f"features of kind {features.kind!r} need images of shape (1 or 3, height, width), not records of shape "
+            f"{input_shape}: remove features from the model"
+        )
+    if isinstance(features, BackboneFeatures):
+        return (LAST_LAYER[features.architecture][1],)
+    channels, height, width = input_shape
+    smallest = 2 * 2**features.scales
+    if min(height, width) < smallest:
+        raise UserError(
+            f"features.scales = {features.scales} needs images of at least {smallest} x {smallest}, not {height} x "
+            f"{width}: lower features.scales"
+        )
+    count = channels * paths(features.scales, features.angles)
+    count *= sampled_size(height, features.scales) * sampled_size(width, features.scales)
+    if count > MAX_FEATURES:
+        raise UserError(
+            f"scattering gives {count} features for images of {height} x {width}, allowed are {MAX_FEATURES}: "
+            "use smaller images or fewer angles, or raise features.scales"
+        )
+    projection = features.projection
+    if projection is None:
+        return (count,)
+    if channels != 1 or height != width or projection.dimensions > count:
+        raise UserError(
+            f"features.projection keeps {projection.dimensions} of {count} features of square grey images, not of "
+            f"records of shape {input_shape}: lower dimensions, or remove projection"
+        )
+    return (projection.dimensions,)
+
+
+def feature_map(
+    features: Features,
+    input_shape: tuple[int, ...],
+    *,
+    backbone_folder: Path | None = None,
+    device: str | torch.device = "cpu",
+) -> FeatureMap:
+    """Prepare the map from records to features.
+
+    Args:
+        features: which features.
+        input_shape: of a record: (channels, height, width), channels 1 or 3.
+        backbone_folder: where weight files lie.
+        device: where it runs.
+
+    Returns:
+        The map.
+
+    Raises:
+        UserError: if the records cannot have such features, or a backbone's weights are missing or do not fit.
+    """
+    output_shape, device = feature_shape(features, input_shape), torch.device(device)
+    if isinstance(features, BackboneFeatures):
+        return FeatureMap(output_shape, backbone(features, backbone_folder).to(device), IMAGES_PER_PASS, device)
+    _, height, width = input_shape
+    records_per_pass = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
+    transform = _scattering_of_records(features, height, width, device)
+    if features.projection is None:
+        return FeatureMap(output_shape, transform, records_per_pass, device)
+    project = _projection(features, height, device)
+    return FeatureMap(output_shape, lambda records: project(transform(records)), records_per_pass, device)
+
+
+# Fitting takes half a minute and depends on public constants only: once per process is enough.
+@lru_cache(maxsize=2)
+def _projection(features: ScatteringFeatures, side: int, device: torch.device) -> Projection:
+    assert features.projection is not None
+    plain = features.model_copy(update={"projection": None})
+    transform = _scattering_of_records(plain, side, side, device)
+    return fit_projection(features.projection, side, transform, device)
+
+
+def _scattering_of_records(
+    features: ScatteringFeatures, height: int, width: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    transform = scattering(height, width, scales=features.scales, angles=features.angles, device=device)
+
+    def of_records(records: Tensor) -> Tensor:
+        # Each colour is an image of its own.
+        return normalised(transform(records.flatten(0, 1))).unflatten(0, records.shape[:2]).flatten(1)
+
+    return of_records

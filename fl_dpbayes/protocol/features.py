@@ -1,0 +1,45 @@
+"""Fixed features in front of a model's head: public constants of a federation, so they cost no privacy."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fl_dpbayes.protocol.record import Record
+
+
+class StrokeProjection(Record):
+    """Keep the `dimensions` that best tell made-up characters apart: `characters` pictures, each drawn `copies` times.
+
+    For square grey pictures of handwriting and the like. No record enters, so the map is public.
+    """
+
+    kind: Literal["strokes"] = "strokes"
+    dimensions: Annotated[int, Field(ge=1, le=600)] = 200
+    characters: Annotated[int, Field(ge=200, le=20_000)] = 3000
+    copies: Annotated[int, Field(ge=2, le=16)] = 4
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class ScatteringFeatures(Record):
+    """Scattering coefficients of orders 0 to 2: `scales` octaves, `angles` orientations; nothing is learned."""
+
+    kind: Literal["scattering"] = "scattering"
+    scales: Annotated[int, Field(ge=1, le=5)] = 2
+    angles: Literal[4, 8, 12, 16] = 8
+    projection: StrokeProjection | None = None
+
+
+class BackboneFeatures(Record):
+    """What a frozen torchvision network computes before its last layer, for images resized to a square.
+
+    `weights` is the SHA-256 of a weight file, which each site looks for in its own `backbone_folder`; null means
+    torchvision's own download. The weights must come from public data: those learned from patients would cost privacy.
+    """
+
+    kind: Literal["backbone"] = "backbone"
+    architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = "efficientnet_b1"
+    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    image_size: Annotated[int, Field(ge=32, le=512)] = 224
+
+
+Features = Annotated[ScatteringFeatures | BackboneFeatures, Field(discriminator="kind")]

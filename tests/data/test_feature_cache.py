@@ -1,0 +1,139 @@
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.data import feature_cache
+from fl_dpbayes.data.feature_cache import cached_features
+from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures
+
+FEATURES = ScatteringFeatures()
+
+
+class Doubling:
+    """Counts how often it is asked."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, records):
+        self.calls += 1
+        return 2 * records.reshape(len(records), -1)
+
+
+@pytest.fixture
+def records():
+    return np.random.default_rng(0).random((6, 1, 4, 5), dtype=np.float32)
+
+
+def only_file(folder):
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_features_are_computed_once(tmp_path, records):
+    compute = Doubling()
+    for _ in range(3):
+        found = cached_features(tmp_path / "new" / "cache", FEATURES, records, compute)
+        np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
+    assert compute.calls == 1
+    assert isinstance(found, np.memmap)
+    assert not found.flags.writeable
+
+
+def test_file_is_for_its_owner_only(tmp_path, records):
+    folder = tmp_path / "cache"
+    cached_features(folder, FEATURES, records, Doubling())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(only_file(folder).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("what", ["record", "order", "features", "shape", "version"])
+def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, what, monkeypatch):
+    compute = Doubling()
+    cached_features(tmp_path, FEATURES, records, compute)
+    features, changed = FEATURES, records.copy()
+    if what == "record":
+        changed[5, 0, 3, 4] = np.nextafter(changed[5, 0, 3, 4], np.float32(2))
+    elif what == "order":
+        changed = changed[::-1]
+    elif what == "shape":
+        changed = changed.reshape(6, 1, 5, 4)
+    elif what == "features":
+        features = BackboneFeatures()
+    else:
+        monkeypatch.setattr(feature_cache, "VERSION", 2)
+    found = cached_features(tmp_path, features, changed, compute)
+    np.testing.assert_array_equal(found, 2 * changed.reshape(6, 20))
+    assert compute.calls == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        content = content[:-40]
+    elif how == "empty":
+        content = b""
+    elif how == "no array":
+        content = b"something else entirely, longer than a checksum of thirty-two bytes"
+    elif how == "bit":
+        content[-100] ^= 1
+    elif how == "header":
+        content[0] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "no array", "bit", "header"])
+def test_a_damaged_file_is_computed_again(tmp_path, records, how):
+    compute = Doubling()
+    cached_features(tmp_path, FEATURES, records, compute)
+    damage(only_file(tmp_path), how)
+    for _ in range(2):
+        found = cached_features(tmp_path, FEATURES, records, compute)
+        np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
+    assert compute.calls == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_pickled_array_is_never_loaded(tmp_path, records):
+    cached_features(tmp_path, FEATURES, records, Doubling())
+    np.save(only_file(tmp_path), np.array([{"a": 1}] * 6), allow_pickle=True)
+    compute = Doubling()
+    cached_features(tmp_path, FEATURES, records, compute)
+    assert compute.calls == 1
+
+
+def test_writers_at_the_same_time_leave_one_whole_file(tmp_path, records):
+    barrier = Barrier(4)
+
+    def compute(array):
+        barrier.wait(timeout=30)
+        return 2 * array.reshape(len(array), -1)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: cached_features(tmp_path, FEATURES, records, compute), range(4)))
+    for array in found:
+        np.testing.assert_array_equal(array, 2 * records.reshape(6, 20))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_failed_computation_leaves_nothing(tmp_path, records, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(feature_cache.np, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        cached_features(tmp_path, FEATURES, records, Doubling())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_records_are_no_error(tmp_path):
+    compute = Doubling()
+    for _ in range(2):
+        assert cached_features(
+            tmp_path, FEATURES, np.empty((0, 1, 4, 5), np.float32), lambda r: np.empty((0, 20))
+        ).shape == (0, 20)
+    assert compute.calls == 0

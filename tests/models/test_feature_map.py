@@ -1,0 +1,87 @@
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from fl_dpbayes.data.mnist import mnist_records
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.feature_map import feature_map, feature_shape
+from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures
+
+
+def images(*shape):
+    return np.random.default_rng(0).random(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("features", "input_shape", "expected"),
+    [
+        (ScatteringFeatures(), (1, 28, 28), 3969),
+        (ScatteringFeatures(scales=3), (1, 28, 28), 217 * 9),
+        (ScatteringFeatures(angles=4), (3, 9, 12), 3 * 25 * 2 * 3),
+    ],
+)
+def test_shape_is_announced(features, input_shape, expected):
+    mapped = feature_map(features, input_shape)
+    assert feature_shape(features, input_shape) == mapped.output_shape == (expected,)
+    found = mapped(images(3, *input_shape))
+    assert found.shape == (3, expected)
+    assert found.dtype == np.float32
+    assert mapped(images(0, *input_shape)).shape == (0, expected)
+
+
+def test_records_are_independent_of_the_pass_they_are_in():
+    mapped = feature_map(ScatteringFeatures(), (1, 28, 28))
+    records = images(2 * mapped.records_per_pass + 1, 1, 28, 28)
+    together = mapped(records)
+    for rows in ([0], [len(records) - 1], [5, 3], list(range(len(records)))[::-1]):
+        np.testing.assert_allclose(mapped(records[rows]), together[rows], atol=1e-5)
+
+
+def test_each_colour_is_an_image_of_its_own():
+    records = images(4, 3, 16, 16)
+    in_colour = feature_map(ScatteringFeatures(), (3, 16, 16))(records).reshape(4, 3, -1)
+    grey = feature_map(ScatteringFeatures(), (1, 16, 16))
+    for channel in range(3):
+        np.testing.assert_allclose(in_colour[:, channel], grey(records[:, channel : channel + 1]), atol=1e-5)
+
+
+def test_records_may_be_read_only():
+    records = images(2, 1, 8, 8)
+    records.flags.writeable = False
+    assert np.isfinite(feature_map(ScatteringFeatures(), (1, 8, 8))(records)).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "input_shape", "message"),
+    [
+        (ScatteringFeatures(), (13,), "need images"),
+        (BackboneFeatures(), (28, 28), "need images"),
+        (ScatteringFeatures(), (2, 28, 28), "need images"),
+        (ScatteringFeatures(scales=3), (1, 8, 8), "at least 16 x 16"),
+        (ScatteringFeatures(scales=1, angles=16), (3, 256, 256), "allowed are 100000"),
+    ],
+)
+def test_records_that_have_no_such_features_are_refused(features, input_shape, message):
+    with pytest.raises(UserError, match=message):
+        feature_shape(features, input_shape)
+
+
+@pytest.mark.slow
+def test_linear_head_on_mnist():
+    folder = os.environ.get("FL_DPBAYES_DATA")
+    if not folder:
+        pytest.skip("FL_DPBAYES_DATA is not set: MNIST is not at hand")
+    chosen = mnist_records(Path(folder), "train").subset(np.random.default_rng(0).permutation(60_000)[:3000]).scaled()
+    features = feature_map(ScatteringFeatures(), (1, 28, 28))(chosen.features)
+    head = LogisticRegression(C=1e-3, max_iter=60, tol=1e-2).fit(features[:2000], chosen.labels[:2000])
+    assert head.score(features[2000:], chosen.labels[2000:]) > 0.95
+
+
+def test_global_generator_is_left_alone():
+    state = torch.get_rng_state()
+    feature_map(ScatteringFeatures(), (1, 8, 8))(images(2, 1, 8, 8))
+    assert torch.equal(torch.get_rng_state(), state)

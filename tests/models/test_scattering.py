@@ -1,0 +1,185 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
+
+
+def morlet(height, width, scale, angle, angles):
+    """The wavelet in space, made periodic, by its formula."""
+    deviation, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / angles
+    gaussian, wave = np.zeros((height, width)), np.zeros((height, width), complex)
+    for row, column in itertools.product(range(-3, 4), repeat=2):
+        y, x = np.arange(height)[:, None] + row * height, np.arange(width)[None, :] + column * width
+        along = x * math.cos(angle) + y * math.sin(angle)
+        across = slant * (y * math.cos(angle) - x * math.sin(angle))
+        bump = np.exp(-(along**2 + across**2) / (2 * deviation**2)) * slant / (2 * math.pi * deviation**2)
+        gaussian += bump
+        wave += bump * np.exp(1j * frequency * along)
+    return wave - gaussian * wave.sum() / gaussian.sum()
+
+
+def gaussian_average(height, width, deviation):
+    """The averaging filter in space, made periodic, by its formula."""
+    total = np.zeros((height, width))
+    for row, column in itertools.product(range(-3, 4), repeat=2):
+        y, x = np.arange(height)[:, None] + row * height, np.arange(width)[None, :] + column * width
+        total += np.exp(-(x**2 + y**2) / (2 * deviation**2))
+    return total / total.sum()
+
+
+def convolve(image, kernel, step):
+    """Periodic convolution by its definition, at every step-th pixel."""
+    height, width = image.shape
+    found = np.zeros((height // step, width // step), complex)
+    rows, columns = np.arange(height), np.arange(width)
+    for row, column in itertools.product(range(found.shape[0]), range(found.shape[1])):
+        turned = kernel[np.ix_((row * step - rows) % height, (column * step - columns) % width)]
+        found[row, column] = (turned * image).sum()
+    return found
+
+
+def direct_scattering(image, margins, scales, angles):
+    """Groups of coefficients as `Scattering` orders them, by slow sums in space."""
+    stride = 2**scales
+    padded = np.pad(image, margins, mode="reflect")
+
+    def average(layer, resolution):
+        kernel = gaussian_average(*layer.shape, 0.4 * 2 ** (scales - resolution))
+        return convolve(layer, kernel, stride >> resolution).real[1:-1, 1:-1]
+
+    def modulus(layer, scale, resolution):
+        wavelets = (morlet(*layer.shape, scale - resolution, math.pi * k / angles, angles) for k in range(angles))
+        return [np.abs(convolve(layer, wavelet, 2 ** (scale - resolution))) for wavelet in wavelets]
+
+    groups = [[average(padded, 0)]]
+    for first in range(scales):
+        layers = modulus(padded, first, 0)
+        groups.append([average(layer, first) for layer in layers])
+        for second in range(first + 1, scales):
+            deeper = [modulus(layer, second, first) for layer in layers]
+            groups.append([average(layer, second) for layer in itertools.chain(*deeper)])
+    return [np.stack(group) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scales", "margins"),
+    [
+        (8, 8, 1, ((2, 2), (2, 2))),
+        (8, 10, 2, ((4, 4), (3, 3))),
+        pytest.param(17, 16, 3, ((7, 8), (8, 8)), marks=pytest.mark.slow),
+    ],
+)
+def test_transform_is_the_direct_convolution_in_space(height, width, scales, margins):
+    images = np.random.default_rng(0).random((2, height, width))
+    transform = scattering(height, width, scales=scales, angles=4)
+    left, right, top, bottom = transform.padding
+    assert ((top, bottom), (left, right)) == margins
+    found = transform(torch.tensor(images, dtype=torch.float32))
+    for number, image in enumerate(images):
+        expected = direct_scattering(image, margins, scales, angles=4)
+        assert len(found) == len(expected)
+        for group, wanted in zip(found, expected, strict=True):
+            assert group[number].shape == wanted.shape
+            np.testing.assert_allclose(group[number].numpy(), wanted, atol=2e-6)
+
+
+@pytest.mark.parametrize(("scales", "angles", "size"), [(1, 4, 8), (2, 8, 28), (3, 8, 28), (2, 16, 17), (4, 4, 64)])
+def test_number_of_coefficients_is_as_announced(scales, angles, size):
+    groups = scattering(size, size, scales=scales, angles=angles)(torch.zeros(1, size, size))
+    assert sum(group.shape[1] for group in groups) == paths(scales, angles)
+    assert {group.shape[2:] for group in groups} == {(sampled_size(size, scales),) * 2}
+    assert paths(2, 8) == 81
+    assert sampled_size(28, 2) == 7
+
+
+def blob(row, column, size=64):
+    y, x = np.mgrid[:size, :size]
+    stripes = 1 + np.cos(0.9 * (x - column) + 0.5 * (y - row))
+    return torch.tensor(np.exp(-((x - column) ** 2 + (y - row) ** 2) / 50) * stripes, dtype=torch.float32)
+
+
+def test_small_translations_change_coefficients_less_than_pixels_and_wide_averages_less_still():
+    images = torch.stack([blob(32, 32), blob(32, 33), blob(33, 33)])
+    pixels = images.flatten(1)
+    of_pixels = (pixels[1:] - pixels[0]).norm(dim=1) / pixels[0].norm()
+    changes = []
+    for scales in (2, 3, 4):
+        found = torch.cat([group.flatten(1) for group in scattering(64, 64, scales=scales, angles=8)(images)[1:]], 1)
+        changes.append((found[1:] - found[0]).norm(dim=1) / found[0].norm())
+    assert (changes[0] < 0.5 * of_pixels).all()
+    assert (changes[1] < changes[0]).all()
+    assert (changes[2] < changes[1]).all()
+    assert (changes[2] < 0.2 * of_pixels).all()
+
+
+def energy(groups, scales):
+    return sum(4.0**scales * group.square().sum(dim=(1, 2, 3)) for group in groups)
+
+
+@pytest.mark.parametrize("angles", [4, 8, 16])
+def test_transform_expands_neither_energy_nor_distance(angles):
+    generator = torch.Generator().manual_seed(0)
+    first, second = torch.zeros(2, 20, 64, 64)
+    first[:, 16:48, 16:48] = torch.randn(20, 32, 32, generator=generator)
+    second[:, 16:48, 16:48] = torch.rand(20, 32, 32, generator=generator)
+    transform = scattering(64, 64, scales=2, angles=angles)
+    a, b = transform(first), transform(second)
+    difference = energy([x - y for x, y in zip(a, b, strict=True)], scales=2)
+    assert (difference <= (first - second).square().sum(dim=(1, 2))).all()
+    assert (energy(a, scales=2) <= first.square().sum(dim=(1, 2))).all()
+    assert (energy(b, scales=2) <= second.square().sum(dim=(1, 2))).all()
+    assert (energy(b, scales=2) >= 0.1 * second.square().sum(dim=(1, 2))).all()
+
+
+def test_a_constant_image_has_order_zero_only():
+    groups = scattering(28, 28, scales=2, angles=8)(torch.full((1, 28, 28), 0.7))
+    torch.testing.assert_close(groups[0], torch.full((1, 1, 7, 7), 0.7))
+    assert max(group.abs().max() for group in groups[1:]) < 1e-6
+
+
+def digits(count):
+    return torch.tensor(load_digits().images[:count] / 16, dtype=torch.float32)
+
+
+def test_features_of_a_record_do_not_depend_on_the_batch():
+    images = digits(40)
+    transform = scattering(8, 8, scales=2, angles=8)
+    together = normalised(transform(images))
+    alone = torch.cat([normalised(transform(image[None])) for image in images])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+    disturbed = torch.cat([images[:20], 1e6 * torch.ones(20, 8, 8)])
+    torch.testing.assert_close(normalised(transform(disturbed))[:20], together[:20], atol=1e-5, rtol=0)
+    reordered = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(normalised(transform(images[reordered])), together[reordered], atol=1e-5, rtol=0)
+
+
+def test_transform_is_repeatable_and_leaves_the_global_generator_alone():
+    images, state = digits(10), torch.get_rng_state()
+    runs = [normalised(scattering(8, 8, scales=2, angles=8)(images)) for _ in range(2)]
+    assert torch.equal(*runs)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_normalised_groups_have_mean_zero_and_at_most_unit_variance():
+    groups = scattering(8, 8, scales=2, angles=8)(digits(5))
+    features = normalised(groups)
+    assert features.shape == (5, 324)
+    # Order 0 is one path of 2 x 2 positions; then groups of four paths.
+    pieces = [features[:, :4], *features[:, 4:].split(16, dim=1)]
+    assert len(pieces) == 1 + 2 + 16 + 2
+    raw = torch.cat([group.flatten(1) for group in groups], 1)
+    raw_pieces = [raw[:, :4], *raw[:, 4:].split(16, dim=1)]
+    for piece, before in zip(pieces, raw_pieces, strict=True):
+        assert piece.mean(1).abs().max() < 1e-5
+        variance = before.var(1, unbiased=False)
+        torch.testing.assert_close(piece.var(1, unbiased=False), variance / (variance + 1e-4), atol=1e-4, rtol=1e-3)
+
+
+def test_an_empty_image_gives_zeros():
+    features = normalised(scattering(28, 28, scales=2, angles=8)(torch.zeros(1, 28, 28)))
+    assert torch.equal(features, torch.zeros(1, 3969))
