@@ -1,0 +1,171 @@
+"""The sites' samples as float64 matrices, one site in memory at a time.
+
+Sites are taken in the order of their names, so that a rule does not depend on the order in which replies came. A
+mapping that reads its values from disk is never held whole.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.aggregation.alignment import unaligned_units
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import Arrays
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One site's draws.
+
+    Attributes:
+        site: name of the site.
+        draws: shape (M, d), M >= 1.
+        weights: weight of each draw, summing to 1, shape (M,).
+        temperatures: temperature of each draw, >= 0, shape (M,).
+        warnings: what a rule that averages weights should say about this site.
+    """
+
+    site: str
+    draws: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
+    temperatures: npt.NDArray[np.float64]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        """Weighted mean of the draws, shape (d,)."""
+        return self.weights @ self.draws
+
+
+def chains(site_samples: Mapping[str, PosteriorSamples]) -> Iterator[Chain]:
+    """Yield the chain of each site that sent a sample, in the order of names.
+
+    Args:
+        site_samples: site -> samples of the same model.
+
+    Yields:
+        Chains; each warns where its hidden units match those of the first site better in another order.
+
+    Raises:
+        ValueError: if no site sent a sample, or names or shapes differ between sites.
+    """
+    shapes = sample_shapes(site_samples)
+    reference: tuple[str, npt.NDArray[np.float64]] | None = None
+    for site in sorted(site_samples):
+        samples = site_samples[site]
+        if not len(samples):
+            continue
+        weights = np.asarray(samples.weights, np.float64)
+        chain = Chain(
+            site=site,
+            draws=_flatten(site, samples.arrays, shapes),
+            weights=weights / weights.sum(),
+            temperatures=np.asarray(samples.temperatures, np.float64),
+        )
+        if reference is None:
+            reference = (site, chain.mean)
+        else:
+            chain = replace(chain, warnings=_alignment_warnings(reference, chain, shapes))
+        yield chain
+
+
+def at_unit_temperature(chain: Chain) -> Chain:
+    """Rescale draws of a tempered posterior to temperature 1.
+
+    A Gaussian posterior with covariance S has covariance T S at temperature T, so
+    w_t <- m + (w_t - m) / sqrt(T_t), m the chain's mean, which stays. T_t is a public constant. A site with a draw at
+    temperature 0 is left as it is, with a warning: its spread is not that of a tempered posterior.
+
+    Args:
+        chain: draws at the temperatures that it states.
+
+    Returns:
+        The chain at temperature 1.
+    """
+    temperatures = chain.temperatures
+    if (temperatures == 1).all():
+        return chain
+    if not (temperatures > 0).all():
+        text = (
+            f"site {chain.site!r} has samples at temperature 0: the spread of its samples is used uncorrected, and is "
+            "that of its posterior only by chance"
+        )
+        return replace(chain, warnings=(*chain.warnings, text))
+    mean = chain.mean
+    deviations = (chain.draws - mean) / np.sqrt(temperatures)[:, np.newaxis]
+    # Unequal temperatures inside a chain would otherwise move its mean by a part of the sampling error.
+    deviations -= chain.weights @ deviations
+    return replace(chain, draws=mean + deviations, temperatures=np.ones_like(temperatures))
+
+
+def sample_shapes(site_samples: Mapping[str, PosteriorSamples]) -> Shapes:
+    """Return the shape of each parameter, from the first site by name that sent a sample.
+
+    Raises:
+        ValueError: if no site sent a sample.
+    """
+    for site in sorted(site_samples):
+        samples = site_samples[site]
+        if len(samples):
+            return {name: tuple(array.shape[1:]) for name, array in samples.arrays.items()}
+    raise ValueError("no site sent a sample")
+
+
+def flatten_state(state: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> npt.NDArray[np.float64]:
+    """Join a model's arrays into one vector.
+
+    Args:
+        state: parameter name -> array of that parameter's shape.
+        shapes: parameter name -> shape, in the order of the vector.
+
+    Returns:
+        Vector of shape (d,).
+
+    Raises:
+        ValueError: if names or shapes differ.
+    """
+    return _flatten("the server", {name: array[np.newaxis] for name, array in state.items()}, shapes)[0]
+
+
+def unflatten(draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Split a matrix (M, d) into float32 arrays (M, *shape), the inverse of joining them.
+
+    Args:
+        draws: shape (M, d).
+        shapes: parameter name -> shape, in the order of the columns.
+
+    Returns:
+        Parameter name -> float32 array.
+    """
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    parts = np.split(draws, ends[:-1], axis=1)
+    return {
+        name: part.astype(np.float32).reshape((len(draws), *shape))
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
+
+
+def _flatten(
+    owner: str, arrays: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]
+) -> npt.NDArray[np.float64]:
+    found = {name: tuple(array.shape[1:]) for name, array in arrays.items()}
+    if found != dict(shapes):
+        raise ValueError(f"the arrays of {owner!r} have other names or shapes than those of the first site")
+    rows = [np.asarray(arrays[name], np.float64).reshape(len(arrays[name]), -1) for name in shapes]
+    return np.concatenate(rows, axis=1)
+
+
+def _alignment_warnings(
+    reference: tuple[str, npt.NDArray[np.float64]], chain: Chain, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[str, ...]:
+    first, mean = reference
+    return tuple(
+        f"the units of {name!r} at site {chain.site!r} match those at {first!r} better in another order: the sites "
+        "started from different weights or have swapped hidden units, so averaging weights mixes unlike units"
+        for name in unaligned_units(mean, chain.mean, shapes)
+    )

@@ -1,0 +1,128 @@
+"""Partitioned variational inference: q(w) = p(w) prod_k t_k(w), refined one site factor at a time or all at once.
+
+Convention A in effect: each site samples p(D_k|w) times the cavity q(w) / t_k(w), so that its factor t_k is its
+likelihood alone and precisions add. The factors are functions of released samples, so the server can keep them and the
+sites stay stateless. Draws are brought to temperature 1 by the sites' public temperatures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fl_dpbayes.aggregation.chains import at_unit_temperature, chains
+from fl_dpbayes.aggregation.natural import NaturalGaussian, positive_part
+from fl_dpbayes.aggregation.precision import diagonal_gaussian
+from fl_dpbayes.posterior.samples import PosteriorSamples
+
+
+@dataclass(frozen=True)
+class PVIState:
+    """What the server keeps between rounds.
+
+    Attributes:
+        prior: p(w).
+        factors: site -> t_k(w); a site that is absent has t_k = 1.
+        warnings: what the last update had to correct.
+    """
+
+    prior: NaturalGaussian
+    factors: Mapping[str, NaturalGaussian] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def posterior(self) -> NaturalGaussian:
+        """The global approximation q(w) = p(w) prod_k t_k(w)."""
+        total = self.prior
+        for site in sorted(self.factors):
+            total = total + self.factors[site]
+        return total
+
+    def cavity(self, site: str) -> NaturalGaussian:
+        """Return q(w) / t_k(w), the prior that the site's next chain must use."""
+        total = self.prior
+        for other in sorted(self.factors):
+            if other != site:
+                total = total + self.factors[other]
+        return total
+
+
+def damped_factor(
+    factor: NaturalGaussian, new_posterior: NaturalGaussian, posterior: NaturalGaussian, damping: float
+) -> NaturalGaussian:
+    """Return the site's new factor, t_k <- t_k (q_new / q)^rho; in natural parameters lambda_k + rho (new - old).
+
+    Args:
+        factor: t_k.
+        new_posterior: the site's q_new, its cavity times its likelihood.
+        posterior: the global q that its request carried.
+        damping: rho in (0, 1]; 1 replaces the factor at once, 1/K is safe where all sites update together.
+
+    Returns:
+        The new factor, whose precision need not be positive.
+
+    References:
+        Ashman et al. 2022, "Partitioned variational inference: a framework for probabilistic federated learning";
+        Heikkila et al. 2023, "Differentially private partitioned variational inference".
+    """
+    return factor + (new_posterior - posterior).power(damping)
+
+
+def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, damping: float) -> PVIState:
+    """Update the factors of the sites that answered; all their answers refer to the same global q.
+
+    With conjugate sites the precision after R rounds is L_0 + (1 - (1 - rho)^R) sum_k H_k: two rounds at rho = 0.4 have
+    used 64 % of the evidence.
+
+    Args:
+        state: the state that the requests carried.
+        new_posteriors: site -> q_new; a site that is absent keeps its factor.
+        damping: rho in (0, 1].
+
+    Returns:
+        The new state. A factor with a negative precision would make a cavity improper: it is dropped in those
+        directions, with a warning.
+
+    Raises:
+        ValueError: if the damping is outside (0, 1].
+
+    References:
+        As `damped_factor`.
+    """
+    if not 0 < damping <= 1:
+        raise ValueError(f"damping is {damping}: it must be above 0 and at most 1")
+    posterior = state.posterior
+    factors, warnings = dict(state.factors), []
+    for site in sorted(new_posteriors):
+        nothing = state.prior.power(0)
+        changed = damped_factor(state.factors.get(site, nothing), new_posteriors[site], posterior, damping)
+        factors[site], dropped = positive_part(changed)
+        if dropped:
+            warnings.append(
+                f"the factor of site {site!r} has a negative precision in {dropped} of {len(changed.precision_mean)} "
+                "directions and is dropped there: lower the damping factor or send more samples"
+            )
+    return PVIState(state.prior, factors, tuple(warnings))
+
+
+def update_from_samples(state: PVIState, site_samples: Mapping[str, PosteriorSamples], *, damping: float) -> PVIState:
+    """Update the factors by diagonal Gaussians fitted to the sites' samples, as `update`.
+
+    Args:
+        state: the state that the requests carried, with a diagonal prior.
+        site_samples: site -> at least 5 samples of p(D_k|w) times the site's cavity.
+        damping: rho in (0, 1].
+
+    Returns:
+        The new state, with the warnings of the samples too.
+
+    Raises:
+        ValueError: if a site has too few samples, or the damping is outside (0, 1].
+
+    References:
+        As `damped_factor`.
+    """
+    new_posteriors, warnings = {}, list[str]()
+    for chain in map(at_unit_temperature, chains(site_samples)):
+        new_posteriors[chain.site], found = diagonal_gaussian(chain)
+        warnings += [*chain.warnings, *found]
+    updated = update(state, new_posteriors, damping=damping)
+    return PVIState(updated.prior, updated.factors, (*warnings, *updated.warnings))

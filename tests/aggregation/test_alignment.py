@@ -1,0 +1,132 @@
+"""Permuting one site's hidden units: predictions of the site stay, averages of weights do not."""
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.aggregation import barycenters, consensus, fedavg, fedbe, fedpa, mixture, predbayes, product
+from fl_dpbayes.aggregation import product_low_rank as low_rank
+from fl_dpbayes.aggregation.alignment import unaligned_units
+from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.task import CNNModel, MLPModel, Task
+
+HIDDEN = 12
+MODULE = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(5,), classes=3), seed=0)
+NAMES = list(vector_to_arrays(to_vector(MODULE), MODULE))
+FEATURES = np.random.default_rng(9).normal(size=(40, 5)).astype(np.float32)
+WEIGHTS = {"a": 0.2, "b": 0.3, "c": 0.5}
+
+
+def site_samples(seed, spread=0.1):
+    start = vector_to_arrays(to_vector(MODULE), MODULE)
+    generator = np.random.default_rng(seed)
+    arrays = {
+        name: (value + generator.normal(scale=spread, size=(12, *value.shape))).astype(np.float32)
+        for name, value in start.items()
+    }
+    return PosteriorSamples(arrays, np.ones(12), np.ones(12))
+
+
+def permuted(samples):
+    order = np.random.default_rng(7).permutation(HIDDEN)
+    first, bias, second, last = NAMES
+    arrays = {
+        first: samples.arrays[first][:, order],
+        bias: samples.arrays[bias][:, order],
+        second: samples.arrays[second][:, :, order],
+        last: samples.arrays[last],
+    }
+    return PosteriorSamples(arrays, samples.weights, samples.temperatures)
+
+
+@pytest.fixture(scope="module")
+def sites():
+    return {name: site_samples(seed) for seed, name in enumerate("abc")}
+
+
+@pytest.fixture(scope="module")
+def swapped(sites):
+    return sites | {"b": permuted(sites["b"])}
+
+
+def predictions(samples):
+    return np.stack([predictive_probabilities(MODULE, s.arrays, s.weights, FEATURES) for s in samples.values()])
+
+
+def generator():
+    return np.random.default_rng(1)
+
+
+def pvi(samples):
+    size = sum(array[0].size for array in samples["a"].arrays.values())
+    return update_from_samples(PVIState(NaturalGaussian(np.ones(size), np.zeros(size))), samples, damping=0.5)
+
+
+START = vector_to_arrays(to_vector(MODULE), MODULE)
+PRIOR = {"prior_scale": 1.0, "prior_share": 1 / 3}
+WEIGHT_SPACE = {
+    "fedavg": lambda s: fedavg.combine(s, WEIGHTS),
+    "fedbe": lambda s: fedbe.combine(s, WEIGHTS, draws=2, spread=1.0, generator=generator()),
+    "consensus-diagonal": lambda s: consensus.combine_diagonal(s, prior_share=1 / 3, draws=12, generator=generator()),
+    "consensus-uniform": lambda s: consensus.combine_uniform(s, prior_share=1 / 3, draws=12, generator=generator()),
+    "product-diagonal": lambda s: product.combine_diagonal(s, **PRIOR, draws=12, generator=generator()),
+    "product-low-rank": lambda s: low_rank.combine(s, **PRIOR, draws=12, generator=generator()),
+    "fedpa": lambda s: fedpa.combine(START, s, WEIGHTS, shrinkage=1.0, prior_scale=1.0, learning_rate=0.1),
+    "wasserstein": lambda s: barycenters.combine_wasserstein(s, WEIGHTS, draws=12, generator=generator()),
+    "reverse-kl": lambda s: barycenters.combine_reverse_kl(s, WEIGHTS, draws=12, generator=generator()),
+}
+
+
+def test_mixture_and_predbayes_predictions_do_not_change(sites, swapped):
+    one, other = mixture.combine(sites, WEIGHTS), mixture.combine(swapped, WEIGHTS)
+    np.testing.assert_allclose(
+        predictive_probabilities(MODULE, other.arrays, other.weights, FEATURES),
+        predictive_probabilities(MODULE, one.arrays, one.weights, FEATURES),
+        atol=1e-6,
+    )
+    for beta in (0.0, 0.5, 1.0):
+        np.testing.assert_allclose(
+            predbayes.combine(predictions(swapped), beta=beta),
+            predbayes.combine(predictions(sites), beta=beta),
+            atol=1e-6,
+        )
+
+
+@pytest.mark.parametrize("rule", WEIGHT_SPACE.values(), ids=WEIGHT_SPACE.keys())
+def test_weight_space_rules_change_and_warn(sites, swapped, rule):
+    aligned, mixed = rule(sites), rule(swapped)
+    assert not any("another order" in text for text in aligned.warnings)
+    (text,) = [text for text in mixed.warnings if "another order" in text]
+    assert f"{NAMES[0]!r} at site 'b'" in text
+    change = np.abs(
+        predictive_probabilities(MODULE, mixed.samples.arrays, mixed.samples.weights, FEATURES)
+        - predictive_probabilities(MODULE, aligned.samples.arrays, aligned.samples.weights, FEATURES)
+    )
+    assert change.max() > 1e-3
+
+
+def test_pvi_warns(sites, swapped):
+    assert not any("another order" in text for text in pvi(sites).warnings)
+    assert any("another order" in text for text in pvi(swapped).warnings)
+
+
+def test_filters_of_a_convolution_are_units():
+    module = build_model(CNNModel(), Task(input_shape=(1, 12, 12), classes=2), seed=1)
+    arrays = vector_to_arrays(to_vector(module), module)
+    shapes = {name: array.shape for name, array in arrays.items()}
+    name = next(name for name, shape in shapes.items() if len(shape) == 4)
+    rolled = arrays | {name: np.roll(arrays[name], 1, axis=0)}
+    first, second = (np.concatenate([a.reshape(-1) for a in given.values()]) for given in (arrays, rolled))
+    assert unaligned_units(first, second, shapes) == (name,)
+    assert unaligned_units(first, first, shapes) == ()
+
+
+def test_independent_starts_in_a_wide_layer_need_not_match():
+    # In many dimensions no other order of independent units is much better: nothing is claimed.
+    generator = np.random.default_rng(3)
+    shapes = {"0.weight": (20, 200)}
+    assert unaligned_units(generator.normal(size=4000), generator.normal(size=4000), shapes) == ()

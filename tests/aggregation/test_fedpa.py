@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.aggregation.fedpa import combine, site_delta
+
+
+def dense_delta(start, draws, shrinkage, prior_scale):
+    count = len(draws)
+    mixing = 1 / (1 + (count - 1) * shrinkage)
+    covariance = np.cov(draws.T).reshape(len(start), len(start)) / prior_scale**2
+    return np.linalg.solve(mixing * np.eye(len(start)) + (1 - mixing) * covariance, start - draws.mean(axis=0))
+
+
+def streaming_delta(start, draws, shrinkage):
+    """The paper's dynamic programme, in prior standard deviations of 1."""
+    mean = draws[0].copy()
+    delta = start - draws[0]
+    vectors, products = [], []
+    for t in range(2, len(draws) + 1):
+        u = draws[t - 1] - mean
+        v = u.copy()
+        for k, (vector, product) in enumerate(zip(vectors, products, strict=True), start=2):
+            gain = shrinkage * (k - 1) / k
+            v -= gain * (vector @ u) / (1 + gain * product) * vector
+        gain = shrinkage * (t - 1) / t
+        delta = delta - (1 + gain * (t * (u @ delta) - u @ v) / (1 + gain * (u @ v))) * v / t
+        vectors.append(v)
+        products.append(u @ v)
+        mean = mean + u / t
+    return delta * (1 + (len(draws) - 1) * shrinkage)
+
+
+def equal(count):
+    return np.full(count, 1 / count)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    dimension=st.integers(1, 12),
+    count=st.integers(2, 9),
+    shrinkage=st.sampled_from([0.01, 0.4, 3.0, 100.0]),
+    scale=st.sampled_from([0.1, 1.0, 5.0]),
+)
+def test_woodbury_equals_dense_solve_and_dynamic_programme_property(seed, dimension, count, shrinkage, scale):
+    generator = np.random.default_rng(seed)
+    start, draws = generator.normal(size=dimension), generator.normal(size=(count, dimension))
+    found = site_delta(start, draws, equal(count), shrinkage=shrinkage, prior_scale=scale)
+    size = max(1.0, np.abs(found).max())
+    np.testing.assert_allclose(found, dense_delta(start, draws, shrinkage, scale), rtol=0, atol=1e-9 * size)
+    if scale == 1.0:
+        np.testing.assert_allclose(found, streaming_delta(start, draws, shrinkage), rtol=0, atol=1e-9 * size)
+
+
+def test_no_shrinkage_gives_fedavgs_delta_limit():
+    generator = np.random.default_rng(0)
+    start, draws = generator.normal(size=5), generator.normal(size=(6, 5))
+    fedavg = start - draws.mean(axis=0)
+    zero = site_delta(start, draws, equal(6), shrinkage=0.0, prior_scale=1.0)
+    np.testing.assert_allclose(zero, fedavg, rtol=1e-14)
+    near = site_delta(start, draws, equal(6), shrinkage=1e-9, prior_scale=1.0)
+    np.testing.assert_allclose(near, fedavg, atol=1e-7)
+
+
+def test_units_of_the_parameters_do_not_matter_property():
+    # Measured in prior standard deviations, a change of units changes nothing.
+    generator = np.random.default_rng(1)
+    start, draws = generator.normal(size=4), generator.normal(size=(5, 4))
+    one = site_delta(start, draws, equal(5), shrinkage=2.0, prior_scale=1.0)
+    thousand = site_delta(1000 * start, 1000 * draws, equal(5), shrinkage=2.0, prior_scale=1000.0)
+    np.testing.assert_allclose(thousand, 1000 * one, rtol=1e-12)
+
+
+def test_repeated_draws_weigh_like_weights():
+    generator = np.random.default_rng(2)
+    start, draws = generator.normal(size=3), generator.normal(size=(4, 3))
+    weights = np.array([0.1, 0.2, 0.3, 0.4])
+    size = 1 / (weights**2).sum()
+    mixing = 1 / (1 + (size - 1) * 0.7)
+    covariance = np.cov(draws.T, aweights=weights)
+    expected = np.linalg.solve(mixing * np.eye(3) + (1 - mixing) * covariance, start - weights @ draws)
+    np.testing.assert_allclose(site_delta(start, draws, weights, shrinkage=0.7, prior_scale=1.0), expected, rtol=1e-10)
+
+
+def fixed_point(samples, weights, shrinkage, scale):
+    # The step is affine in the state: solve for the state that it does not move.
+    def step(state):
+        total = sum(
+            weights[s] * site_delta(state, p.arrays["w"], equal(len(p)), shrinkage=shrinkage, prior_scale=scale)
+            for s, p in samples.items()
+        )
+        return total / sum(weights.values())
+
+    base = step(np.zeros(3))
+    matrix = np.stack([step(row) - base for row in np.eye(3)], axis=1)
+    return np.linalg.solve(matrix, -base)
+
+
+@pytest.mark.parametrize("convention", ["A", "B"])
+def test_fixed_point_is_the_posterior_mean(linear_gaussian, exact_samples, convention):
+    total = {"a": 12, "b": 30, "c": 60, "d": 150}
+    shares = {s: n / 252 for s, n in total.items()}
+    samples = {
+        s: exact_samples(
+            linear_gaussian.moments(s, 0.25) if convention == "A" else linear_gaussian.moments(s, 1.0, 1 / shares[s]), 8
+        )
+        for s in linear_gaussian.sites
+    }
+    weights = dict.fromkeys(total, 1.0) if convention == "A" else shares
+    exact, scale = linear_gaussian.posterior[0], linear_gaussian.prior_scale
+    covariances = {s: np.cov(p.arrays["w"].T) for s, p in samples.items()}
+    means = {s: p.arrays["w"].mean(axis=0) for s, p in samples.items()}
+
+    def shrunk_fixed_point(mixing):
+        precisions = {
+            s: weights[s] * np.linalg.inv(mixing * scale**2 * np.eye(3) + (1 - mixing) * c)
+            for s, c in covariances.items()
+        }
+        return np.linalg.solve(sum(precisions.values()), sum(precisions[s] @ means[s] for s in samples))
+
+    # Without the identity's share it is the posterior mean; with it, ours is the same fixed point.
+    np.testing.assert_allclose(shrunk_fixed_point(0.0), exact, rtol=0, atol=1e-10)
+    for shrinkage in (0.1, 10.0, 1e4):
+        found = fixed_point(samples, weights, shrinkage, scale)
+        np.testing.assert_allclose(found, shrunk_fixed_point(1 / (1 + 7 * shrinkage)), rtol=0, atol=1e-10)
+    coarse, fine = (np.abs(fixed_point(samples, weights, rho, scale) - exact).max() for rho in (1e5, 1e7))
+    assert coarse > 50 * fine
+    # Less weight on the sample covariance falls back to FedAvg's point.
+    average = sum(weights[s] * means[s] for s in samples) / sum(weights.values())
+    small = fixed_point(samples, weights, 1e-9, linear_gaussian.prior_scale)
+    np.testing.assert_allclose(small, average, atol=1e-6)
+    assert np.abs(average - exact).max() > 0.05
+
+
+def test_steps_converge_to_the_fixed_point(linear_gaussian, exact_samples):
+    samples = {s: exact_samples(linear_gaussian.moments(s, 0.25), 8, temperature=2.0) for s in linear_gaussian.sites}
+    cold = {s: exact_samples(linear_gaussian.moments(s, 0.25), 8) for s in linear_gaussian.sites}
+    weights = dict.fromkeys(samples, 1.0)
+    state = {"w": np.zeros(3)}
+    for _ in range(400):
+        aggregate = combine(
+            state, samples, weights, shrinkage=1.0, prior_scale=linear_gaussian.prior_scale, learning_rate=0.2
+        )
+        state = {"w": aggregate.samples.arrays["w"][0]}
+    expected = fixed_point(cold, weights, 1.0, linear_gaussian.prior_scale)
+    np.testing.assert_allclose(state["w"], expected, atol=1e-5)
+    assert aggregate.samples.temperatures.tolist() == [0.0]
+
+
+def test_fedavg_step_and_one_sample_warning(as_samples):
+    samples = {"a": as_samples(np.array([[1.0, 2.0, 3.0]])), "b": as_samples(np.array([[3.0, 2.0, 1.0]]))}
+    aggregate = combine(
+        {"w": np.zeros(3)}, samples, {"a": 1.0, "b": 3.0}, shrinkage=1.0, prior_scale=1.0, learning_rate=1.0
+    )
+    np.testing.assert_allclose(aggregate.samples.arrays["w"], [[2.5, 2.0, 1.5]])
+    assert sum("sent one sample" in text for text in aggregate.warnings) == 2
+
+
+@pytest.mark.parametrize(("shrinkage", "scale", "rate"), [(-1, 1, 1), (1, np.inf, 1), (1, 0, 1), (1, 1, 0)])
+def test_constants_out_of_range_are_refused(as_samples, shrinkage, scale, rate):
+    with pytest.raises(ValueError, match="FedPA needs"):
+        combine(
+            {"w": np.zeros(3)},
+            {"a": as_samples(np.ones((2, 3)))},
+            {"a": 1.0},
+            shrinkage=shrinkage,
+            prior_scale=scale,
+            learning_rate=rate,
+        )
+
+
+def test_order_of_sites_does_not_matter(linear_gaussian, exact_samples):
+    samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 8) for s in linear_gaussian.sites}
+    one, other = (
+        combine(
+            {"w": np.zeros(3)}, given, dict.fromkeys("abcd", 1.0), shrinkage=1.0, prior_scale=1.0, learning_rate=0.1
+        ).samples.arrays["w"]
+        for given in (samples, dict(reversed(samples.items())))
+    )
+    np.testing.assert_array_equal(one, other)

@@ -1,0 +1,41 @@
+import numpy as np
+
+from fl_dpbayes.aggregation.mixture import combine
+
+
+def test_width_is_the_law_of_total_variance_and_not_the_posteriors(
+    linear_gaussian, random_samples, assert_within_standard_errors
+):
+    generator = np.random.default_rng(0)
+    weights = dict(zip(linear_gaussian.sites, (0.1, 0.2, 0.3, 0.4), strict=True))
+    moments = {s: linear_gaussian.moments(s, 1.0) for s in linear_gaussian.sites}
+    centre = sum(weights[s] * mean for s, (mean, _) in moments.items())
+    total = sum(weights[s] * (cov + np.outer(mean - centre, mean - centre)) for s, (mean, cov) in moments.items())
+    means, covariances = [], []
+    for _ in range(30):
+        samples = {s: random_samples(m, 400, generator) for s, m in moments.items()}
+        mixture = combine(samples, weights)
+        draws, shares = mixture.arrays["w"], mixture.weights
+        assert abs(shares.sum() - 1) < 1e-12
+        means.append(shares @ draws)
+        covariances.append((draws - centre).T * shares @ (draws - centre))
+    assert_within_standard_errors(means, centre)
+    assert_within_standard_errors(covariances, total)
+    assert np.trace(total) > 10 * np.trace(linear_gaussian.posterior[1])
+
+
+def test_it_does_not_sharpen_as_sites_are_added(linear_gaussian, exact_samples):
+    # Four copies of one site: the posterior given all records would be four times as precise.
+    samples = exact_samples(linear_gaussian.moments("b", 1.0), 50)
+    mixture = combine(dict.fromkeys("abcd", samples), dict.fromkeys("abcd", 1.0))
+    np.testing.assert_allclose(
+        np.cov(mixture.arrays["w"].T, aweights=mixture.weights, ddof=0), np.cov(samples.arrays["w"].T, ddof=0)
+    )
+
+
+def test_one_site_and_order(linear_gaussian, exact_samples):
+    samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 10) for s in "ab"}
+    alone = combine({"b": samples["b"]}, {"b": 3.0})
+    np.testing.assert_array_equal(alone.arrays["w"], samples["b"].arrays["w"])
+    one, other = (combine(given, {"a": 1.0, "b": 3.0}) for given in (samples, dict(reversed(samples.items()))))
+    np.testing.assert_allclose(one.weights @ one.arrays["w"], other.weights @ other.arrays["w"], rtol=1e-12)

@@ -1,0 +1,104 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.aggregation.predbayes import combine, combine_gaussian, fitted_beta, temperature_warnings
+
+
+def random_probabilities(seed, sites=4, records=6, classes=3):
+    return np.random.default_rng(seed).dirichlet(np.ones(classes), size=(sites, records))
+
+
+@pytest.mark.parametrize(("beta", "value"), [(0, 0.8), (0.25, 0.88889), (0.5, 0.94118), (1, 0.98462)])
+def test_three_identical_sites_golden(beta, value):
+    same = np.tile([[[0.8, 0.2]]], (3, 1, 1))
+    assert combine(same, beta=beta)[0, 0] == pytest.approx(value, abs=5e-6)
+
+
+@pytest.mark.parametrize(("beta", "variance"), [(0, 1), (0.5, 0.5), (1, 1 / 3)])
+def test_three_identical_gaussians_golden(beta, variance):
+    found = combine_gaussian(np.full((3, 1), 2.0), np.ones((3, 1)), beta=beta)
+    assert found.variance == pytest.approx(variance)
+    assert found.mean == pytest.approx(2.0)
+
+
+def test_gaussian_ends_are_moments_and_product():
+    means, variances = np.array([[0.0], [4.0]]), np.array([[1.0], [4.0]])
+    mixture, product = (combine_gaussian(means, variances, beta=beta) for beta in (0, 1))
+    # FKL 2 / 6.5 and product .8 / .8 of the reference.
+    assert (mixture.mean[0], mixture.variance[0]) == pytest.approx((2, 6.5))
+    assert (product.mean[0], product.variance[0]) == pytest.approx((0.8, 0.8))
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(seed=st.integers(0, 1000), sites=st.integers(1, 5), beta=st.floats(0, 1))
+def test_ends_sum_and_order_property(seed, sites, beta):
+    probabilities = random_probabilities(seed, sites)
+    np.testing.assert_allclose(combine(probabilities, beta=0), probabilities.mean(axis=0), rtol=1e-12)
+    product = probabilities.prod(axis=0)
+    np.testing.assert_allclose(combine(probabilities, beta=1), product / product.sum(axis=1, keepdims=True), rtol=1e-9)
+    between = combine(probabilities, beta=beta)
+    np.testing.assert_allclose(between.sum(axis=1), 1, rtol=1e-12)
+    np.testing.assert_allclose(combine(probabilities[::-1], beta=beta), between, rtol=1e-10)
+    if sites == 1:
+        np.testing.assert_allclose(between, probabilities[0], rtol=1e-12)
+
+
+def test_prior_is_divided_out_of_the_product():
+    # Sites that know only the prior prediction must give it back, not its power.
+    prior = np.array([[0.7, 0.2, 0.1]])
+    found = combine(np.tile(prior, (4, 1, 1)), beta=1.0, prior_probabilities=prior)
+    np.testing.assert_allclose(found, prior, rtol=1e-12)
+    assert combine(np.tile(prior, (4, 1, 1)), beta=1.0)[0, 0] > 0.99
+
+
+@pytest.mark.parametrize("small", [1e-30, 1e-300, 0.0])
+def test_tiny_probabilities_stay_finite_limit(small):
+    probabilities = np.tile([[[1 - small, small]]], (9, 1, 1))
+    for beta in (0.0, 0.5, 1.0):
+        found = combine(probabilities, beta=beta)
+        assert np.isfinite(found).all()
+        assert found.sum() == pytest.approx(1)
+    vetoed = combine(np.array([[[1.0, 0.0]], [[0.0, 1.0]]]), beta=1.0)
+    np.testing.assert_allclose(vetoed, [[0.5, 0.5]])
+
+
+def test_fitted_beta_finds_the_beta_that_made_the_labels():
+    generator = np.random.default_rng(1)
+    probabilities = random_probabilities(2, sites=3, records=40_000)
+    truth = combine(probabilities, beta=0.6)
+    labels = (generator.random((40_000, 1)) > truth.cumsum(axis=1)[:, :-1]).sum(axis=1)
+    beta = fitted_beta(probabilities, labels)
+    # Fisher information per record: variance of the score log p_prod - log p_mix under the model.
+    logs = np.log(probabilities)
+    score = logs.sum(axis=0) - np.log(probabilities.mean(axis=0))
+    information = ((truth * score**2).sum(axis=1) - (truth * score).sum(axis=1) ** 2).sum()
+    assert abs(beta - 0.6) < 4 / np.sqrt(information)
+
+
+def test_fitted_beta_reaches_the_ends():
+    probabilities = np.tile([[[0.8, 0.2]]], (3, 10, 1))
+    assert fitted_beta(probabilities, np.zeros(10, int)) == 1.0
+    assert fitted_beta(probabilities, np.array([0] * 5 + [1] * 5)) == 0.0
+    with pytest.raises(ValueError, match="no labelled record"):
+        fitted_beta(probabilities[:, :0], np.zeros(0, int))
+
+
+@pytest.mark.parametrize("beta", [-0.1, 1.1, np.nan])
+def test_beta_outside_is_refused(beta):
+    with pytest.raises(ValueError, match="must lie in"):
+        combine(random_probabilities(0), beta=beta)
+
+
+def test_no_site_is_refused():
+    with pytest.raises(ValueError, match="no site"):
+        combine(np.zeros((0, 1, 2)), beta=0.5)
+
+
+def test_unequal_temperatures_are_said(as_samples):
+    draws = np.zeros((3, 3))
+    assert temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 2.0)}) == ()
+    (text,) = temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 0.5)})
+    assert "from 0.5 to 2" in text
+    assert temperature_warnings({}) == ()

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+
+from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.aggregation.pvi import PVIState, update, update_from_samples
+
+
+def likelihood(problem, site):
+    return problem.natural(site, 0.0)
+
+
+def prior_of(problem):
+    return NaturalGaussian(np.eye(3) / problem.prior_scale**2, np.zeros(3))
+
+
+@pytest.mark.parametrize(("damping", "rounds"), [(0.4, 2), (0.25, 7), (1.0, 1)])
+def test_conjugate_precision_after_rounds_golden(linear_gaussian, damping, rounds):
+    state = PVIState(prior_of(linear_gaussian))
+    for _ in range(rounds):
+        answers = {s: state.cavity(s) + likelihood(linear_gaussian, s) for s in linear_gaussian.sites}
+        state = update(state, answers, damping=damping)
+    used = 1 - (1 - damping) ** rounds
+    if (damping, rounds) == (0.4, 2):
+        assert used == pytest.approx(0.64)
+    expected = prior_of(linear_gaussian).precision + used * sum(linear_gaussian.information.values())
+    np.testing.assert_allclose(state.posterior.precision, expected, rtol=1e-10)
+    assert state.warnings == ()
+
+
+def test_fixed_point_is_the_exact_posterior(linear_gaussian):
+    state = PVIState(prior_of(linear_gaussian))
+    for _ in range(60):
+        answers = {s: state.cavity(s) + likelihood(linear_gaussian, s) for s in linear_gaussian.sites}
+        state = update(state, answers, damping=0.5)
+    mean, covariance = linear_gaussian.posterior
+    np.testing.assert_allclose(state.posterior.mean, mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(state.posterior.covariance, covariance, rtol=0, atol=1e-10)
+
+
+def test_sequential_updates_reach_the_same_posterior(linear_gaussian):
+    state = PVIState(prior_of(linear_gaussian))
+    for site in reversed(linear_gaussian.sites):
+        state = update(state, {site: state.cavity(site) + likelihood(linear_gaussian, site)}, damping=1.0)
+    np.testing.assert_allclose(state.posterior.mean, linear_gaussian.posterior[0], rtol=0, atol=1e-10)
+
+
+def test_empty_sites_leave_the_prior_limit(linear_gaussian):
+    state = PVIState(prior_of(linear_gaussian))
+    for _ in range(3):
+        state = update(state, {name: state.cavity(name) for name in "wxyz"}, damping=0.3)
+    np.testing.assert_allclose(state.posterior.precision, prior_of(linear_gaussian).precision, rtol=1e-12)
+
+
+def test_one_site_is_the_identity_limit(linear_gaussian):
+    state = PVIState(prior_of(linear_gaussian))
+    answer = state.cavity("b") + likelihood(linear_gaussian, "b")
+    posterior = update(state, {"b": answer}, damping=1.0).posterior
+    np.testing.assert_allclose(posterior.precision, answer.precision, rtol=1e-12)
+    np.testing.assert_allclose(posterior.precision_mean, answer.precision_mean, rtol=1e-12)
+
+
+def test_order_of_sites_does_not_matter(linear_gaussian):
+    state = PVIState(prior_of(linear_gaussian))
+    answers = {s: state.cavity(s) + likelihood(linear_gaussian, s) for s in linear_gaussian.sites}
+    one = update(state, answers, damping=0.4).posterior
+    other = update(state, dict(reversed(answers.items())), damping=0.4).posterior
+    np.testing.assert_array_equal(one.precision, other.precision)
+
+
+def test_negative_factor_is_dropped_and_said():
+    state = PVIState(NaturalGaussian(np.ones(2), np.zeros(2)))
+    wide = NaturalGaussian(np.array([0.5, 3.0]), np.array([1.0, 1.0]))
+    updated = update(state, {"a": wide}, damping=1.0)
+    np.testing.assert_allclose(updated.posterior.precision, [1.0, 3.0])
+    np.testing.assert_allclose(updated.posterior.precision_mean, [0.0, 1.0])
+    assert "'a' has a negative precision in 1 of 2 directions" in updated.warnings[0]
+
+
+def test_absent_sites_keep_their_factor(linear_gaussian):
+    state = PVIState(prior_of(linear_gaussian))
+    first = update(state, {"a": state.cavity("a") + likelihood(linear_gaussian, "a")}, damping=1.0)
+    second = update(first, {"b": first.cavity("b") + likelihood(linear_gaussian, "b")}, damping=1.0)
+    np.testing.assert_array_equal(second.factors["a"].precision, first.factors["a"].precision)
+    assert set(state.factors) == set()
+
+
+def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal, random_samples, assert_within_standard_errors):
+    generator = np.random.default_rng(4)
+    prior = NaturalGaussian(np.full(3, 1 / orthogonal.prior_scale**2), np.zeros(3))
+    means, precisions = [], []
+    for _ in range(40):
+        samples = {}
+        for site in orthogonal.sites:
+            tilted = NaturalGaussian(np.diag(prior.precision) + orthogonal.information[site], orthogonal.evidence[site])
+            samples[site] = random_samples((tilted.mean, tilted.covariance), 400, generator, temperature=1.7)
+        state = update_from_samples(PVIState(prior), samples, damping=1.0)
+        assert state.warnings == ()
+        means.append(state.posterior.mean)
+        precisions.append(state.posterior.precision)
+    mean, covariance = orthogonal.posterior
+    assert_within_standard_errors(means, mean)
+    assert_within_standard_errors(precisions, 1 / np.diag(covariance))
+
+
+@pytest.mark.parametrize("damping", [0.0, 1.5])
+def test_damping_outside_is_refused(damping):
+    with pytest.raises(ValueError, match="damping is"):
+        update(PVIState(NaturalGaussian(np.ones(1), np.zeros(1))), {}, damping=damping)
