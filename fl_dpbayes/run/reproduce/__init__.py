@@ -1,0 +1,1 @@
+"""The papers' tables on this machine: what is measured, run cell by cell, beside what was printed."""

@@ -1,0 +1,26 @@
+"""All experiments by name."""
+
+from collections.abc import Mapping
+
+from fl_dpbayes.run.reproduce import (
+    closer_logistic,
+    closer_recalibration,
+    federated,
+    knolle_mnist,
+    knolle_pneumonia,
+    zhang_mnist,
+    zhang_regression,
+)
+from fl_dpbayes.run.reproduce.experiment import Experiment
+
+_ALL = (
+    closer_logistic.EXPERIMENT,
+    closer_recalibration.EXPERIMENT,
+    federated.FEDERATED_MNIST,
+    federated.FEDERATED_PNEUMONIA,
+    knolle_mnist.EXPERIMENT,
+    knolle_pneumonia.EXPERIMENT,
+    zhang_mnist.EXPERIMENT,
+    zhang_regression.EXPERIMENT,
+)
+EXPERIMENTS: Mapping[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
