@@ -4,16 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 PredictorName = Literal["last", "posterior"]
+RECALIBRATED = "recalibrated"
 Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
 
 
 class EvaluateRequest(Record):
-    """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample."""
+    """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample.
+
+    With `recalibration` the site also measures `recalibrated`: the map applied to the predictions of `posterior`.
+    """
 
     protocol: Literal[1] = 1
     run: RunId
@@ -22,9 +27,27 @@ class EvaluateRequest(Record):
     model: Model
     predictors: dict[PredictorName, Weights]
     arrays: Digest
+    recalibration: RecalibrationMap | None = None
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)]
     ledger_head: Digest | None = None
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of all predictors that the reply holds, in order."""
+        return (*self.predictors, *([RECALIBRATED] if self.recalibration else []))
+
+    @model_validator(mode="after")
+    def _recalibration_fits(self) -> "EvaluateRequest":
+        mapping = self.recalibration
+        if mapping is None:
+            return self
+        if "posterior" not in self.predictors:
+            raise ValueError("recalibration needs the predictor 'posterior', which it maps")
+        expected = parameter_count(mapping.method, self.task.classes)
+        if len(mapping.parameters) != expected:
+            raise ValueError(f"recalibration has {len(mapping.parameters)} parameters, the method takes {expected}")
+        return self
 
 
 class EvaluateReply(Record):

@@ -45,7 +45,8 @@ class TrainRequest(Record):
 class PrivacyStatement(Record):
     """What a run has cost a cohort so far, as its site accounts for it.
 
-    `epsilon` and `mu` are null where they are infinite. `history` lists `[noise_multiplier, sampling_rate, steps]`.
+    `epsilon`, `mu` and `budget` are null where they are infinite. `history` lists `[noise_multiplier, sampling_rate,
+    steps]`.
     """
 
     cohort: Annotated[str, Field(max_length=200)]
@@ -58,7 +59,7 @@ class PrivacyStatement(Record):
     mu: float | None
     mu_kind: Literal["exact", "clt"]
     steps: Annotated[int, Field(ge=0)]
-    budget: float
+    budget: float | None
     history: tuple[tuple[float, float, int], ...]
     seeded: bool
 

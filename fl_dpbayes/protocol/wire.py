@@ -1,6 +1,7 @@
 """Records to and from the text of a message; its arrays travel beside it."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -41,8 +42,24 @@ def read_header(kind: type[RecordT], text: object) -> RecordT:
         return kind.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(_keys(first["loc"], text))
         raise ValueError(f"{field or kind.__name__}: {first['msg']}") from None
+
+
+def _keys(location: tuple[int | str, ...], text: str) -> list[str]:
+    """Leave out the parts of an error's location that are no keys of the header but names of a union's kinds."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return [str(part) for part in location]
+    keys = []
+    for part in location:
+        is_key = isinstance(value, list) or (isinstance(value, dict) and part in value)
+        if is_key or part == location[-1]:
+            keys.append(str(part))
+        if is_key:
+            value = value[part]
+    return keys
 
 
 def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:

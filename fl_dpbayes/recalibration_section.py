@@ -1,0 +1,59 @@
+"""The scenario's section `[recalibration]`, and the plan that follows from it."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from fl_dpbayes.protocol.plan import MIN_CLIP_NORM, AnyPrivacyPlan
+from fl_dpbayes.protocol.recalibration import RecalibrationMethod, RecalibrationPlan
+from fl_dpbayes.protocol.record import Record
+
+
+class Recalibration(Record):
+    """A map of the posterior's probabilities, fitted with privacy on a share of each training site's units.
+
+    The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that of training, not on
+    top of it. `federated`: the sites' parameters are averaged after each of `rounds`, into which `steps` are divided,
+    and every site uses the average. `site`: each training site uses its own, the other sites the average.
+    """
+
+    method: RecalibrationMethod = "temperature"
+    scope: Literal["federated", "site"] = "federated"
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    epsilon: PositiveFloat | None = None
+    clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] = 5.0
+    steps: Annotated[int, Field(ge=1, le=10_000)] = 40
+    rounds: PositiveInt = 1
+    step_size: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> "Recalibration":
+        if self.steps % self.rounds:
+            raise ValueError(f"rounds is {self.rounds}: it must divide steps, {self.steps}")
+        if self.scope == "site" and self.rounds > 1:
+            raise ValueError(f"rounds is {self.rounds}, but with scope 'site' nothing is averaged: leave it at 1")
+        return self
+
+
+def recalibration_plan(recalibration: Recalibration, privacy: AnyPrivacyPlan) -> RecalibrationPlan:
+    """Build the plan that every recalibration request carries.
+
+    Args:
+        recalibration: the scenario's section.
+        privacy: that of the training, which gives delta, adjacency and, where the section has none, epsilon.
+
+    Returns:
+        The plan.
+    """
+    epsilon = recalibration.epsilon or privacy.epsilon
+    return RecalibrationPlan(
+        method=recalibration.method,
+        epsilon=epsilon if math.isfinite(epsilon) else None,
+        delta=privacy.delta,
+        adjacency=privacy.adjacency,
+        clip_norm=recalibration.clip_norm,
+        steps=recalibration.steps,
+        rounds=recalibration.rounds,
+        step_size=recalibration.step_size,
+    )

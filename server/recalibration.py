@@ -1,0 +1,180 @@
+"""After training: the sites fit a recalibration map to the posterior, round by round, and the server averages it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
+from fl_dpbayes.protocol.recalibration import PARAMETER_BOUND, RecalibrationMap, RecalibrationPlan, parameter_count
+from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.train import PrivacyStatement
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.recalibration_section import recalibration_plan
+from server.fixed import Federation
+from server.messages import read_record, request_message
+from server.progress import EventLog
+from server.roster import Member
+from server.run_record import RunRecord
+
+MESSAGE_TYPE = "train.recalibrate"
+Asked = tuple[Message, str, RecalibrateRequest]
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """What came of it.
+
+    Attributes:
+        scope: whether every site uses the average, or each that trained its own.
+        average: the sites' map, each site weighed by its declared units.
+        own: site -> its own map.
+        statements: site -> what its recalibration part has spent.
+    """
+
+    scope: Literal["federated", "site"]
+    average: RecalibrationMap
+    own: Mapping[str, RecalibrationMap]
+    statements: Mapping[str, PrivacyStatement]
+
+    def map_of(self, site: str) -> RecalibrationMap:
+        """Return the map that a site uses; one without a map of its own uses the average."""
+        return self.own.get(site, self.average) if self.scope == "site" else self.average
+
+
+def recalibrate_sites(
+    grid: Grid,
+    federation: Federation,
+    posterior: PosteriorSamples,
+    ledger_heads: dict[str, str],
+    record: RunRecord,
+    events: EventLog,
+) -> Recalibration | None:
+    """Fit the map at the training sites.
+
+    Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
+    records together.
+
+    Args:
+        grid: hands over replies one by one.
+        federation: the scenario, which says whether and how, and the sites.
+        posterior: whose predictions are mapped.
+        ledger_heads: site -> head of its ledger's chain; brought up to date.
+        record: takes warnings and the time.
+        events: takes what a progress display shows.
+
+    Returns:
+        The maps, or None if the scenario asks for none or no site answered.
+    """
+    scenario = federation.scenario
+    if scenario.recalibration is None:
+        return None
+    plan, timeout = recalibration_plan(scenario.recalibration, scenario.privacy), scenario.resources.round_timeout
+    parameters = np.zeros(parameter_count(plan.method, federation.roster.task.classes))
+    own: dict[str, npt.NDArray[np.float64]] = {}
+    statements: dict[str, PrivacyStatement] = {}
+    members = federation.roster.training
+    record.begin("recalibrate")
+    for number in range(1, plan.rounds + 1):
+        names = [member.card.name for member in members]
+        events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
+        asked = _requests(federation, plan, number, members, parameters, posterior, ledger_heads)
+        problems = dict.fromkeys(names, "no reply in time")
+        for reply in grid.send_and_receive([message for message, _, _ in asked], timeout=timeout):
+            name, request = _asked_by(reply, asked)
+            try:
+                answer = _checked(reply, request)
+            except ValueError as error:
+                problems[name] = str(error)
+                continue
+            del problems[name]
+            own[name], statements[name] = np.array(answer.parameters), answer.privacy
+            ledger_heads[name] = answer.ledger_head
+        for name, problem in problems.items():
+            record.warn(f"{name} did not recalibrate: {problem}")
+        members = tuple(member for member in members if member.card.name not in problems)
+        if not members:
+            break
+        units = np.array([member.card.units for member in members], np.float64)
+        parameters = np.average([own[member.card.name] for member in members], axis=0, weights=units)
+    if not own:
+        return None
+    return Recalibration(
+        scope=scenario.recalibration.scope,
+        average=_map(plan, parameters),
+        own={name: _map(plan, values) for name, values in own.items()},
+        statements=statements,
+    )
+
+
+def _requests(
+    federation: Federation,
+    plan: RecalibrationPlan,
+    number: int,
+    members: tuple[Member, ...],
+    parameters: npt.NDArray[np.float64],
+    posterior: PosteriorSamples,
+    ledger_heads: Mapping[str, str],
+) -> list[Asked]:
+    bundle = prefixed("posterior", posterior.arrays)
+    bundle_digest = arrays_digest(bundle)
+    asked = []
+    for member in members:
+        request = RecalibrateRequest(
+            run=federation.run,
+            round=number,
+            task=member.card.task,
+            model=federation.scenario.model,
+            weights=tuple(map(float, posterior.weights)),
+            arrays=bundle_digest,
+            plan=plan,
+            first_step=(number - 1) * plan.steps_per_round,
+            steps=plan.steps_per_round,
+            start=tuple(map(float, parameters)),
+            ledger_head=ledger_heads.get(member.card.name),
+        )
+        message = request_message(
+            request,
+            bundle,
+            node_id=member.node_id,
+            message_type=MESSAGE_TYPE,
+            round_number=number,
+            time_to_live=federation.scenario.resources.round_timeout,
+            simulation_folder=federation.simulation_folder,
+        )
+        asked.append((message, member.card.name, request))
+    return asked
+
+
+def _asked_by(reply: Message, asked: list[Asked]) -> tuple[str, RecalibrateRequest]:
+    # Message ids exist only once the grid has pushed the requests.
+    wanted = reply.metadata.reply_to_message_id
+    return next((name, request) for message, name, request in asked if message.metadata.message_id == wanted)
+
+
+def _checked(reply: Message, request: RecalibrateRequest) -> RecalibrateReply:
+    answer = read_record(reply, RecalibrateReply)
+    if isinstance(answer, Refusal):
+        raise ValueError(answer.describe())
+    if (answer.run, answer.round, answer.request) != (request.run, request.round, request_digest(request)):
+        raise ValueError("rejected: it answers another request")
+    if answer.first_step != request.first_step or answer.steps > request.steps:
+        raise ValueError("rejected: it ran other steps than it was asked to")
+    if (answer.status == "OK") != (answer.steps == request.steps):
+        raise ValueError(f"rejected: status {answer.status} does not fit {answer.steps} of {request.steps} steps")
+    if len(answer.parameters) != len(request.start) or answer.privacy.delta != request.plan.delta:
+        raise ValueError("rejected: its parameters or its privacy statement do not fit the request")
+    return answer
+
+
+def _map(plan: RecalibrationPlan, parameters: npt.NDArray[np.float64]) -> RecalibrationMap:
+    # An average of bounded values may pass the bound by rounding.
+    bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
+    return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))

@@ -1,0 +1,175 @@
+"""Recalibration of a whole run: its own part and budget, its maps, and sites that do not take part."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+from rich.console import Console
+
+from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.report.html import write_report
+from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
+from fl_dpbayes.scenario import load_scenario
+
+RECALIBRATED = ["recalibration={fraction=0.2, steps=12}"]
+
+
+def summary_of(federation) -> dict:
+    return json.loads((federation.folder / "summary.json").read_text())
+
+
+def ledger_of(federation, site: str) -> Ledger:
+    path = next(path for path in (federation.folder / "sites").glob("*.toml") if path.stem.endswith(f"-{site}"))
+    settings = read_site_file(path).ledger
+    return Ledger.open_existing(settings.path, settings.cohort)
+
+
+def requests_of(federation, kind: str) -> list:
+    return [message for message in federation.grid.requests if message.metadata.message_type == kind]
+
+
+def record_of(message) -> dict:
+    return json.loads(message.content["config"]["record"])
+
+
+@pytest.mark.slow
+def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(
+    federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.federation.write_report", write_report)
+    run = federation(*RECALIBRATED)
+    run.run()
+    summary = summary_of(run)
+    assert not [text for text in summary["warnings"] if "recalibrate" in text]
+    rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
+    places = {"pooled:train", "pooled:held_out", "pooled:shifted", *run.scenario.sites}
+    assert {site for site, predictor in rows if predictor == "recalibrated"} == places
+    for place in places:
+        # One temperature for all: the top labels stay, their confidences do not.
+        before, after = rows[place, "posterior"], rows[place, "recalibrated"]
+        assert after["accuracy"] == before["accuracy"]
+        assert after["nll"] != before["nll"]
+        assert after["epistemic"] is None
+    budget = run.scenario.privacy.epsilon
+    for row in summary["privacy"]:
+        assert 0.999 * budget <= row["recalibration_epsilon"] <= budget
+        assert 0.999 * budget <= row["epsilon"] <= budget
+    for site in ("north", "south", "east", "west"):
+        with ledger_of(run, site) as ledger:
+            assert ledger.spent("recalibration").steps == 12
+            assert ledger.verify() == []
+    mapping = load_posterior(run.folder / "posterior.safetensors").metadata.recalibration
+    assert list(mapping.parameters) == summary["recalibration"]["average"]
+    units = np.array([site["n"] for site in summary["sites"] if site["role"] == "train"])
+    own = np.array([parameters[0] for parameters in summary["recalibration"]["sites"].values()])
+    assert mapping.parameters[0] == pytest.approx(units @ own / units.sum(), rel=1e-12)
+    page = (run.folder / "report.html").read_text()
+    assert "recalibrated posterior" in page
+    assert "ε of recalibration" in page
+
+
+def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    run = federation(*RECALIBRATED)
+    run.run()
+    records = load_source(BuiltIn(kind="digits"), "train")
+    archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
+    np.savez(archive, features=records.features[:60], labels=records.labels[:60])
+    predict_records(run.folder, archive, table, Console(quiet=True))
+    stored = load_posterior(run.folder / "posterior.safetensors")
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    plain = predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, records.features[:60])
+    written = pandas.read_csv(table).filter(like="probability_").to_numpy()
+    assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
+    assert np.abs(written - plain).max() > 1e-3
+    capsys.readouterr()
+    evaluate_records(run.folder, archive, Console(quiet=True), as_json=True)
+    row = json.loads(capsys.readouterr().out)
+    assert (row["predictor"], row["n"], row["epistemic"]) == ("recalibrated", 60, None)
+
+
+def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(federation) -> None:
+    run = federation("recalibration={fraction=0.2, steps=12, rounds=3}")
+    run.run()
+    requests = requests_of(run, "train.recalibrate")
+    assert {run.site_of(message) for message in requests} == {"north", "south", "east", "west"}
+    records = [record_of(message) for message in requests]
+    assert [record["first_step"] for record in records] == [0] * 4 + [4] * 4 + [8] * 4
+    starts = [record["start"] for record in records]
+    assert starts[:4] == [[0.0]] * 4
+    assert len({tuple(start) for start in starts[4:8]}) == len({tuple(start) for start in starts[8:]}) == 1
+    assert starts[0] != starts[4] != starts[8]
+
+
+def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_average(federation) -> None:
+    run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}")
+    run.run()
+    maps = summary_of(run)["recalibration"]
+    used = {run.site_of(message): record_of(message)["recalibration"] for message in requests_of(run, "evaluate")}
+    assert all(mapping["method"] == "vector" for mapping in used.values())
+    for site, mapping in used.items():
+        assert mapping["parameters"] == maps["sites"].get(site, maps["average"])
+    assert len({tuple(mapping["parameters"]) for mapping in used.values()}) == 5
+
+
+def test_a_run_without_the_section_asks_for_none(federation) -> None:
+    run = federation()
+    run.run()
+    assert requests_of(run, "train.recalibrate") == []
+    assert all(record_of(message)["recalibration"] is None for message in requests_of(run, "evaluate"))
+    summary = summary_of(run)
+    assert summary["recalibration"] is None
+    assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
+
+
+def test_site_without_budget_for_it_runs_a_prefix_and_the_run_goes_on(federation) -> None:
+    run = federation(*RECALIBRATED, "recalibration.epsilon=4.0", "sites.north.epsilon=2.0")
+    run.run()
+    summary = summary_of(run)
+    paid = {row["site"]: row["recalibration_epsilon"] for row in summary["privacy"]}
+    assert 0 < paid["north"] <= 2.0 < paid["south"]
+
+
+def test_refusing_site_is_left_out_of_the_average_with_a_warning(federation) -> None:
+    run = federation(*RECALIBRATED, "recalibration.epsilon=3.0", "recalibration.clip_norm=9.0")
+    path = sorted((run.folder / "sites").glob("*.toml"))[0]
+    path.write_text(path.read_text().replace("max_clip_norm = 1000000.0", "max_clip_norm = 5.0"))
+    run.run()
+    summary = summary_of(run)
+    assert any("north did not recalibrate: POLICY_DENIED plan.clip_norm" in text for text in summary["warnings"])
+    assert set(summary["recalibration"]["sites"]) == {"south", "east", "west"}
+
+
+@pytest.mark.slow
+def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
+    run = federation(*RECALIBRATED)
+    run.grid.change = lambda request, reply: None if request.metadata.message_type == "train.recalibrate" else reply
+    soon = run.scenario.resources.model_copy(update={"round_timeout": 2.0})
+    run.scenario = run.scenario.model_copy(update={"resources": soon})
+    run.run()
+    summary = summary_of(run)
+    assert "north did not recalibrate: no reply in time" in summary["warnings"]
+    assert summary["recalibration"] is None
+    assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("recalibration={rounds=7}", "must divide steps"),
+        ("recalibration={scope='site', rounds=2}", "nothing is averaged"),
+        ("recalibration={fraction=0.9}", "leaves nothing to train on"),
+        ("recalibration={method='isotonic'}", "recalibration.method"),
+    ],
+)
+def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        load_scenario("quickstart", [override])
