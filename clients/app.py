@@ -9,10 +9,12 @@ from clients.card import card_of
 from clients.evaluate import evaluate_predictors
 from clients.guard import guarded
 from clients.messages import read_request, reply_message
+from clients.recalibrate import recalibrate_posterior
 from clients.site_of_node import site_file_of
 from clients.train import train_chain
 from fl_dpbayes.installation import check_origin
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
+from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.train import TrainRequest
 
 app = ClientApp()
@@ -33,6 +35,16 @@ def train(message: Message, context: Context) -> Message:
     site_file = site_file_of(message, context)
     torch.set_num_threads(site_file.threads)
     reply, arrays = train_chain(site_file, read_request(message, TrainRequest), message)
+    return reply_message(message, reply, arrays)
+
+
+@app.train("recalibrate")
+@guarded
+def recalibrate(message: Message, context: Context) -> Message:
+    """Fit a recalibration map to the posterior on records kept for that, and release its parameters."""
+    site_file = site_file_of(message, context)
+    torch.set_num_threads(site_file.threads)
+    reply, arrays = recalibrate_posterior(site_file, read_request(message, RecalibrateRequest), message)
     return reply_message(message, reply, arrays)
 
 

@@ -5,19 +5,20 @@ import numpy.typing as npt
 from flwr.app import Message
 
 from clients.device import compute_device
-from clients.messages import read_arrays
+from clients.model_inputs import model_inputs
 from clients.noised_release import release_noised
+from clients.predictor_arrays import read_predictors
 from clients.refused import RefusedError
+from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, to_arrays
 from fl_dpbayes.data.site import Part, load_site
 from fl_dpbayes.data.site_file import SiteFile
-from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
-from fl_dpbayes.protocol.wire import arrays_digest
 
 
 def evaluate_predictors(
@@ -40,29 +41,19 @@ def evaluate_predictors(
     release = site_file.policy.evaluation_release
     if release == "none":
         raise RefusedError(RefusalCode.NOT_SENT)
-    arrays = _predictor_arrays(request, message)
+    arrays = read_predictors(message, request.model, request.task, request.predictors, request.arrays)
     site = load_site(site_file)
     if site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
+    test = model_inputs(site_file, request.model, site.test)
     if release == "noised":
-        capped = _capped(site.test, site_file.policy.max_test_records_per_unit)
+        capped = _capped(test, site_file.policy.max_test_records_per_unit)
         return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
     tables: dict[str, npt.NDArray] = {}
-    for predictor, statistics in _measure(site_file, site.test, request, arrays).items():
+    for predictor, statistics in _measure(site_file, test, request, arrays).items():
         tables |= prefixed(predictor, to_arrays(statistics))
     reply = EvaluateReply(run=request.run, round=request.round, request=request_digest(request), release="public")
     return reply, tables
-
-
-def _predictor_arrays(request: EvaluateRequest, message: Message) -> Arrays:
-    parameter_shapes = model_shapes(request.model, request.task)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for predictor, weights in request.predictors.items():
-        shapes |= prefixed(predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()})
-    arrays = read_arrays(message, shapes)
-    if arrays_digest(arrays) != request.arrays:
-        raise RefusedError(RefusalCode.BAD_REQUEST, "arrays")
-    return arrays
 
 
 def _capped(part: Part, max_records: int) -> Part:
@@ -92,4 +83,7 @@ def _measure(
             aleatoric=prediction.aleatoric,
             total=prediction.total,
         )
+        if predictor == "posterior" and request.recalibration is not None:
+            mapped = recalibrate(prediction.probabilities, request.recalibration)
+            measured[RECALIBRATED] = from_batch(mapped, part.labels)
     return measured

@@ -51,7 +51,7 @@ def release_noised(
         raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
     if request.delta != settings.delta or request.delta * site_file.units >= 1:
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
-    tables = len(request.predictors)
+    tables = len(request.measured)
     spending = Spending(
         part="test",
         run=request.run,
@@ -84,7 +84,7 @@ def _release(
 ) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
     try:
         # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
-        if reserved.steps < len(request.predictors) or request.noise_multiplier is None:
+        if reserved.steps < len(request.measured) or request.noise_multiplier is None:
             raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
         seed = site_file.insecure_seed
         context = f"{site_file.name}|{request.run}|{request.round}|evaluate"

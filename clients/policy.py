@@ -1,7 +1,10 @@
 """Does the site's own policy allow what a request asks for? A request is refused by field, never altered."""
 
 from clients.refused import RefusedError
+from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
+from fl_dpbayes.protocol.plan import NoPrivacyPlan
+from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import TrainRequest
 
@@ -27,10 +30,45 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerS
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.delta")
     if privacy.adjacency != settings.adjacency:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.adjacency")
+    if isinstance(privacy, NoPrivacyPlan) and not policy.allow_non_private:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.kind")
     if privacy.epsilon > policy.max_run_epsilon:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.epsilon")
-    if privacy.clip_norm > policy.max_clip_norm:
+    if privacy.clip_norm is not None and privacy.clip_norm > policy.max_clip_norm:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.clip_norm")
     if request.plan.total_steps > policy.max_steps:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.rounds")
+    return settings
+
+
+def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> LedgerSettings:
+    """Check a recalibration request against the site file; the policy's limits for a run hold for it too.
+
+    Args:
+        site_file: the site.
+        request: what is asked.
+
+    Returns:
+        The ledger to charge.
+
+    Raises:
+        RefusedError: ROLE_DENIED at a site that does not train, keeps no share for recalibration or has no ledger;
+            POLICY_DENIED with the field that exceeds the policy, or a delta that is not the cohort's or not below 1/n.
+    """
+    policy, plan, settings = site_file.policy, request.plan, site_file.ledger
+    units = recalibration_units(site_file)
+    if settings is None or units < 1:
+        raise RefusedError(RefusalCode.ROLE_DENIED)
+    if plan.delta != settings.delta or plan.delta >= 1 / units:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.delta")
+    if plan.adjacency != settings.adjacency:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.adjacency")
+    if plan.epsilon is None and not policy.allow_non_private:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.epsilon")
+    if plan.epsilon is not None and plan.epsilon > policy.max_run_epsilon:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.epsilon")
+    if plan.clip_norm > policy.max_clip_norm:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.clip_norm")
+    if plan.steps > policy.max_steps:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.steps")
     return settings

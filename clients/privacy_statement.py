@@ -15,14 +15,15 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 def open_ledger(settings: LedgerSettings, site_file: SiteFile, site: Site) -> Ledger:
     """Open the ledger that a site file names, for the site's cohort, and note there which version its records are."""
     # A site that does not train keeps every unit for testing.
-    test_fraction = site_file.split.test_fraction if site_file.role == "train" else 1.0
+    split = site_file.split
+    fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
     cohort = Cohort(
         name=settings.cohort,
         unit=site.unit,
         epsilon=settings.epsilon,
         delta=settings.delta,
         adjacency=settings.adjacency,
-        split=split_name(site_file.split.key, test_fraction),
+        split=split_name(split.key, *fractions),
     )
     ledger = Ledger.open(settings.path, cohort, settings.durability)
     try:
@@ -38,7 +39,7 @@ def privacy_statement(ledger: Ledger, part: Part, site: Site, *, seeded: bool) -
 
     Args:
         ledger: the site's ledger.
-        part: `train` or `test`; the two are disjoint and each has the whole budget.
+        part: of the units; the parts are disjoint and each has the whole budget.
         site: gives the declared number of units.
         seeded: whether noise follows from a seed, so that nothing is private.
 
@@ -57,7 +58,7 @@ def privacy_statement(ledger: Ledger, part: Part, site: Site, *, seeded: bool) -
         mu=_finite(spent.mu.mu),
         mu_kind=spent.mu.kind,
         steps=spent.steps,
-        budget=cohort.epsilon,
+        budget=_finite(cohort.epsilon),
         history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)),
         seeded=seeded,
     )

@@ -8,29 +8,34 @@ from torch import nn
 
 from clients.device import compute_device
 from clients.messages import read_arrays
+from clients.model_inputs import model_inputs
 from clients.policy import check_training_policy
 from clients.privacy_statement import open_ledger, privacy_statement
 from clients.refused import RefusedError
 from clients.stored_reply import pack_reply, unpack_reply
-from fl_dpbayes.data.site import Site, load_site
+from clients.trace import local_trace
+from fl_dpbayes.data.site import Part, Site, load_site
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
+from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.privacy.events import History, history_of_steps
 from fl_dpbayes.privacy.filter import noise_of_steps
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger_state import Spending
-from fl_dpbayes.privacy.solve import largest_prefix, solve_noise
+from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.sampler import state_shapes
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.samplers.chain import ChainResult, run_chain
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
+from fl_dpbayes.samplers.slots import state_arrays, state_vectors
+from fl_dpbayes.schedules.planned import noise_without_privacy
 
 PURPOSE = "train"
 
@@ -60,6 +65,7 @@ def train_chain(
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
+    part = model_inputs(site_file, request.model, site.train)
     with open_ledger(settings, site_file, site) as ledger:
         history = _planned_history(ledger, site, request)
         available = min(request.steps, sum(event.steps for event in history) - request.first_step)
@@ -83,11 +89,11 @@ def train_chain(
             case Refused(code, field):
                 raise RefusedError(code, field)
             case Reserved() as reserved:
-                return _run_and_commit(ledger, reserved, site_file, site, request, history, start)
+                return _run_and_commit(ledger, reserved, site_file, site, part, request, history, start)
 
 
 def _start_state(request: TrainRequest, message: Message) -> Arrays:
-    shapes = model_shapes(request.model, request.task)
+    shapes = state_shapes(request.plan.sampler, model_shapes(request.model, request.task))
     start = without_prefix("start", read_arrays(message, prefixed("start", shapes)))
     if arrays_digest(start) != request.start:
         raise RefusedError(RefusalCode.BAD_REQUEST, "start")
@@ -102,7 +108,7 @@ def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> Histo
         return stored.history
     privacy = request.plan.privacy
     try:
-        solved = solve_noise(privacy, step_sizes(request.plan.step_size, request.plan.total_steps), site.units)
+        solved = solve_plan(request.plan, site.units)
     except (UserError, ValueError):
         # No noise of this coupling meets the request's budget, or its step sizes vanish.
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy") from None
@@ -121,14 +127,15 @@ def _run_and_commit(
     reserved: Reserved,
     site_file: SiteFile,
     site: Site,
+    part: Part,
     request: TrainRequest,
     history: History,
     start: Arrays,
 ) -> tuple[TrainReply, dict[str, npt.NDArray]]:
     try:
         module = build_model(request.model, request.task, seed=0)
-        result = _run(site_file, site, request, history, reserved.steps, module, start)
-        arrays = prefixed("last", vector_to_arrays(torch.from_numpy(result.last), module))
+        result = _run(site_file, site, part, request, history, reserved.steps, module, start)
+        arrays = prefixed("last", state_arrays({k: torch.from_numpy(v) for k, v in result.last.items()}, module))
         if len(result.samples):
             arrays |= prefixed("samples", vector_to_arrays(torch.from_numpy(result.samples), module))
         reply = _reply(ledger, reserved, site, request, result, seeded=site_file.insecure_seed is not None)
@@ -142,34 +149,45 @@ def _run_and_commit(
 def _run(
     site_file: SiteFile,
     site: Site,
+    part: Part,
     request: TrainRequest,
     history: History,
     steps: int,
     module: nn.Module,
     start: Arrays,
 ) -> ChainResult:
-    assert site.train is not None
+    streams = _streams(site_file, request)
+    with local_trace(site_file, request, part, module) as trace:
+        return run_chain(
+            module,
+            part.features,
+            part.labels,
+            part.unit_index,
+            plan=request.plan,
+            noise_multipliers=_noise_multipliers(request.plan, history, site.units),
+            units=site.units,
+            first_step=request.first_step,
+            steps=steps,
+            start=state_vectors(start, request.plan.sampler, module),
+            streams=ChainStreams(
+                sampling=streams.generator("sampling"),
+                noise=streams.generator("noise"),
+                pre_noise=streams.generator("pre-noise"),
+                model=streams.generator("model"),
+            ),
+            device=compute_device(site_file),
+            on_step=trace,
+        )
+
+
+def _noise_multipliers(plan: TrainingPlan, history: History, units: int) -> npt.NDArray[np.float64]:
+    if isinstance(plan.privacy, NoPrivacyPlan):
+        return noise_without_privacy(plan, plan.privacy, units)
     # Steps beyond the history never run; the chain wants one noise multiplier for each planned step all the same.
-    noise_multipliers = np.full(request.plan.total_steps, np.inf)
+    noise_multipliers = np.full(plan.total_steps, np.inf)
     known = noise_of_steps(history)
     noise_multipliers[: len(known)] = known
-    streams = _streams(site_file, request)
-    return run_chain(
-        module,
-        site.train.features,
-        site.train.labels,
-        site.train.unit_index,
-        plan=request.plan,
-        noise_multipliers=noise_multipliers,
-        units=site.units,
-        first_step=request.first_step,
-        steps=steps,
-        start=arrays_to_vector(start, module),
-        sampling_generator=streams.generator("sampling"),
-        noise_generator=streams.generator("noise"),
-        pre_noise_generator=streams.generator("pre-noise"),
-        device=compute_device(site_file),
-    )
+    return noise_multipliers
 
 
 def _streams(site_file: SiteFile, request: TrainRequest) -> Streams:

@@ -4,11 +4,12 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import click
 import typer
 from rich.console import Console
+from typer.models import ArgumentInfo
 
 from fl_dpbayes.errors import UserError
 
@@ -135,7 +136,9 @@ def solve(
     ] = '{kind="constant", initial=0.1}',
     units: Annotated[int, typer.Option(help="n, for couplings with a temperature.")] = 1000,
     clip_norm: Annotated[float, typer.Option(help="C, for couplings with a temperature.")] = 1.0,
-    temperature: Annotated[float, typer.Option(help="tau of the coupling 'floor'.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="tau of the coupling 'floor' [default: 1.0]; others take none.")
+    ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
 ) -> None:
@@ -147,6 +150,8 @@ def solve(
     if (steps is None) == (sigma is None):
         raise UserError("give --steps to find the noise, or --sigma to find the number of steps")
     if sigma is not None:
+        if temperature is not None:
+            raise UserError("--temperature is for --steps with --coupling floor: leave it out with --sigma")
         result = steps_that_fit(epsilon, delta, q, sigma, adjacency)
     else:
         result = solved(epsilon, delta, q, steps or 0, coupling, schedule, units, clip_norm, temperature, adjacency)
@@ -182,6 +187,25 @@ def bench(
     bench_accounting(console)
 
 
+@app.command(epilog="Example: fl-dpbayes reproduce closer-logistic --seeds 5")
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Which table or figure; an unknown name lists all.")],
+    full: Annotated[bool, typer.Option("--full", help="The paper's size and 5 seeds.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; default: 1, or 5 with --full.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Output folder; finished cells in it are kept. Default: runs/reproduce/NAME."),
+    ] = None,
+    data_dir: DataDir = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
+) -> None:
+    """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
+    from fl_dpbayes.run.reproduce.reproduce import reproduce as run
+
+    finished = run(name, full=full, seeds=seeds, folder=out, data_dir=data_dir, workers=workers, console=console)
+    raise typer.Exit(0 if finished else 1)
+
+
 site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
 ledger = typer.Typer(help="Look into a site's privacy ledger.", no_args_is_help=True)
 app.add_typer(site, name="site")
@@ -213,6 +237,26 @@ def ledger_export(site_file: SiteFileArgument) -> None:
     print(json.dumps(export_ledger(site_file), indent=2))
 
 
+def commands() -> click.Command:
+    """Build the commands, with the help of their arguments.
+
+    Arguments of click 8.5 and newer have a help of their own, which clears the one that typer set.
+    """
+    command = typer.main.get_command(app)
+    _restore_help(command)
+    return command
+
+
+def _restore_help(command: click.Command) -> None:
+    for child in getattr(command, "commands", {}).values():
+        _restore_help(child)
+    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    for parameter in command.params:
+        for given in getattr(hints.get(parameter.name or ""), "__metadata__", ()):
+            if isinstance(given, ArgumentInfo):
+                parameter.help = given.help  # type: ignore[attr-defined]
+
+
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -222,7 +266,7 @@ def main() -> None:
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        status = app(standalone_mode=False) or 0
+        status = commands()(standalone_mode=False) or 0
         if status == INTERRUPTED:
             errors.print("stopped", style="red")
         sys.exit(min(status, 1))

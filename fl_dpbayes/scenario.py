@@ -7,39 +7,29 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec
+from fl_dpbayes.aggregation_section import Aggregation, Mixture, check_aggregation
+from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
-from fl_dpbayes.protocol.plan import GaussianPrior, Prior, PrivacyPlan, StepSizeSchedule, TrainingPlan
+from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.sampler import Sampler
 from fl_dpbayes.protocol.task import Model
+from fl_dpbayes.recalibration_section import Recalibration
 from fl_dpbayes.validation_text import explain
-
-RuleName = Literal["mixture", "fald"]
 
 
 class Training(Record):
-    """How long each chain runs, and which of its states are kept, counted in steps of the whole run."""
+    """How many chains each site runs one after the other, how long, and which of each chain's states are kept.
+
+    `burn_in` and `thinning` count steps of a chain. Every further chain costs as much privacy as the first.
+    """
 
     rounds: PositiveInt
     steps_per_round: PositiveInt
+    chains: Annotated[int, Field(ge=1, le=1000)] = 1
     burn_in: Annotated[int, Field(ge=0)] = 0
     thinning: PositiveInt
-
-
-class Sampler(Record):
-    """The algorithm at each site, its step sizes and its prior."""
-
-    kind: Literal["dp-sgld"] = "dp-sgld"
-    step_size: StepSizeSchedule
-    prior: Prior = GaussianPrior()
-
-
-class Aggregation(Record):
-    """How the sites' samples become one posterior, and how a site's share of it is weighed."""
-
-    rule: RuleName = "mixture"
-    site_weights: Literal["units", "uniform"] = "units"
 
 
 class Evaluation(Record):
@@ -76,11 +66,13 @@ class Simulation(Record):
     """What only a simulation may set.
 
     `insecure_seed` makes noise and sampling repeatable, so that nothing released is private: the report says so.
-    `cohort_epsilon` is what each virtual site may ever spend (default: `privacy.epsilon`).
+    `cohort_epsilon` is what each virtual site may ever spend (default: `privacy.epsilon`). `traces` keeps a trace of
+    every chain (log posterior, clipped share) in the run's folder `traces`; it is not private, and no site sends it.
     """
 
     insecure_seed: int | None = None
     cohort_epsilon: PositiveFloat | None = None
+    traces: bool = False
 
 
 class Scenario(Record):
@@ -95,9 +87,10 @@ class Scenario(Record):
     model: Model
     sampler: Sampler
     training: Training
-    privacy: PrivacyPlan
-    aggregation: Aggregation = Aggregation()
+    privacy: AnyPrivacyPlan
+    aggregation: Aggregation = Mixture()
     evaluation: Evaluation = Evaluation()
+    recalibration: Recalibration | None = None
     resources: Resources = Resources()
     simulation: Simulation = Simulation()
     configurations_tried: PositiveInt = 1
@@ -110,6 +103,12 @@ class Scenario(Record):
         if self.resources.min_sites > len(training_sites):
             raise ValueError(
                 f"resources.min_sites is {self.resources.min_sites} but {len(training_sites)} sites train: lower it"
+            )
+        check_aggregation(self.aggregation, self.sampler, len(training_sites))
+        if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
+            raise ValueError(
+                f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
+                f"{self.data.test_fraction} it leaves nothing to train on: lower one of them"
             )
         try:
             training_plan(self, prior_share=1.0, chain_start="own_last")
@@ -134,10 +133,10 @@ def training_plan(
     return TrainingPlan(
         rounds=scenario.training.rounds,
         steps_per_round=scenario.training.steps_per_round,
+        chains=scenario.training.chains,
         burn_in=scenario.training.burn_in,
         thinning=scenario.training.thinning,
-        step_size=scenario.sampler.step_size,
-        prior=scenario.sampler.prior,
+        sampler=scenario.sampler,
         prior_share=prior_share,
         privacy=scenario.privacy,
         chain_start=chain_start,
@@ -165,7 +164,7 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
             no value removes the key.
 
     Returns:
-        The validated scenario.
+        The validated scenario, its paths absolute.
 
     Raises:
         UserError: if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
@@ -179,7 +178,8 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     for assignment in overrides:
         _override(content, assignment)
     content.setdefault("name", path.stem)
-    return read_scenario(content, f"scenario {name_or_path!r}")
+    scenario = read_scenario(content, f"scenario {name_or_path!r}")
+    return scenario.model_copy(update={"data": with_absolute_path(scenario.data)})
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:

@@ -6,6 +6,7 @@ import uuid
 from pathlib import Path
 
 from fl_dpbayes.data.site_file import Policy
+from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites, write_virtual_sites
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.record import digest
@@ -28,12 +29,14 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     Raises:
         UserError: if the partition is impossible, data are missing, or delta is not below 1/n at a training site.
     """
-    plan = plan_virtual_sites(scenario.data, scenario.partition, scenario.sites, scenario.seed, data_dir)
+    fraction = scenario.recalibration.fraction if scenario.recalibration else 0.0
+    plan = plan_virtual_sites(scenario.data, scenario.partition, scenario.sites, scenario.seed, data_dir, fraction)
     for site in plan.sites:
-        if site.spec.role == "train" and scenario.privacy.delta >= 1 / site.train_units:
+        units = max(site.train_units, site.recalibration_units)
+        if site.spec.role == "train" and scenario.privacy.delta >= 1 / units:
             raise UserError(
-                f"privacy.delta is {scenario.privacy.delta}: it must be below 1/n = {1 / site.train_units:.3g} at site "
-                f"{site.name!r} (n = {site.train_units}), or one record could be disclosed outright: lower it"
+                f"privacy.delta is {scenario.privacy.delta}: it must be below 1/n = {1 / units:.3g} at site "
+                f"{site.name!r} (n = {units}), or one record could be disclosed outright: lower it"
             )
     return plan
 
@@ -50,13 +53,22 @@ def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> 
     write_scenario(scenario, run_folder / "scenario.toml")
     partition = {
         "label_total_variation": plan.label_total_variation,
-        "units": {site.name: {"train": site.train_units, "test": site.test_units} for site in plan.sites},
+        "units": {
+            site.name: {"train": site.train_units, "test": site.test_units, "recalibration": site.recalibration_units}
+            for site in plan.sites
+        },
     }
     (run_folder / PARTITION_FILE).write_text(json.dumps(partition, indent=2) + "\n", encoding="utf-8")
     simulation, privacy = scenario.simulation, scenario.privacy
+    recalibration = scenario.recalibration
+    epsilon = max(privacy.epsilon, (recalibration and recalibration.epsilon) or 0.0)
     policy = Policy(
-        max_run_epsilon=privacy.epsilon,
-        max_steps=scenario.training.rounds * scenario.training.steps_per_round,
+        max_run_epsilon=epsilon,
+        allow_non_private=privacy.kind == "none",
+        max_steps=max(
+            scenario.training.chains * scenario.training.rounds * scenario.training.steps_per_round,
+            recalibration.steps if recalibration else 0,
+        ),
         evaluation_release=scenario.evaluation.release,
         min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
     )
@@ -64,13 +76,14 @@ def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> 
         plan,
         run_folder / SITES_FOLDER,
         cohort=f"simulation of {scenario.name}",
-        epsilon=simulation.cohort_epsilon or privacy.epsilon,
+        epsilon=simulation.cohort_epsilon or epsilon,
         delta=privacy.delta,
         adjacency=privacy.adjacency,
         policy=policy,
         insecure_seed=simulation.insecure_seed,
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
+        traces=simulation.traces,
     )
 
 
@@ -78,11 +91,16 @@ def run_identifier(scenario: Scenario) -> str:
     """Name a run: at random, or by its scenario where noise is seeded, so that a seeded run can be repeated exactly.
 
     Args:
-        scenario: the validated scenario.
+        scenario: the validated scenario; where its records lie and whether it keeps traces is not part of the name.
 
     Returns:
         32 hexadecimal characters.
     """
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
-    return hashlib.sha256(f"run:{digest(scenario)}".encode()).hexdigest()[:32]
+    source = scenario.data.source
+    place = {"folder": None} if isinstance(source, BuiltIn) else {"path": Path(source.path.name)}
+    data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
+    simulation = scenario.simulation.model_copy(update={"traces": False})
+    named = scenario.model_copy(update={"data": data, "simulation": simulation})
+    return hashlib.sha256(f"run:{digest(named)}".encode()).hexdigest()[:32]

@@ -31,7 +31,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"key {key!r} is missing: add it"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         context = first.get("ctx", {})
-        return f"{key}: kind {context.get('tag', 'is missing')!r}: choose one of {context.get('expected_tags', '')}"
+        discriminator = str(context.get("discriminator", "kind")).strip("'")
+        tag = context.get("tag", "is missing")
+        return f"{key}: {discriminator} {tag!r}: choose one of {context.get('expected_tags', '')}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:] if message else message
     if kind == "value_error":
@@ -57,11 +59,7 @@ def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
         for candidate in candidates:
             if part in candidate.model_fields:
                 following += _records_in(candidate.model_fields[part].annotation)
-        tagged = [
-            candidate
-            for candidate in candidates
-            if "kind" in candidate.model_fields and candidate.model_fields["kind"].default == part
-        ]
+        tagged = [candidate for candidate in candidates if part in _tags(candidate)]
         candidates = following or tagged or candidates
     return sorted({name for candidate in candidates for name in candidate.model_fields})
 
@@ -70,7 +68,10 @@ def _union_tags(model: type[BaseModel]) -> set[str]:
     tags: set[str] = set()
     for field in model.model_fields.values():
         for record in _records_in(field.annotation):
-            if "kind" in record.model_fields and isinstance(record.model_fields["kind"].default, str):
-                tags.add(record.model_fields["kind"].default)
-            tags |= _union_tags(record)
+            tags |= _tags(record) | _union_tags(record)
     return tags
+
+
+def _tags(record: type[BaseModel]) -> set[str]:
+    discriminators = [record.model_fields[name] for name in ("kind", "rule") if name in record.model_fields]
+    return {tag for field in discriminators for tag in typing.get_args(field.annotation) if isinstance(tag, str)}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
@@ -16,12 +17,13 @@ class PosteriorBank:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, site: str, round_number: int, samples: PosteriorSamples, last: Arrays) -> None:
+    def add(self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays) -> None:
         """Store a site's samples of one round and its last state.
 
         Args:
             site: name of the site.
             round_number: the round, >= 1.
+            chain: number of the chain that the round belongs to, >= 0.
             samples: M >= 0 samples.
             last: the state after the round's last step.
         """
@@ -33,28 +35,54 @@ class PosteriorBank:
                 "weights": np.asarray(samples.weights, dtype=np.float64),
                 "temperatures": np.asarray(samples.temperatures, dtype=np.float64),
             }
-            save_file(content, folder / f"round-{round_number:06d}.safetensors")
-        save_file(dict(last), folder / "last.safetensors")
+            save_file(content, self._samples_path(site, round_number, chain))
+        save_file(dict(last), self._last_path(site, chain))
 
     def sites(self) -> list[str]:
         """Return the names of the sites that have sent a state, in alphabetical order."""
-        return sorted(path.parent.name for path in self._folder.glob("*/last.safetensors"))
+        return sorted({path.parent.name for path in self._folder.glob("*/last-*.safetensors")})
 
-    def last(self, site: str) -> Arrays | None:
-        """Return the site's last state, or None before its first reply."""
-        path = self._folder / site / "last.safetensors"
+    def last(self, site: str, chain: int) -> Arrays | None:
+        """Return the last state of one of a site's chains, or None before its first reply in it."""
+        path = self._last_path(site, chain)
         return load_file(path) if path.is_file() else None
+
+    def last_states(self, site: str) -> list[Arrays]:
+        """Return the last state of each of a site's chains so far."""
+        return [load_file(path) for path in sorted((self._folder / site).glob("last-*.safetensors"))]
+
+    def sample_chains(self, site: str) -> npt.NDArray[np.int64]:
+        """Return the number of the chain that each sample of `samples` belongs to, shape (M,)."""
+        numbers: list[int] = []
+        for path in self._sample_paths(site):
+            with safe_open(path, framework="numpy") as file:
+                numbers += [int(path.name.split("-")[1])] * file.get_slice("weights").get_shape()[0]
+        return np.array(numbers, dtype=np.int64)
+
+    def _sample_paths(self, site: str) -> list[Path]:
+        return sorted((self._folder / site).glob("chain-*-round-*.safetensors"))
+
+    def _samples_path(self, site: str, round_number: int, chain: int) -> Path:
+        return self._folder / site / f"chain-{chain:04d}-round-{round_number:06d}.safetensors"
+
+    def _last_path(self, site: str, chain: int) -> Path:
+        return self._folder / site / f"last-{chain:04d}.safetensors"
 
     def samples(self, site: str) -> PosteriorSamples | None:
         """Return all samples of a site in the order of rounds, or None if it has sent none."""
-        parts = []
-        for path in sorted((self._folder / site).glob("round-*.safetensors")):
-            content = load_file(path)
-            parts.append(
-                PosteriorSamples(
-                    arrays=without_prefix("samples", content),
-                    weights=content["weights"],
-                    temperatures=content["temperatures"],
-                )
-            )
+        parts = [_read_samples(path) for path in self._sample_paths(site)]
         return concatenate(parts) if parts else None
+
+    def round_samples(self, site: str, round_number: int, chain: int) -> PosteriorSamples | None:
+        """Return a site's samples of one round, or None if it has sent none in it."""
+        path = self._samples_path(site, round_number, chain)
+        return _read_samples(path) if path.is_file() else None
+
+
+def _read_samples(path: Path) -> PosteriorSamples:
+    content = load_file(path)
+    return PosteriorSamples(
+        arrays=without_prefix("samples", content),
+        weights=content["weights"],
+        temperatures=content["temperatures"],
+    )

@@ -9,8 +9,9 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.sampler import state_shapes
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.schedules.planned import planned_step_sizes
 from server.messages import read_arrays
 
 
@@ -56,14 +57,14 @@ def check_train_reply(
         raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")
     if (record.status == "OK") != (record.steps == request.steps):
         raise ValueError(f"status {record.status} does not fit {record.steps} of {request.steps} steps")
-    sizes = step_sizes(request.plan.step_size, request.plan.total_steps)
+    sizes = planned_step_sizes(request.plan)
     end = record.first_step + record.steps
     kept = tuple(step for step in range(record.first_step, end) if request.plan.is_kept(step))
     if record.sample_steps != kept:
         raise ValueError(f"it holds {len(record.sample_steps)} samples where the plan keeps {len(kept)}")
     if not np.allclose(record.sample_weights, sizes[list(kept)], rtol=1e-9, atol=0):
         raise ValueError("its sample weights are not the planned step sizes")
-    expected = prefixed("last", shapes) | prefixed(
+    expected = prefixed("last", state_shapes(request.plan.sampler, shapes)) | prefixed(
         "samples", {n: (len(kept), *s) for n, s in shapes.items()} if kept else {}
     )
     arrays = read_arrays(reply, expected)

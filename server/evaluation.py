@@ -21,7 +21,7 @@ from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
-from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.train import PrivacyStatement
 from server.messages import read_arrays
 
@@ -59,11 +59,11 @@ class Evaluation:
             raise ValueError(f"it states noise of {record.noise_std:.3g}, below the {least:.3g} that was asked for")
         one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
         shapes: dict[str, tuple[int, ...]] = {}
-        for predictor in request.predictors:
+        for predictor in request.measured:
             shapes |= prefixed(predictor, one)
         arrays = read_arrays(reply, shapes, np.float64)
         parts = []
-        for predictor in request.predictors:
+        for predictor in request.measured:
             tables = without_prefix(predictor, arrays)
             statistics: Statistics = (
                 from_arrays(tables, self.classes)
@@ -87,7 +87,11 @@ class Evaluation:
         calibration, reliability = [], []
         for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]:
             key = {"site": name, "role": role, "predictor": predictor}
-            calibration.append({**key, **_summary(statistics, np.random.default_rng(seed)).as_row()})
+            row = {**key, **_summary(statistics, np.random.default_rng(seed)).as_row()}
+            if predictor == RECALIBRATED:
+                # The map acts on averaged probabilities, which no longer tell the two uncertainties apart.
+                row |= {"epistemic": None, "aleatoric": None}
+            calibration.append(row)
             if name.startswith("pooled:") and isinstance(statistics, CalibrationStatistics):
                 reliability.append({**key, "bins": [row.as_row() for row in reliability_bins(statistics)]})
         return calibration, reliability

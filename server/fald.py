@@ -4,13 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.aggregation.fald import averaged_temperature
+from fl_dpbayes.aggregation_section import FALD
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.scenario import training_plan
 from server.check_reply import CheckedReply
-from server.strategy import PosteriorStrategy
+from server.robust_average import average_of_states
+from server.strategy import PosteriorStrategy, point_of
 
 AVERAGED = "averaged chain"
 
@@ -24,15 +26,20 @@ class FALDStrategy(PosteriorStrategy):
     def site_plan(self, sites: int) -> TrainingPlan:
         """Return the scenario's plan with 1/K of the prior (convention A); sites send their last state only."""
         plan = training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
-        return plan.model_copy(update={"burn_in": 0, "thinning": plan.total_steps})
+        return plan.model_copy(update={"burn_in": 0, "thinning": plan.chain_steps})
 
-    def start_arrays(self, site: str, arrays: Arrays) -> Arrays:
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return the averaged state of the last round."""
         return arrays
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
-        state = average_states({site: reply.last for site, reply in replies.items()}, self.site_weights)
+        rule = self.federation.scenario.aggregation
+        assert isinstance(rule, FALD)
+        states = {site: reply.last for site, reply in replies.items()}
+        state, warnings = average_of_states(states, arrays, rule, self.site_weights)
+        for warning in warnings:
+            self.record.warn(warning)
         last_step = max(reply.last_step for reply in replies.values())
         temperature = averaged_temperature(
             {site: reply.temperature for site, reply in replies.items()}, self.site_weights
@@ -40,26 +47,27 @@ class FALDStrategy(PosteriorStrategy):
         kept = self._is_kept(last_step + 1)
         size = max(reply.last_step_size for reply in replies.values())
         sample = PosteriorSamples(
-            arrays={name: array[np.newaxis][: int(kept)] for name, array in state.items()},
+            arrays={name: array[: int(kept)] for name, array in point_of(state).arrays.items()},
             weights=np.full(int(kept), size),
             temperatures=np.full(int(kept), temperature),
         )
-        self.bank.add(AVERAGED, round_number, sample, state)
+        self.bank.add(AVERAGED, round_number, self.chain_of(round_number), sample, state)
         return state
 
     def _is_kept(self, steps: int) -> bool:
         training = self.federation.scenario.training
-        beyond = steps - training.burn_in
+        beyond = (steps - 1) % self.plan.chain_steps + 1 - training.burn_in
         return beyond > 0 and beyond % training.thinning < training.steps_per_round
+
+    def chain_names(self) -> list[str]:
+        """Name the one averaged chain."""
+        return [AVERAGED]
 
     def posterior(self) -> PosteriorSamples | None:
         """Return the averaged states after burn-in."""
         return self.bank.samples(AVERAGED)
 
     def last(self) -> PosteriorSamples | None:
-        """Return the last averaged state."""
-        state = self.bank.last(AVERAGED)
-        if state is None:
-            return None
-        stacked = {name: array[np.newaxis] for name, array in state.items()}
-        return PosteriorSamples(arrays=stacked, weights=np.ones(1), temperatures=np.zeros(1))
+        """Return the last averaged state of each chain."""
+        states = [point_of(state) for state in self.bank.last_states(AVERAGED)]
+        return concatenate(states) if states else None

@@ -7,23 +7,27 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays
+from fl_dpbayes.models.parameters import parameter_shapes
+from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
 from server.fald import FALDStrategy
-from server.mixture import MixtureStrategy
+from server.fedpa import FedPAStrategy
+from server.fixed import Federation
+from server.independent_chains import IndependentChainsStrategy
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
 from server.roster import Roster, call_roster, wait_for_simulated_nodes
 from server.run_record import RunRecord
-from server.strategy import Federation, PosteriorStrategy
+from server.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
-STRATEGIES: dict[str, type[PosteriorStrategy]] = {"mixture": MixtureStrategy, "fald": FALDStrategy}
+STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy}
 NODE_SECONDS = 30.0
 SETTLED_SECONDS = 2.0
 
@@ -42,7 +46,8 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
     Raises:
         UserError: if nodes or usable replies are too few.
     """
-    ordered, events, record = OrderedGrid(grid), EventLog(run_folder), RunRecord(run_folder)
+    ordered, events = OrderedGrid(grid), EventLog(run_folder)
+    record = RunRecord(run_folder, tempered=has_temperature(scenario.sampler))
     record.begin("roster")
     node_ids = wait_for_simulated_nodes(ordered, len(scenario.sites), NODE_SECONDS, SETTLED_SECONDS)
     roster = call_roster(
@@ -76,13 +81,13 @@ def _start(
         run_folder=run_folder,
         simulation_folder=simulation_folder,
     )
-    strategy = STRATEGIES[scenario.aggregation.rule](federation, record, events)
-    initial = ArrayRecord({name: Array(array) for name, array in vector_to_arrays(to_vector(module), module).items()})
+    strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record, events)
+    initial = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
     try:
         strategy.start(
             grid=grid,
             initial_arrays=initial,
-            num_rounds=scenario.training.rounds,
+            num_rounds=strategy.plan.total_rounds,
             timeout=scenario.resources.round_timeout,
         )
     finally:
@@ -95,18 +100,21 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     folder, scenario = federation.run_folder, federation.scenario
     posterior = strategy.posterior()
     if posterior is not None:
+        if text := one_sample_warning(len(posterior.weights)):
+            record.warn(text)
         save_posterior(
             folder / "posterior.safetensors",
             posterior,
             model=scenario.model,
             task=federation.roster.task,
             scenario_hash=digest(scenario),
+            recalibration=strategy.recalibration.average if strategy.recalibration else None,
         )
     partition_file = folder / PARTITION_FILE
     heterogeneity = None
     if partition_file.is_file():
         heterogeneity = json.loads(partition_file.read_text(encoding="utf-8"))["label_total_variation"]
-    summary = summarise_run(federation, record, strategy.evaluation, heterogeneity)
+    summary = summarise_run(strategy, record, heterogeneity)
     write_summary(summary, folder)
     rows = [calibration_csv_row(row) for row in summary["calibration"]]
     write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)

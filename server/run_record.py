@@ -67,10 +67,14 @@ class SiteOutcome:
 
 
 class RunRecord:
-    """Collects a run's rows; `privacy.csv` and `rounds.csv` are rewritten after each round."""
+    """Collects a run's rows; `privacy.csv` and `rounds.csv` are rewritten after each round.
 
-    def __init__(self, run_folder: Path) -> None:
+    `tempered` says whether the run's sampler has a temperature.
+    """
+
+    def __init__(self, run_folder: Path, *, tempered: bool = True) -> None:
         self.run_folder = run_folder
+        self._tempered = tempered
         self.warnings: list[str] = []
         self.privacy_rows: list[dict[str, Any]] = []
         self.round_rows: list[dict[str, Any]] = []
@@ -125,8 +129,8 @@ class RunRecord:
         write_csv(self.run_folder / "rounds.csv", self.round_rows, ROUND_COLUMNS)
 
     def temperature(self, site: str) -> tuple[float | None, list[float] | None]:
-        """Return the run's mean temperature at a site, weighted by step size, and its range."""
-        parts = self._temperatures.get(site, [])
+        """Return the run's mean temperature at a site, weighted by step size, and its range, where it has one."""
+        parts = self._temperatures.get(site, []) if self._tempered else []
         weight = sum(part[0] for part in parts)
         if weight <= 0:
             return None, None
@@ -160,7 +164,7 @@ class RunRecord:
                 "adjacency": statement.adjacency,
                 "noise_multiplier_first": statement.history[0][0] if statement.history else None,
                 "noise_multiplier_last": statement.history[-1][0] if statement.history else None,
-                "temperature": reply.temperature_mean,
-                "budget": statement.budget,
+                "temperature": reply.temperature_mean if self._tempered else None,
+                "budget": float("inf") if statement.budget is None else statement.budget,
             }
         self.privacy_rows.append(row)

@@ -2,9 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from logging import INFO
-from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -13,22 +11,27 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_dpbayes.aggregation.weights import uniform_weights, unit_weights
+from fl_dpbayes.aggregation_section import weighing
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
 from server.evaluation import Evaluation
+from server.fixed import Federation
 from server.messages import array_bytes, read_record, request_message
 from server.progress import EventLog
-from server.roster import Member, Roster
+from server.recalibration import Recalibration, recalibrate_sites
+from server.roster import Member
 from server.run_record import RunRecord, SiteOutcome
 
 FINAL_REFUSALS = frozenset(
@@ -42,16 +45,10 @@ FINAL_REFUSALS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Federation:
-    """What is fixed for a whole run."""
-
-    scenario: Scenario
-    run: str
-    roster: Roster
-    shapes: dict[str, tuple[int, ...]]
-    run_folder: Path
-    simulation_folder: str
+def point_of(state: Arrays) -> PosteriorSamples:
+    """Return a chain's state as a point predictor: its parameters as the one sample, without a temperature."""
+    parameters = {name: array[np.newaxis] for name, array in without_prefix("parameters", state).items()}
+    return PosteriorSamples(arrays=parameters, weights=np.ones(1), temperatures=np.zeros(1))
 
 
 class PosteriorStrategy(Strategy):
@@ -67,7 +64,7 @@ class PosteriorStrategy(Strategy):
         self.events = events
         self.bank = PosteriorBank(federation.run_folder / "bank")
         units = {member.card.name: member.card.units for member in federation.roster.training}
-        weigh = {"units": unit_weights, "uniform": uniform_weights}[federation.scenario.aggregation.site_weights]
+        weigh = {"units": unit_weights, "uniform": uniform_weights}[weighing(federation.scenario.aggregation)]
         self.site_weights: Mapping[str, float] = weigh(units)
         self.plan = self.site_plan(len(units))
         self._ledger_heads: dict[str, str] = {}
@@ -75,14 +72,15 @@ class PosteriorStrategy(Strategy):
         self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
         self._requests: list[tuple[Message, Member, TrainRequest | EvaluateRequest]] = []
         self.evaluation: Evaluation | None = None
+        self.recalibration: Recalibration | None = None
 
     @abstractmethod
     def site_plan(self, sites: int) -> TrainingPlan:
         """Return the plan of every site's chain, with the prior share that fits `sites` training sites."""
 
     @abstractmethod
-    def start_arrays(self, site: str, arrays: Arrays) -> Arrays:
-        """Return where a site's chain starts this round, given the current server state."""
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
+        """Return where a site's chain goes on this round, given the current server state."""
 
     @abstractmethod
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
@@ -96,6 +94,20 @@ class PosteriorStrategy(Strategy):
     def last(self) -> PosteriorSamples | None:
         """Return the point predictor: the last states, or None before the first."""
 
+    def chain_names(self) -> list[str]:
+        """Name the chains whose states are the posterior's samples, as the bank knows them."""
+        return [member.card.name for member in self.federation.roster.training]
+
+    def chain_of(self, round_number: int) -> int:
+        """Return the number, from 0, of the chain that a round belongs to."""
+        return (round_number - 1) // self.plan.rounds
+
+    def initial_state(self, chain: int) -> Arrays:
+        """Return where every site's chain of this number starts."""
+        scenario = self.federation.scenario
+        module = build_model(scenario.model, self.federation.roster.task, scenario.seed + chain)
+        return state_arrays(initial_slots(scenario.sampler, to_vector(module)), module)
+
     def summary(self) -> None:
         """Log what is about to run."""
         log(INFO, "\t├── training sites: %s", len(self.federation.roster.training))
@@ -106,12 +118,15 @@ class PosteriorStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Build one training request for each training site that has not finished."""
-        self._state = {name: array.numpy() for name, array in arrays.items()}
+        chain = self.chain_of(server_round)
+        starts_chain = (server_round - 1) % self.plan.rounds == 0
+        received = {name: array.numpy() for name, array in arrays.items()}
+        self._state = self.initial_state(chain) if starts_chain else received
         self._requests = []
         for member in self.federation.roster.training:
             if member.card.name in self._finished:
                 continue
-            start = self.start_arrays(member.card.name, self._state)
+            start = self._state if starts_chain else self.start_arrays(member.card.name, chain, self._state)
             request = TrainRequest(
                 run=self.federation.run,
                 round=server_round,
@@ -140,7 +155,9 @@ class PosteriorStrategy(Strategy):
             outcome, checked = self._outcome(reply, member, request)
             outcomes.append(outcome)
             if checked is not None:
-                self.bank.add(member.card.name, server_round, checked.samples, checked.last)
+                self.bank.add(
+                    member.card.name, server_round, self.chain_of(server_round), checked.samples, checked.last
+                )
                 good[member.card.name] = checked.without_samples()
             self.events.write("site", round=server_round, **outcome.event())
         self._read_message_ids()
@@ -163,9 +180,9 @@ class PosteriorStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """After the last round, build one evaluation request for every site of every role."""
+        """After the last round, recalibrate if asked to, then build an evaluation request for every site."""
         self._requests = []
-        if server_round != self.plan.rounds:
+        if server_round != self.plan.total_rounds:
             return []
         posterior, last = self.posterior(), self.last()
         if posterior is None or last is None:
@@ -180,6 +197,9 @@ class PosteriorStrategy(Strategy):
             "last": last,
             "posterior": posterior.thinned(scenario.evaluation.max_samples),
         }
+        self.recalibration = recalibrate_sites(
+            grid, self.federation, predictors["posterior"], self._ledger_heads, self.record, self.events
+        )
         self.evaluation = Evaluation(self.federation.roster.task.classes)
         bundle = {
             name: array
@@ -195,6 +215,7 @@ class PosteriorStrategy(Strategy):
                 model=scenario.model,
                 predictors={kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()},
                 arrays=bundle_digest,
+                recalibration=self.recalibration.map_of(member.card.name) if self.recalibration else None,
                 noise_multiplier=scenario.evaluation.noise_multiplier,
                 delta=scenario.privacy.delta,
                 ledger_head=self._ledger_heads.get(member.card.name),
@@ -207,6 +228,7 @@ class PosteriorStrategy(Strategy):
         """Collect every site's additive statistics."""
         if self.evaluation is None:
             return None
+        not_sent = []
         for reply in replies:
             member, request = self._match(reply)
             if member is None or not isinstance(request, EvaluateRequest):
@@ -216,6 +238,8 @@ class PosteriorStrategy(Strategy):
                 record = read_record(reply, EvaluateReply)
                 if isinstance(record, Refusal):
                     problem = record.describe()
+                    if record.code is RefusalCode.NOT_SENT:
+                        not_sent.append(member.card.name)
                 elif record.request != request_digest(request) or record.run != request.run:
                     raise ValueError("it answers another request")
                 else:
@@ -224,9 +248,11 @@ class PosteriorStrategy(Strategy):
                         self._ledger_heads[member.card.name] = record.ledger_head
             except ValueError as error:
                 problem = f"rejected: {error}"
-            if problem:
+            if problem and member.card.name not in not_sent:
                 self.record.warn(f"{member.card.name} sent no evaluation: {problem}")
             self.events.write("evaluated", site=member.card.name, problem=problem)
+        if not_sent:
+            self.record.warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
         self._read_message_ids()
         for member, _ in self._asked.values():
             self.record.warn(f"{member.card.name} sent no evaluation in time")
@@ -258,7 +284,7 @@ class PosteriorStrategy(Strategy):
         self.events.write(
             stage,
             round=server_round,
-            rounds=self.plan.rounds,
+            rounds=self.plan.total_rounds,
             sites=[member.card.name for _, member, _ in self._requests],
         )
 

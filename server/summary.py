@@ -10,26 +10,28 @@ import torch
 
 import fl_dpbayes
 from fl_dpbayes.protocol.train import PrivacyStatement
-from server.evaluation import Evaluation
+from fl_dpbayes.scenario import Scenario
+from server.convergence import convergence_rows, convergence_warnings, temperature_warnings
+from server.fixed import Federation
+from server.recalibration import Recalibration
 from server.run_record import RunRecord
-from server.strategy import Federation
+from server.strategy import PosteriorStrategy
 
 
-def summarise_run(
-    federation: Federation, record: RunRecord, evaluation: Evaluation | None, heterogeneity: float | None
-) -> dict[str, Any]:
+def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity: float | None) -> dict[str, Any]:
     """Gather everything that a run shows for itself.
 
     Args:
-        federation: what was fixed.
+        strategy: the run's strategy, after its last round, or after the one at which it stopped.
         record: what happened.
-        evaluation: the sites' statistics; None if the run did not get that far.
         heterogeneity: mean total variation between training sites' labels and the pooled ones, where known.
 
     Returns:
         The summary.
     """
+    federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members
+    convergence = convergence_rows(strategy)
     calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
@@ -48,6 +50,8 @@ def summarise_run(
         "adjacency": scenario.privacy.adjacency,
         "seeded": any(member.card.seeded for member in members)
         or any(statement.seeded for statement in record.statements.values()),
+        "sampler": scenario.sampler.kind,
+        "chains": scenario.training.chains,
         "aggregation": scenario.aggregation.rule,
         "sites": [
             {
@@ -60,26 +64,38 @@ def summarise_run(
             }
             for member in members
         ],
-        "privacy": [_privacy(member.card.name, record) for member in federation.roster.training],
+        "privacy": [_privacy(member.card.name, record, recalibration) for member in federation.roster.training],
+        "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
-        "releases": [*_releases(federation), *(_paid_evaluation(*item) for item in statements.items())],
+        "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
         "bytes": {
             "up": [row["bytes_up"] for row in record.round_rows],
             "down": [row["bytes_down"] for row in record.round_rows],
         },
         "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         "configurations_tried": scenario.configurations_tried,
-        "warnings": [*federation.roster.left_out, *record.warnings],
+        "convergence": convergence,
+        "warnings": [
+            *_not_private(scenario),
+            *federation.roster.left_out,
+            *record.warnings,
+            *convergence_warnings(convergence),
+            *temperature_warnings(strategy, record),
+        ],
         "heterogeneity": heterogeneity,
     }
 
 
-def _privacy(site: str, record: RunRecord) -> dict[str, Any]:
+def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) -> dict[str, Any]:
     statement = record.statements.get(site)
     mean, span = record.temperature(site)
     row: dict[str, Any] = {"site": site, "status": record.status(site), "temperature": mean, "temperature_range": span}
+    if recalibration is not None and site in recalibration.statements:
+        # Of a part of its own, so beside the training's epsilon and not on top of it.
+        epsilon = recalibration.statements[site].epsilon
+        row["recalibration_epsilon"] = float("inf") if epsilon is None else epsilon
     if statement is None:
         return row
     return row | {
@@ -89,10 +105,27 @@ def _privacy(site: str, record: RunRecord) -> dict[str, Any]:
         "mu": float("inf") if statement.mu is None else statement.mu,
         "mu_kind": statement.mu_kind,
         "steps": statement.steps,
+        "history": [list(row) for row in statement.history],
         "rounds": sum(outcome.usable for outcome in record.outcomes.get(site, [])),
-        "budget": statement.budget,
+        "budget": float("inf") if statement.budget is None else statement.budget,
         "unit": statement.unit,
     }
+
+
+def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None:
+    if recalibration is None:
+        return None
+    return {
+        "method": recalibration.average.method,
+        "average": list(recalibration.average.parameters),
+        "sites": {site: list(own.parameters) for site, own in recalibration.own.items()},
+    }
+
+
+def _not_private(scenario: Scenario) -> list[str]:
+    if scenario.privacy.kind == "dp":
+        return []
+    return ["Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their records."]
 
 
 def _evaluation_privacy(site: str, statement: PrivacyStatement) -> dict[str, Any]:
@@ -104,20 +137,23 @@ def _evaluation_privacy(site: str, statement: PrivacyStatement) -> dict[str, Any
         "epsilon_method": statement.epsilon_method,
         "mu": float("inf") if statement.mu is None else statement.mu,
         "mu_kind": statement.mu_kind,
-        "budget": statement.budget,
+        "budget": float("inf") if statement.budget is None else statement.budget,
     }
 
 
 def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
     epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
-    item = f"test records of {site}: epsilon {epsilon} of {statement.budget:g} at delta {statement.delta:g}"
+    budget = float("inf") if statement.budget is None else statement.budget
+    item = f"test records of {site}: epsilon {epsilon} of {budget:g} at delta {statement.delta:g}"
     return {"item": item, "how": "paid in ledger"}
 
 
-def _releases(federation: Federation) -> list[dict[str, str]]:
+def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
     how = {"public": "public by declaration", "noised": "paid in ledger", "none": "not sent"}
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
+    maps = {"item": "parameters of recalibration", "how": "paid in ledger"}
     return [
+        *([maps] if recalibration else []),
         {"item": "posterior samples and last state of each chain", "how": "paid in ledger"},
         {
             "item": "spending: planned noise, steps done, epsilon, head of the ledger's chain",

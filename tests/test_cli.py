@@ -25,6 +25,8 @@ def run(*arguments: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.Monk
     return int(caught.value.code or 0), captured.out, captured.err
 
 
+SOLVE = ["solve", "--epsilon", "1", "--delta", "1e-5", "--q", ".1", "--steps", "9"]
+ACCOUNT = ["account", "--delta", "1e-5"]
 WRONG = {
     "unknown scenario": (["simulate", "nowhere"], "no scenario 'nowhere'"),
     "unknown key": (["simulate", "quickstart", "--set", "privacy.epsilom=1"], "did you mean 'epsilon'"),
@@ -35,6 +37,27 @@ WRONG = {
     "burn-in too long": (["simulate", "quickstart", "--set", "training.burn_in=999999"], "burn_in"),
     "unreachable epsilon": (["solve", "--epsilon", "-1", "--delta", "1e-5", "--q", "0.1", "--steps", "10"], "epsilon"),
     "bad delta": (["account", "--delta", "2", "--sigma", "1", "--q", "1", "--steps", "1"], "--delta is 2"),
+    "solve names --q": (["solve", "--epsilon", "1", "--delta", "1e-5", "--q", "2", "--steps", "9"], "error: --q is 2"),
+    "solve names --clip-norm": ([*SOLVE, "--clip-norm", "0"], "error: --clip-norm is 0"),
+    "schedule without a kind": ([*SOLVE, "--schedule", "{initial=1}"], "error: --schedule is {initial=1}"),
+    "schedule out of range": (
+        [*SOLVE, "--schedule", '{kind="constant", initial=-1}'],
+        "error: --schedule: initial is -1",
+    ),
+    "schedule incomplete": ([*SOLVE, "--schedule", '{kind="constant"}'], "error: --schedule: initial: field required"),
+    "schedule is no table": ([*SOLVE, "--schedule", "3"], "error: --schedule is 3"),
+    "temperature unused": ([*SOLVE, "--temperature", "2"], "--temperature is 2.0, but --coupling constant has no"),
+    "temperature solved": (
+        [*SOLVE, "--coupling", "langevin", "--temperature", "2"],
+        "--coupling langevin finds its own",
+    ),
+    "temperature with sigma": (
+        ["solve", "--epsilon", "1", "--delta", "1e-5", "--q", ".1", "--sigma", "1", "--temperature", "2"],
+        "--temperature is for --steps",
+    ),
+    "account names --sigma": ([*ACCOUNT, "--sigma", "-1", "--q", ".1", "--steps", "1"], "error: --sigma is -1.0"),
+    "account names --q": ([*ACCOUNT, "--sigma", "1", "--q", "nan", "--steps", "1"], "error: --q is nan"),
+    "too many steps": ([*ACCOUNT, "--sigma", "1", "--q", ".1", "--steps", "1" + "0" * 23], "from 0 to 1e+12"),
     "half a mechanism": (["account", "--delta", "1e-5", "--sigma", "1"], "--sigma, --q and --steps together"),
     "bad history": (["account", "--delta", "1e-5", "--history", "/nonexistent.json"], "cannot be read"),
     "no run directory": (["report", "/nonexistent"], "not a run directory"),
@@ -52,6 +75,20 @@ def test_wrong_input_is_one_line_with_status_two(name: str, capsys, monkeypatch)
     assert expected in error
     assert "Traceback" not in error
     assert error.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("[[1, 0.1]]", "row 0 is [1, 0.1]"), ("{", "is not JSON"), ("{}", "expected a JSON list"),
+     ("[[1, 0.1, 1e23]]", "its steps exceed 1e+12"), ("[[-1, 0.1, 1]]", "noise_multiplier is -1"), ("", "is not JSON")],
+)  # fmt: skip
+def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(content)
+    status, _, error = run(*ACCOUNT, "--history", str(path), capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 2
+    assert f"--history {path}" in error
+    assert expected in error
 
 
 def test_unknown_option_and_choice_are_refused_by_name(capsys, monkeypatch) -> None:
@@ -93,6 +130,15 @@ def test_every_command_has_help_with_an_example() -> None:
         result = CliRunner().invoke(cli.app, [*path, "--help"])
         assert result.exit_code == 0
         assert "Example: fl-dpbayes" in result.output, path
+
+
+def test_help_describes_every_argument(capsys, monkeypatch) -> None:
+    for path in commands_of(cli.commands()):
+        _, shown, _ = run(*path, "--help", capsys=capsys, monkeypatch=monkeypatch)
+        arguments = shown.partition("Arguments")[2].partition("Options")[0]
+        if arguments:
+            text = arguments.replace("[required]", "")
+            assert all(len(line.split()) > 5 for line in text.splitlines() if "* " in line), (path, arguments)
 
 
 def test_account_json_has_the_contracts_keys(capsys, monkeypatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.scenario import load_scenario, shipped_scenarios, write_scenario
-from fl_dpbayes.simulation import plan_sites
+from fl_dpbayes.simulation import plan_sites, run_identifier
 
 WRONG = {
     "privacy.epsilonn=2": ("unknown key 'privacy.epsilonn'", "did you mean 'epsilon'"),
@@ -88,3 +88,27 @@ def test_resolved_scenario_reads_back_as_itself(tmp_path: Path) -> None:
     again = load_scenario(str(tmp_path / "scenario.toml"))
     assert again == scenario
     assert digest(again) == digest(scenario)
+
+
+def table_scenario(folder: Path, path: str) -> Path:
+    source = f'data.source={{kind="table", path="{path}", label="y", classes=2, features=["x"]}}'
+    scenario = load_scenario("quickstart", [source, "simulation.insecure_seed=1"])
+    write_scenario(scenario, folder / "resolved.toml")
+    return folder / "resolved.toml"
+
+
+def test_resolved_scenario_finds_its_records_from_any_working_directory(tmp_path: Path, monkeypatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    resolved = table_scenario(tmp_path, "patients.csv")
+    monkeypatch.chdir(tmp_path / "there")
+    assert load_scenario(str(resolved)).data.source.path == tmp_path / "here" / "patients.csv"
+
+
+def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(tmp_path: Path, monkeypatch) -> None:
+    first = load_scenario(str(table_scenario(tmp_path, "a/patients.csv")))
+    moved = load_scenario(str(table_scenario(tmp_path, "/b/patients.csv")), ["simulation.traces=true"])
+    other = load_scenario(str(table_scenario(tmp_path, "/b/others.csv")))
+    assert digest(first) != digest(moved)
+    assert run_identifier(first) == run_identifier(moved) != run_identifier(other)

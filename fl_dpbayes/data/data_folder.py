@@ -16,6 +16,12 @@ def known_folder(folder: Path | None) -> Path | None:
     return folder
 
 
+def backbone_folder(folder: Path | None) -> Path | None:
+    """Return where the weight files of frozen networks lie: `backbones` in the data folder, or None without one."""
+    known = known_folder(folder)
+    return None if known is None else known / "backbones"
+
+
 def data_file(folder: Path | None, name: str, origin: str) -> Path:
     """Find a file in the data folder.
 

@@ -22,7 +22,7 @@ def fingerprint(site: Site, key_hex: str) -> str:
         RFC 7693 for keyed BLAKE2b.
     """
     hasher = hashlib.blake2b(key=bytes.fromhex(key_hex), digest_size=16, person=b"data version")
-    for part in (site.train, site.test):
+    for part in (site.train, site.test, site.recalibration):
         if part is not None:
             for array in (part.features, part.labels, part.unit_index):
                 hasher.update(f"{array.dtype.str}{array.shape}".encode())

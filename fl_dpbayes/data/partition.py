@@ -147,10 +147,31 @@ def _classes(
         # The partitioner drops the classes that no site drew; only a division that keeps every record will do.
         if sum(map(len, parts)) == len(labels):
             return parts
-    raise UserError(
-        f"partition.classes_per_site is {partition.classes_per_site}: no division over {sites} training sites was "
-        f"found in {MAX_ATTEMPTS} attempts that uses every class: raise it, or change the number of training sites"
-    )
+    return _classes_in_turn(labels, partition.classes_per_site, sites, generator)
+
+
+def _classes_in_turn(
+    labels: npt.NDArray[np.int64], classes_per_site: int, sites: int, generator: np.random.Generator
+) -> list[Indices]:
+    """Give each site the next few classes of a shuffled circle: every class is used, and equally often to within one.
+
+    Chance alone seldom finds such a division where classes are nearly as many as places for them.
+    """
+    classes = generator.permutation(np.unique(labels))
+    places = np.arange(sites * classes_per_site)
+    parts: list[list[Indices]] = [[] for _ in range(sites)]
+    for position, label in enumerate(classes):
+        holders = places[places % len(classes) == position] // classes_per_site
+        members = np.flatnonzero(labels == label)
+        if len(members) < len(holders):
+            raise UserError(
+                f"partition.classes_per_site is {classes_per_site}: no division over {sites} training sites, since "
+                f"{len(holders)} of them would share class {label}, which has {len(members)} records: lower it, or use "
+                "fewer training sites"
+            )
+        for holder, share in zip(holders, np.array_split(members, len(holders)), strict=True):
+            parts[holder].append(share)
+    return [np.concatenate(part) for part in parts]
 
 
 def _quantity(

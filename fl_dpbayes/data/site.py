@@ -11,7 +11,7 @@ from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.site_file import Selection, SiteFile
 from fl_dpbayes.data.specs import Shift
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy.splits import in_test_part
+from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.card import Role
 from fl_dpbayes.protocol.task import Task
 
@@ -40,7 +40,8 @@ class Site:
     """A site's records and what it declares of itself.
 
     `units` is the declared n, a public constant; `train` is None at a held-out or shifted site, whose records are all
-    in `test`.
+    in `test`. `recalibration` is None there, and where the site file keeps no share for it; `recalibration_units` is
+    the number of units that the declared n and the shares of the split let expect, a public constant too.
     """
 
     name: str
@@ -51,6 +52,8 @@ class Site:
     train: Part | None
     test: Part
     shift: str
+    recalibration: Part | None = None
+    recalibration_units: int = 0
 
 
 def load_site(site_file: SiteFile) -> Site:
@@ -71,9 +74,14 @@ def load_site(site_file: SiteFile) -> Site:
     if site_file.shift is not None:
         records = apply_shift(records, site_file.shift, np.random.default_rng(site_file.shift_seed))
     _check_records(records)
+    recalibration = None
     if site_file.role == "train":
-        in_test = in_test_part(records.units.tolist(), site_file.split.key, site_file.split.test_fraction)
-        train, test = _part(records.subset(~in_test)), _part(records.subset(in_test))
+        split, units = site_file.split, records.units.tolist()
+        in_test = in_test_part(units, split.key, split.test_fraction)
+        in_recalibration = in_recalibration_part(units, split.key, split.test_fraction, split.recalibration_fraction)
+        train, test = _part(records.subset(~in_test & ~in_recalibration)), _part(records.subset(in_test))
+        if split.recalibration_fraction:
+            recalibration = _part(records.subset(in_recalibration))
     else:
         train, test = None, _part(records)
     _check_declaration(site_file.units, test if train is None else train, records.unit)
@@ -86,7 +94,18 @@ def load_site(site_file: SiteFile) -> Site:
         train=train,
         test=test,
         shift=shift_label(site_file.shift),
+        recalibration=recalibration,
+        recalibration_units=recalibration_units(site_file),
     )
+
+
+def recalibration_units(site_file: SiteFile) -> int:
+    """Return the expected number of units in the recalibration part, from what the site declares; 0 without one."""
+    split = site_file.split
+    share = split.recalibration_fraction
+    if site_file.role != "train" or not share or split.test_fraction + share >= 1:
+        return 0
+    return max(1, round(site_file.units * share / (1 - split.test_fraction - share)))
 
 
 def shift_label(shift: Shift | None) -> str:

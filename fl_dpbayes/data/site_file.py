@@ -1,17 +1,20 @@
 """The file that makes a site: written by a hospital, or by a simulation for each virtual site."""
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.data.specs import OfficialPart, Shift, Source
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, Role, SiteName
 from fl_dpbayes.protocol.plan import Adjacency, Probability
 from fl_dpbayes.protocol.record import Record
+
+PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
 class Selection(Record):
@@ -23,10 +26,20 @@ class Selection(Record):
 
 
 class Split(Record):
-    """Which share of the units is kept for testing, chosen by keyed hash of the unit."""
+    """Which shares of the units are kept for testing and for recalibration, chosen by keyed hash of the unit."""
 
     test_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
+    recalibration_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32,128}$")]
+
+    @model_validator(mode="after")
+    def _fractions_fit(self) -> "Split":
+        if self.test_fraction + self.recalibration_fraction > 1:
+            raise ValueError(
+                f"test_fraction {self.test_fraction} and recalibration_fraction {self.recalibration_fraction} exceed 1 "
+                "together: lower one of them"
+            )
+        return self
 
 
 class LedgerSettings(Record):
@@ -34,7 +47,7 @@ class LedgerSettings(Record):
 
     path: Path
     cohort: Annotated[str, Field(min_length=1, max_length=200)]
-    epsilon: PositiveFloat
+    epsilon: PositiveOrInfinite
     delta: Probability
     adjacency: Adjacency = "add_or_remove_one"
     durability: Literal["full", "normal"] = "full"
@@ -43,11 +56,13 @@ class LedgerSettings(Record):
 class Policy(Record):
     """What a site allows a request to ask for.
 
-    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table; further records of that
-    unit are left out of it.
+    `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are infinite
+    too: for simulation. `max_test_records_per_unit` caps what one patient can add to a noised evaluation table; further
+    records of that unit are left out of it.
     """
 
-    max_run_epsilon: PositiveFloat
+    max_run_epsilon: PositiveOrInfinite
+    allow_non_private: bool = False
     max_clip_norm: PositiveFloat = 1e6
     max_steps: PositiveInt = 20_000
     evaluation_release: EvaluationRelease = "none"
@@ -61,6 +76,10 @@ class SiteFile(Record):
     `units` is n, the number of privacy units in the training part (at a held-out or shifted site: in all of it): a
     public constant that the site declares, never counted from its data when a message comes. `insecure_seed` makes
     noise and sampling repeatable, for simulation and tests only; what is released is then not private, and says so.
+    `cache_folder` holds features of records, as confidential as these; `backbone_folder` holds the weight files that a
+    request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
+    round: log posterior and clipped share along the chain. These are computed from records without noise, as
+    confidential as these, and never sent.
     """
 
     name: SiteName
@@ -76,6 +95,19 @@ class SiteFile(Record):
     threads: PositiveInt = 1
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     insecure_seed: int | None = None
+    cache_folder: Path = Path("cache")
+    backbone_folder: Path | None = None
+    trace_folder: Path | None = None
+
+    @model_validator(mode="after")
+    def _budget_is_finite(self) -> "SiteFile":
+        budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}
+        if self.ledger is not None:
+            budgets["ledger.epsilon"] = self.ledger.epsilon
+        for key, epsilon in budgets.items():
+            if math.isinf(epsilon) and not self.policy.allow_non_private:
+                raise ValueError(f"{key} is infinite: give a budget; only policy.allow_non_private goes without one")
+        return self
 
 
 def read_site_file(path: Path) -> SiteFile:
@@ -114,7 +146,11 @@ def write_site_file(site_file: SiteFile, path: Path) -> None:
 
 
 def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
-    changes: dict[str, object] = {}
+    changes: dict[str, object] = {"cache_folder": folder / site_file.cache_folder}
+    for key in ("backbone_folder", "trace_folder"):
+        value = getattr(site_file, key)
+        if value is not None:
+            changes[key] = folder / value
     selection, ledger, source = site_file.selection, site_file.ledger, site_file.source
     if selection.indices is not None:
         changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})

@@ -120,12 +120,22 @@ def _named_source(value: Any) -> Any:
 class DataSpec(Record):
     """Where a scenario's records come from; `source = "digits"` is short for `source = {kind = "digits"}`.
 
-    A relative path in a source starts at the working directory of the command that reads the scenario.
+    A relative path in a source starts at the working directory of the command that reads the scenario; the scenario
+    that a run writes into its directory holds it as an absolute one.
     `test_fraction` is the share of each training site's units that is kept for testing.
     """
 
     source: Annotated[Source, BeforeValidator(_named_source)]
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+
+
+def with_absolute_path(data: DataSpec) -> DataSpec:
+    """Resolve the path of a source against the working directory, so that it means the same from any other."""
+    for key in ("path", "folder"):
+        place = getattr(data.source, key, None)
+        if place is not None:
+            return data.model_copy(update={"source": data.source.model_copy(update={key: place.resolve()})})
+    return data
 
 
 class SiteSpec(Record):

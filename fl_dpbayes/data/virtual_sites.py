@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.data.data_folder import known_folder
+from fl_dpbayes.data.data_folder import backbone_folder, known_folder
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
@@ -15,7 +15,7 @@ from fl_dpbayes.data.shifts.population import prevalence_indices
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
 from fl_dpbayes.data.specs import BuiltIn, DataSpec, NaturalPartition, OfficialPart, Partition, SiteSpec, Source
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy.splits import in_test_part
+from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.plan import Adjacency
 from fl_dpbayes.protocol.task import Task
 
@@ -26,7 +26,8 @@ Indices = npt.NDArray[np.int64]
 class PlannedSite:
     """One virtual site: which records of the official part `spec.part` it holds and how they are split.
 
-    `train_units` is 0 at a held-out or shifted site; `test_units` counts the units that it is evaluated on.
+    `train_units` and `recalibration_units` are 0 at a held-out or shifted site; `test_units` counts the units that it
+    is evaluated on.
     """
 
     name: str
@@ -36,6 +37,7 @@ class PlannedSite:
     split_key: str
     train_units: int
     test_units: int
+    recalibration_units: int
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,18 @@ class SitePlan:
     task: Task
     unit: str
     test_fraction: float
+    recalibration_fraction: float
     sites: tuple[PlannedSite, ...]
     label_total_variation: float
 
 
 def plan_virtual_sites(
-    data: DataSpec, partition: Partition, sites: dict[str, SiteSpec], seed: int, data_dir: Path | None
+    data: DataSpec,
+    partition: Partition,
+    sites: dict[str, SiteSpec],
+    seed: int,
+    data_dir: Path | None,
+    recalibration_fraction: float = 0.0,
 ) -> SitePlan:
     """Decide which records each site holds; writes nothing.
 
@@ -69,6 +77,7 @@ def plan_virtual_sites(
         sites: name -> site, at least one of them a training site.
         seed: the scenario's seed; every draw follows from it and from names.
         data_dir: folder of the built-in data sets; None for the source's own or the environment's (FL_DPBAYES_DATA).
+        recalibration_fraction: share of each training site's units that is kept for recalibration.
 
     Returns:
         The plan.
@@ -85,6 +94,7 @@ def plan_virtual_sites(
         chosen = _natural_sites(parts, sites)
     else:
         chosen = _divided_sites(parts, partition, sites, seed)
+    fractions = (data.test_fraction, recalibration_fraction)
     train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
     records = parts["train"] if "train" in parts else next(iter(parts.values()))
     return SitePlan(
@@ -92,9 +102,9 @@ def plan_virtual_sites(
         task=records.task,
         unit=records.unit,
         test_fraction=data.test_fraction,
+        recalibration_fraction=recalibration_fraction,
         sites=tuple(
-            _planned_site(name, spec, parts[spec.part], chosen[name], seed, data.test_fraction)
-            for name, spec in sites.items()
+            _planned_site(name, spec, parts[spec.part], chosen[name], seed, fractions) for name, spec in sites.items()
         ),
         label_total_variation=label_total_variation(records.labels, train),
     )
@@ -112,6 +122,7 @@ def write_virtual_sites(
     insecure_seed: int | None = None,
     threads: int = 1,
     device: str = "auto",
+    traces: bool = False,
 ) -> list[Path]:
     """Write one site file per virtual site, with its ledger under `folder/../ledgers`.
 
@@ -126,11 +137,13 @@ def write_virtual_sites(
         insecure_seed: makes noise and sampling repeatable, so that nothing is private; None for real entropy.
         threads: threads per site.
         device: `auto`, `cpu` or `cuda[:index]`.
+        traces: let each training site keep a trace of its chain in `folder/../traces/<site>`.
 
     Returns:
         The paths `<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    backbones = backbone_folder(plan.source.folder if isinstance(plan.source, BuiltIn) else None)
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
     for number, site in enumerate(plan.sites):
@@ -142,7 +155,7 @@ def write_virtual_sites(
             source=plan.source,
             selection=Selection(part=site.spec.part, indices=Path(f"{stem}.npy")),
             units=site.train_units if site.spec.role == "train" else site.test_units,
-            split=Split(test_fraction=plan.test_fraction if site.spec.role == "train" else 1.0, key=site.split_key),
+            split=_split(plan, site),
             shift=site.spec.shift,
             shift_seed=site.shift_seed,
             ledger=LedgerSettings(
@@ -157,10 +170,21 @@ def write_virtual_sites(
             threads=threads,
             device=device,
             insecure_seed=insecure_seed,
+            cache_folder=Path("..") / "cache",
+            backbone_folder=None if backbones is None else backbones.resolve(),
+            trace_folder=Path("..") / "traces" / site.name if traces and site.spec.role == "train" else None,
         )
         write_site_file(site_file, folder / f"{stem}.toml")
         paths.append(folder / f"{stem}.toml")
     return paths
+
+
+def _split(plan: SitePlan, site: PlannedSite) -> Split:
+    if site.spec.role != "train":
+        return Split(test_fraction=1.0, key=site.split_key)
+    return Split(
+        test_fraction=plan.test_fraction, recalibration_fraction=plan.recalibration_fraction, key=site.split_key
+    )
 
 
 def _located(source: Source, data_dir: Path | None) -> Source:
@@ -230,7 +254,7 @@ def _set_aside(name: str, spec: SiteSpec, pool: Indices, of_unit: list[Indices],
 
 
 def _planned_site(
-    name: str, spec: SiteSpec, records: Records, indices: Indices, seed: int, test_fraction: float
+    name: str, spec: SiteSpec, records: Records, indices: Indices, seed: int, fractions: tuple[float, float]
 ) -> PlannedSite:
     shift_seed = int.from_bytes(_hash(seed, name, "shift")[:7], "big")
     split_key = _hash(seed, name, "split").hex()
@@ -240,13 +264,14 @@ def _planned_site(
         labels = records.labels[indices]
         kept = indices[prevalence_indices(labels, records.task.classes, spec.shift.severity, generator)]
     units = np.unique(records.units[kept])
-    in_test = np.ones(len(units), dtype=bool)
+    in_test, in_recalibration = np.ones(len(units), dtype=bool), np.zeros(len(units), dtype=bool)
     if spec.role == "train":
-        in_test = in_test_part(units.tolist(), split_key, test_fraction)
-        if in_test.all():
+        in_test = in_test_part(units.tolist(), split_key, fractions[0])
+        in_recalibration = in_recalibration_part(units.tolist(), split_key, *fractions)
+        if (in_test | in_recalibration).all():
             raise UserError(
                 f"sites.{name}: none of its {len(units)} units is left to train on: give it more records, or lower "
-                "data.test_fraction"
+                "data.test_fraction (and recalibration.fraction)"
             )
     return PlannedSite(
         name=name,
@@ -254,8 +279,9 @@ def _planned_site(
         indices=indices,
         shift_seed=shift_seed,
         split_key=split_key,
-        train_units=int((~in_test).sum()),
+        train_units=int((~(in_test | in_recalibration)).sum()),
         test_units=int(in_test.sum()),
+        recalibration_units=int(in_recalibration.sum()),
     )
 
 

@@ -76,7 +76,7 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
 
 
 def _comparison(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
-    """Compare the averaged posterior with the last iterate over the sites of one role."""
+    """Compare averaged posterior, last iterate and recalibrated posterior over the sites of one role."""
     place = ROLES[role]
     if not rows:
         return f"Calibration at {place} was not measured."
@@ -85,9 +85,11 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
     name, error = predictor_name(first.predictor), _error(first, " percentage points")
     text = f"At {place} the {name}'s probabilities are off by {error}"
     measure = f"debiased RMS calibration error, n = {count(first.n)}"
+    recalibrated = rows.get("recalibrated")
+    after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""
     if posterior is None or last is None:
-        return f"{text} ({measure})."
-    return f"{text}; the last iterate's by {_error(last)} ({measure}). {_difference(posterior, last)}"
+        return f"{text} ({measure}).{after}"
+    return f"{text}; the last iterate's by {_error(last)} ({measure}). {_difference(posterior, last)}{after}"
 
 
 def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:
@@ -106,15 +108,21 @@ def _privacy(run: Summary) -> str:
     rows = [row for row in run.privacy if row.steps]
     if not rows:
         return "No privacy cost is recorded: no site trained."
-    unknown = [row for row in rows if row.epsilon is None]
-    infinite = [row for row in rows if row.epsilon == float("inf")]
+    unknown = [row for row in rows if row.largest_epsilon is None]
+    infinite = [row for row in rows if row.largest_epsilon == float("inf")]
     if infinite or unknown:
         open_rows = infinite or unknown
         state = "infinite" if infinite else "not recorded"
         return f"There is no privacy guarantee: epsilon is {state} at {len(open_rows)} of {len(rows)} sites."
-    largest = max(rows, key=lambda row: row.epsilon or 0.0)
+    largest = max(rows, key=lambda row: row.largest_epsilon or 0.0)
     who = "The hospital that trained" if len(rows) == 1 else f"Every one of the {len(rows)} hospitals that trained"
-    return f"{who} spent at most epsilon {rounded_up(largest.epsilon)} at {_deltas(rows)} ({neighbours(run)})."
+    text = f"{who} spent at most epsilon {rounded_up(largest.largest_epsilon)} at {_deltas(rows)} ({neighbours(run)})."
+    tested = [row.epsilon for row in run.evaluation_privacy]
+    if not tested:
+        return text
+    if None in tested:
+        return f"{text} What noised test results cost, on other units, is not recorded."
+    return f"{text} Noised test results, on other units, cost at most epsilon {rounded_up(max(filter(None, tested)))}."
 
 
 def _deltas(rows: list[PrivacyRecord]) -> str:

@@ -1,13 +1,17 @@
 """Epsilon after each round at each site, with the budget."""
 
+import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, quiet_grid, set_title
+from fl_dpbayes.report.records import read_csv
 
 MAX_NAMED = len(CYCLE)
 
@@ -20,6 +24,28 @@ class EpsilonCurve:
     rounds: tuple[int, ...]
     epsilons: tuple[float, ...]
     budget: float | None
+
+
+def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
+    """Read the curves of a run from its `privacy.csv`; without the file there are none.
+
+    Args:
+        run_dir: the run directory.
+
+    Returns:
+        One curve per site.
+
+    Raises:
+        UserError: if the file is damaged.
+    """
+    path = Path(run_dir) / "privacy.csv"
+    try:
+        return epsilon_curves(read_csv(path))
+    except (ValueError, TypeError, csv.Error) as error:
+        reason = str(error)
+    except KeyError as error:
+        reason = f"it has no column {error}"
+    raise UserError(f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again")
 
 
 def epsilon_curves(rows: Iterable[Mapping[str, str]]) -> list[EpsilonCurve]:

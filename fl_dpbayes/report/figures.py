@@ -1,16 +1,17 @@
 """All figures of a run, drawn from its records and saved as SVG."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fl_dpbayes.report.epsilon_figure import epsilon_curves, epsilon_figure
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure, read_epsilon_curves
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.records import read_csv, read_summary, write_atomically
+from fl_dpbayes.report.records import read_summary, write_atomically
 from fl_dpbayes.report.reliability_figure import reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
 from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary, parse_summary
@@ -39,10 +40,10 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
         without data is left out.
 
     Raises:
-        UserError: if the folder is not a run directory.
+        UserError: if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
     """
     run = parse_summary(read_summary(run_dir))
-    curves = read_csv(Path(run_dir) / "privacy.csv")
+    curves = read_epsilon_curves(run_dir)
     figures = [
         *(_draw_reliability(run, row) for row in pooled_reliability(run)),
         _draw_epsilon(run, curves),
@@ -50,9 +51,12 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
     ]
     drawn = [figure for figure in figures if figure is not None]
     folder = Path(run_dir) / "figures"
-    folder.mkdir(exist_ok=True)
-    for figure in drawn:
-        write_atomically(folder / f"{figure.name}.svg", figure.svg)
+    try:
+        folder.mkdir(exist_ok=True)
+        for figure in drawn:
+            write_atomically(folder / f"{figure.name}.svg", figure.svg)
+    except OSError as error:
+        raise UserError(f"figures cannot be written to the folder {folder}: {error.strerror or error}") from None
     return drawn
 
 
@@ -86,13 +90,13 @@ def _error_of(rows: Sequence[CalibrationRecord], wanted: ReliabilityRecord) -> s
     return ""
 
 
-def _draw_epsilon(run: Summary, rows: Sequence[Mapping[str, str]]) -> DrawnFigure | None:
+def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure | None:
     deltas = sorted({row.delta for row in run.privacy if row.delta is not None})
     delta = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
     methods = ", ".join(sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}))
     subtitle = f"{delta}{f'; by {methods}' if methods else ''}"
     with figure_settings("epsilon"):
-        figure: Figure | None = epsilon_figure(epsilon_curves(rows), subtitle)
+        figure: Figure | None = epsilon_figure(curves, subtitle)
         if figure is None:
             return None
         return DrawnFigure("epsilon", figure_svg(figure), f"Epsilon spent after each round at each site, {subtitle}.")

@@ -23,13 +23,13 @@ def key_figures(run: Summary) -> list[tuple[str, str]]:
         run: a run's summary.
 
     Returns:
-        (value, meaning) of the calibration error of each of posterior and last iterate, the accuracy, and the largest
-        epsilon.
+        (value, meaning) of the calibration error of each of recalibrated posterior, posterior and last iterate, the
+        accuracy, and the largest epsilon.
     """
     role = headline_role(run)
     rows = pooled_rows(run, role)
     figures = []
-    for predictor in ("posterior", "last"):
+    for predictor in ("recalibrated", "posterior", "last"):
         if predictor in rows:
             row = rows[predictor]
             ends = interval(row.intervals.get("rms_debiased"), points)
@@ -39,9 +39,11 @@ def key_figures(run: Summary) -> list[tuple[str, str]]:
     shown = rows.get("posterior") or rows.get("last")
     if shown is not None and shown.accuracy is not None:
         figures.append((f"{points(shown.accuracy)}%", f"accuracy at {ROLES[role]}, {predictor_name(shown.predictor)}"))
-    spent = [record for record in run.privacy if record.steps and record.epsilon is not None]
+    spent = [record for record in run.privacy if record.steps and record.largest_epsilon is not None]
     if spent:
-        largest = max(spent, key=lambda record: record.epsilon or 0.0)
+        largest = max(spent, key=lambda record: record.largest_epsilon or 0.0)
         meaning = f"largest ε spent, budget {significant(largest.budget)}, δ {probability(largest.delta)}"
-        figures.append((rounded_up(largest.epsilon), f"not private (seeded); {meaning}" if run.seeded else meaning))
+        figures.append(
+            (rounded_up(largest.largest_epsilon), f"not private (seeded); {meaning}" if run.seeded else meaning)
+        )
     return figures

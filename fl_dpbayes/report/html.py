@@ -7,8 +7,9 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.epsilon_figure import epsilon_curves
+from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
 from fl_dpbayes.report.figures import SITE_METRICS, DrawnFigure, draw_figures, figure_name, pooled_reliability
 from fl_dpbayes.report.headline import key_figures
 from fl_dpbayes.report.inline_svg import inline_svg
@@ -25,7 +26,7 @@ from fl_dpbayes.report.page_tables import (
     reliability_table,
     site_table,
 )
-from fl_dpbayes.report.records import read_csv, read_summary, write_atomically
+from fl_dpbayes.report.records import read_summary, write_atomically
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.template import TEMPLATE
@@ -51,12 +52,12 @@ def write_report(run_dir: Path | str) -> Path:
         The path of the page.
 
     Raises:
-        UserError: if the folder is not a run directory.
+        UserError: if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
     """
     summary = read_summary(run_dir)
     run = parse_summary(summary)
     figures = {figure.name: figure for figure in draw_figures(run_dir)}
-    curves = epsilon_curves(read_csv(Path(run_dir) / "privacy.csv"))
+    curves = read_epsilon_curves(run_dir)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["unbroken"] = _unbroken
     page = environment.from_string(TEMPLATE).render(
@@ -85,7 +86,10 @@ def write_report(run_dir: Path | str) -> Path:
         facts=facts(run),
     )
     path = Path(run_dir) / "report.html"
-    write_atomically(path, page)
+    try:
+        write_atomically(path, page)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 
 

@@ -42,8 +42,9 @@ def _cells(values: Iterable[str | Cell]) -> tuple[Cell, ...]:
 
 
 def privacy_table(run: Summary) -> PageTable:
-    """Show what each site that trained spent; epsilon and mu are rounded up."""
+    """Show what each site spent on training, then on noised test results; epsilon and mu are rounded up."""
     sites = {site.name: site for site in run.sites}
+    recalibrated = any(row.recalibration_epsilon is not None for row in run.privacy)
     rows = [
         _cells(
             (
@@ -52,6 +53,7 @@ def privacy_table(run: Summary) -> PageTable:
                 count(sites[row.site].n if row.site in sites else None),
                 count(row.steps),
                 (rounded_up(row.epsilon), row.epsilon_method),
+                *((rounded_up(row.recalibration_epsilon),) if recalibrated else ()),
                 significant(row.budget),
                 probability(row.delta),
                 (rounded_up(row.mu), row.mu_kind if row.mu is not None else ""),
@@ -60,9 +62,27 @@ def privacy_table(run: Summary) -> PageTable:
             )
         )
         for row in run.privacy
+    ] + [
+        _cells(
+            (
+                row.site,
+                row.unit,
+                "",
+                "",
+                (rounded_up(row.epsilon), row.epsilon_method),
+                *(("",) if recalibrated else ()),
+                significant(row.budget),
+                probability(row.delta),
+                (rounded_up(row.mu), row.mu_kind if row.mu is not None else ""),
+                "",
+                "evaluation",
+            )
+        )
+        for row in run.evaluation_privacy
     ]
-    columns = ("Site", "Unit", "Units n", "Steps", "ε spent", "Budget", "δ", "μ", "Temperature", "Status")
-    return PageTable(columns, rows, frozenset({0, 1, 9}))
+    more = ("ε of recalibration",) if recalibrated else ()
+    columns = ("Site", "Unit", "Units n", "Steps", "ε spent", *more, "Budget", "δ", "μ", "Temperature", "Status")
+    return PageTable(columns, rows, frozenset({0, 1, len(columns) - 1}))
 
 
 def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:

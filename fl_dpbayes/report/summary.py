@@ -48,11 +48,16 @@ class SiteRecord(SummaryPart):
 
 
 class PrivacyRecord(SummaryPart):
-    """What a run cost one site; `temperature` is the mean over steps weighted by step size."""
+    """What a run cost one site; `temperature` is the mean over steps weighted by step size.
+
+    `epsilon` is that of training, `recalibration_epsilon` that of recalibration, which is spent on other units of the
+    site: each unit's cost is one of the two, so at most the larger.
+    """
 
     site: Text
     delta: Number = None
     epsilon: Number = None
+    recalibration_epsilon: Number = None
     epsilon_method: Text = ""
     mu: Number = None
     mu_kind: Text = ""
@@ -63,6 +68,26 @@ class PrivacyRecord(SummaryPart):
     temperature_range: Interval = None
     unit: Text = "record"
     status: Text = ""
+
+    @property
+    def largest_epsilon(self) -> float | None:
+        """The cost to any one unit: the larger of training and recalibration; None if either is not recorded."""
+        if self.epsilon is None:
+            return None
+        return max(self.epsilon, self.recalibration_epsilon or 0.0)
+
+
+class EvaluationPrivacyRecord(SummaryPart):
+    """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
+
+    site: Text
+    delta: Number = None
+    epsilon: Number = None
+    epsilon_method: Text = ""
+    mu: Number = None
+    mu_kind: Text = ""
+    budget: Number = None
+    unit: Text = "record"
 
 
 class CalibrationRecord(SummaryPart):
@@ -139,6 +164,7 @@ class Summary(SummaryPart):
     aggregation: Text = ""
     sites: tuple[SiteRecord, ...]
     privacy: tuple[PrivacyRecord, ...]
+    evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     calibration: tuple[CalibrationRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()

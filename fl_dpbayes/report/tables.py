@@ -1,27 +1,16 @@
 """The tables that a run prints at its end."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
-from fl_dpbayes.report.summary import Summary, parse_summary
+from fl_dpbayes.report.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary, parse_summary
+from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.report.wording import in_reading_order, neighbours, place_name
 
-
-def _table(title: str, caption: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"),
-        caption=Text(caption, style="dim"),
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
-        collapse_padding=True,
-    )
+WIDTH = 100
+EVALUATION_STATUS = "evaluation"
 
 
 def _privacy_caption(summary: Summary) -> str:
@@ -31,84 +20,88 @@ def _privacy_caption(summary: Summary) -> str:
         parts.append(f"epsilon by {', '.join(methods)}.")
     if any(row.mu_kind == "clt" for row in summary.privacy):
         parts.append("mu (clt) is an approximation, not an upper bound.")
+    if costs := [row.recalibration_epsilon for row in summary.privacy if row.recalibration_epsilon is not None]:
+        parts.append(f"Recalibration, on other units: epsilon at most {rounded_up(max(costs))}.")
+    if summary.evaluation_privacy:
+        parts.append(f"Rows of status {EVALUATION_STATUS}: what noised test results cost, on other units.")
     parts.append("temp.: Langevin temperature, 1 is the posterior.")
     if summary.seeded:
         parts.append("seeded: not private.")
     return " ".join(parts)
 
 
-def _name_width(names: Iterable[str], most: int) -> int:
-    return min(most, max(map(len, names), default=0))
-
-
-def privacy_table(summary: Mapping[str, object]) -> Table:
-    """Show what the run cost each site that trained.
+def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
+    """Show what the run cost each site that trained, and each site that released noised test results.
 
     Args:
         summary: a run's summary, in memory or as read from `summary.json`.
+        width: characters of the terminal; columns that do not fit are left out.
 
     Returns:
-        A table that fits 100 columns; epsilon and mu are rounded up.
+        The table; epsilon and mu are rounded up.
     """
     run = parse_summary(summary)
     units = {site.name: site.n for site in run.sites}
-    table = _table("Privacy spent", _privacy_caption(run))
-    table.add_column(
-        "site", min_width=_name_width((row.site for row in run.privacy), 16), max_width=24, overflow="fold"
-    )
-    for header in ("units", "steps", "epsilon", "budget", "delta", "mu", "temp."):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("status", max_width=9, overflow="fold")
-    for row in run.privacy:
-        table.add_row(
-            Text(row.site),
-            count(units.get(row.site)),
-            count(row.steps),
-            rounded_up(row.epsilon),
-            significant(row.budget),
-            probability(row.delta),
-            Text(f"{rounded_up(row.mu)} {row.mu_kind}"[:12].strip()),
-            significant(row.temperature),
-            Text(row.status),
-        )
-    return table
+    trained, tested = run.privacy, run.evaluation_privacy
+    rows: list[PrivacyRecord | EvaluationPrivacyRecord] = [*trained, *tested]
+    # Steps, size and temperature are those of training.
+    blank = [""] * len(tested)
+    columns = [
+        TerminalColumn("site", [folded(row.site, name_width(width)) for row in rows], number=False),
+        TerminalColumn("units", [count(units.get(row.site)) for row in trained] + blank, expendable=3),
+        TerminalColumn("steps", [count(row.steps) for row in trained] + blank, expendable=4),
+        TerminalColumn("epsilon", [rounded_up(row.epsilon) for row in rows]),
+        TerminalColumn("budget", [significant(row.budget) for row in rows]),
+        TerminalColumn("delta", [probability(row.delta) for row in rows]),
+        TerminalColumn("mu", [f"{rounded_up(row.mu)} {row.mu_kind}"[:12].strip() for row in rows], expendable=1),
+        TerminalColumn("temp.", [significant(row.temperature) for row in trained] + blank, expendable=2),
+        TerminalColumn(
+            "status",
+            [*(folded(row.status, STATUS_WIDTH) for row in trained), *(EVALUATION_STATUS for _ in tested)],
+            number=False,
+        ),
+    ]
+    sections = (len(trained) - 1,) if tested else ()
+    return fitted_table("Privacy spent", columns, width, caption=_privacy_caption(run), sections=sections)
 
 
-def calibration_table(summary: Mapping[str, object]) -> Table:
+def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
     """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other.
 
     Args:
         summary: a run's summary, in memory or as read from `summary.json`.
+        width: characters of the terminal; columns that do not fit are left out.
 
     Returns:
-        A table that fits 100 columns. ECE stands with the value that a perfectly calibrated model would show on as
-        many records, the debiased root-mean-square error with its interval; both in percentage points.
+        The table. ECE stands with the value that a perfectly calibrated model would show on as many records, the
+        debiased root-mean-square error with its interval; both in percentage points.
     """
     rows = in_reading_order(parse_summary(summary).calibration)
-    table = _table(
+    first = [number == 0 or row.site != rows[number - 1].site for number, row in enumerate(rows)]
+    places = [place_name(row).removesuffix(" sites") if row.pooled else row.site for row in rows]
+    columns = [
+        TerminalColumn(
+            "where",
+            [folded(place, name_width(width)) if new else "" for place, new in zip(places, first, strict=True)],
+            number=False,
+        ),
+        TerminalColumn("n", [count(row.n) if new else "" for row, new in zip(rows, first, strict=True)], expendable=2),
+        TerminalColumn("predictor", [folded(row.predictor, name_width(width)) for row in rows], number=False),
+        TerminalColumn("accuracy", [points(row.accuracy) for row in rows]),
+        TerminalColumn("NLL", [decimal(row.nll) for row in rows], expendable=1),
+        TerminalColumn("ECE (ref.)", [f"{points(row.ece)} ({points(row.ece_if_calibrated)})" for row in rows]),
+        TerminalColumn("RMS", [points(row.rms_debiased) for row in rows]),
+        TerminalColumn(
+            "95% interval", [interval(row.intervals.get("rms_debiased"), points) for row in rows], expendable=3
+        ),
+    ]
+    pooled = [number for number, row in enumerate(rows) if row.pooled]
+    return fitted_table(
         "Calibration",
-        "accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated model "
-        "would show at that n, [..] the 95% interval.",
+        columns,
+        width,
+        caption="accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated "
+        "model would show at that n, RMS the debiased root-mean-square error.",
+        bold_rows=pooled,
+        sections=pooled[-1:] if len(pooled) < len(rows) else (),
     )
-    table.add_column("where", min_width=_name_width((row.site for row in rows), 12), max_width=18, overflow="fold")
-    table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("predictor", max_width=14, min_width=9, overflow="fold")
-    for header in ("accuracy", "NLL", "ECE (ref.)", "RMS debiased"):
-        table.add_column(header, justify="right", no_wrap=True)
-    previous = None
-    for row in rows:
-        first = row.site != previous
-        if first and previous is not None and not row.pooled and previous.startswith("pooled:"):
-            table.add_section()
-        previous = row.site
-        error = f"{points(row.rms_debiased)} {interval(row.intervals.get('rms_debiased'), points)}".strip()
-        table.add_row(
-            Text(place_name(row) if first else "", style="bold" if row.pooled else ""),
-            count(row.n) if first else "",
-            Text(row.predictor),
-            points(row.accuracy),
-            decimal(row.nll),
-            f"{points(row.ece)} ({points(row.ece_if_calibrated)})",
-            error,
-        )
-    return table

@@ -60,6 +60,10 @@ TEMPLATE = """\
 <p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.</p>
 <p class="note">Temperature is the mean over steps, weighted by step size, with its range; 1 is the Bayesian
 posterior.</p>
+{% if run.privacy | selectattr("recalibration_epsilon", "number") | list %}<p class="note">Recalibration used units that
+were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
+{% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
+did not train.</p>{% endif %}
 {% if approximate_mu %}<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
 does not come from it.</p>{% endif %}
 </div></div>

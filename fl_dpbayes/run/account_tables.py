@@ -8,6 +8,7 @@ from rich.table import Table
 from fl_dpbayes.privacy.account import Account
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.solve import SolvedNoise
+from fl_dpbayes.report.terminal_table import terminal_table
 
 NEIGHBOURS = {
     "add_or_remove_one": "neighbours differ by adding or removing one unit",
@@ -46,9 +47,9 @@ def account_table(account: Account) -> Table:
     Returns:
         A table for the terminal.
     """
-    table = Table(title=f"epsilon at delta = {account.delta:g}; {NEIGHBOURS[account.adjacency]}")
-    table.add_column("method")
-    table.add_column("epsilon", justify="right")
+    table = terminal_table(f"epsilon at delta = {account.delta:g}; {NEIGHBOURS[account.adjacency]}")
+    table.add_column("method", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("what it is")
     table.add_row(
         "PLD", _text(account.epsilon_pld), "privacy-loss distribution: the tightest upper bound; this one is reported"
@@ -85,9 +86,9 @@ def solve_table(solved: SolvedNoise) -> Table:
     Returns:
         A table for the terminal.
     """
-    table = Table(title=f"noise for {len(solved.noise_multipliers)} steps; {NEIGHBOURS[solved.adjacency]}")
+    table = terminal_table(f"noise for {len(solved.noise_multipliers)} steps; {NEIGHBOURS[solved.adjacency]}")
     table.add_column("quantity")
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", no_wrap=True)
     if solved.noise_multiplier is not None:
         table.add_row("noise multiplier", _text(solved.noise_multiplier))
     if solved.temperature is not None:

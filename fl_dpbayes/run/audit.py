@@ -19,6 +19,7 @@ from fl_dpbayes.run.audit_membership import attack_membership
 from fl_dpbayes.run.audit_neighbours import audit_neighbours
 from fl_dpbayes.run.audit_noise import audit_noise
 from fl_dpbayes.run.audit_report import audit_json, print_audit
+from fl_dpbayes.run.audited_plan import private_settings
 from fl_dpbayes.scenario import Scenario
 
 DETECTORS = 3
@@ -62,6 +63,7 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     Raises:
         UserError: if data are missing, or a site does not train.
     """
+    private_settings(scenario)
     torch.set_num_threads(scenario.resources.threads_per_site)
     with (
         tempfile.TemporaryDirectory(prefix="fl-dpbayes-audit-") as folder,
@@ -103,5 +105,5 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: 
 def _progress(console: Console, scenario: Scenario, hidden: bool) -> Iterator[Callable[[], None]]:
     columns = (TextColumn("auditing"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("audit", total=DETECTORS + scenario.training.rounds)
+        task = progress.add_task("audit", total=DETECTORS + scenario.training.rounds * scenario.training.chains)
         yield lambda: progress.advance(task)

@@ -17,13 +17,15 @@ from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_epsilon import gaussian_epsilon_bound, log_likelihood_ratios, one_run_epsilon_bound
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_mu
-from fl_dpbayes.privacy.solve import solve_noise
+from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.plan import GaussianPrior, TrainingPlan
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.sampler import GaussianPrior
 from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.run.audit_site import MadeUpRecords, Release, release, start_of, write_site
-from fl_dpbayes.scenario import Scenario, training_plan
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.run.audited_plan import audited_plan
+from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.schedules.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 
@@ -90,12 +92,12 @@ def audit_canaries(
     Returns:
         Claim and bounds.
     """
-    plan = _plan(scenario)
+    plan = audited_plan(scenario)
     canaries, units, silent = _sizes(plan.privacy.delta, most)
     included = generator.random(canaries) < 0.5
     seed = None if scenario.simulation.insecure_seed is None else int(generator.integers(2**63))
     task = Task(input_shape=(canaries + 1,), classes=2)
-    length = STRENGTH * max(1.0, plan.privacy.clip_norm)
+    length = STRENGTH * max(1.0, plan.privacy.noise_unit)
     site_file = write_site(
         folder,
         "site-1",
@@ -106,7 +108,7 @@ def audit_canaries(
         insecure_seed=seed,
         device=scenario.resources.device,
     )
-    sigmas = solve_noise(plan.privacy, step_sizes(plan.step_size, plan.total_steps), units).noise_multipliers
+    sigmas = solve_plan(plan, units).noise_multipliers
     steps = _audited_steps(plan, sigmas)
     released = release(
         site_file,
@@ -142,13 +144,6 @@ def audit_canaries(
     )
 
 
-def _plan(scenario: Scenario) -> TrainingPlan:
-    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
-    return plan.model_copy(
-        update={"burn_in": 0, "thinning": 1, "privacy": plan.privacy.model_copy(update={"pre_noise": 0.0})}
-    )
-
-
 def _sizes(delta: float, most: int) -> tuple[int, int, int]:
     """Return how many canaries, declared units and silent records a delta below 1 / units allows.
 
@@ -178,10 +173,10 @@ def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
 def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: float) -> Arrays:
     """Set the weights so that every canary stays wrongly, and the silent records rightly, predicted to the end."""
     privacy = plan.privacy
-    sizes = step_sizes(plan.step_size, plan.total_steps)[: len(sigmas)]
+    sizes = planned_step_sizes(plan)[: len(sigmas)]
     batch_size = privacy.sampling_rate * units
-    pull = privacy.clip_norm * float(sizes.sum()) / math.sqrt(2)
-    noise = privacy.clip_norm / batch_size * math.sqrt(float(np.square(sizes * sigmas).sum()))
+    pull = privacy.noise_unit * float(sizes.sum()) / math.sqrt(2)
+    noise = privacy.noise_unit / batch_size * math.sqrt(float(np.square(sizes * sigmas).sum()))
     drift = pull / units + pull / length**2 + NOISE_DEVIATIONS * noise
     decay = 1.0
     if isinstance(plan.prior, GaussianPrior):
@@ -198,7 +193,7 @@ def _scores(released: Release, plan: TrainingPlan, canaries: int, length: float)
     projections = (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2)
     return log_likelihood_ratios(
         projections,
-        signal=plan.privacy.clip_norm * length / math.hypot(length, 1.0),
-        noise_std=released.noise_multipliers * plan.privacy.clip_norm,
+        signal=plan.privacy.noise_unit * length / math.hypot(length, 1.0),
+        noise_std=released.noise_multipliers * plan.privacy.noise_unit,
         sampling_rate=plan.privacy.sampling_rate,
     )

@@ -11,11 +11,12 @@ from torch import nn
 from fl_dpbayes.data.site import Part, load_site
 from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
+from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.audit_membership import MembershipScore, loss_threshold_attack
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.run.audit_site import request_training
+from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from fl_dpbayes.scenario import Scenario, training_plan
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
@@ -54,11 +55,11 @@ def attack_membership(
     assert site.train is not None
     plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
     module = build_model(scenario.model, site.task, seed=scenario.seed)
-    last = vector_to_arrays(to_vector(module), module)
+    last = state_arrays(initial_slots(plan.sampler, to_vector(module)), module)
     samples: list[Arrays] = []
     weights: list[float] = []
     epsilon: float | None = None
-    for round_number in range(1, plan.rounds + 1):
+    for round_number in range(1, plan.total_rounds + 1):
         reply, arrays = request_training(
             site_file,
             scenario.model,
@@ -78,9 +79,9 @@ def attack_membership(
         if reply.status == "PARTIAL":
             break
     if samples:
-        posterior = {name: np.concatenate([part[name] for part in samples]) for name in last}
+        posterior = {name: np.concatenate([part[name] for part in samples]) for name in samples[0]}
     else:
-        posterior, weights = {name: array[None] for name, array in last.items()}, [1.0]
+        posterior, weights = {n: array[None] for n, array in without_prefix("parameters", last).items()}, [1.0]
     losses = [_losses(module, posterior, np.array(weights), part) for part in (site.train, site.test)]
     return loss_threshold_attack(
         *losses, epsilon=math.inf if epsilon is None else epsilon, delta=scenario.privacy.delta

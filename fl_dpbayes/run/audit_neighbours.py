@@ -11,9 +11,11 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_neighbours import gradient_check, norm_check
-from fl_dpbayes.protocol.plan import ConstantStepSize, GaussianPrior, PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.run.audit_site import GREY_LEVELS, MadeUpRecords, Release, release, write_site
+from fl_dpbayes.run.audited_plan import audited_model, private_settings
 from fl_dpbayes.scenario import Scenario
 
 Array = npt.NDArray[np.float64]
@@ -41,7 +43,7 @@ def audit_neighbours(scenario: Scenario, folder: Path, generator: np.random.Gene
     Returns:
         The checks.
     """
-    model, task = scenario.model, source_task(scenario.data.source)
+    model, task = audited_model(scenario), source_task(scenario.data.source)
     levels = generator.integers(0, 256, (UNITS + 1, *task.input_shape), dtype=np.uint8)
     labels = generator.integers(0, task.classes, UNITS + 1)
     labels[-1] = task.classes - 1
@@ -52,7 +54,7 @@ def audit_neighbours(scenario: Scenario, folder: Path, generator: np.random.Gene
     gradient = _gradient(model, task, start, levels[-1] / np.float32(GREY_LEVELS), int(labels[-1]))
     clip_norm = float(np.linalg.norm(gradient)) / 2
     checks = []
-    for pre_noise in sorted({0.0, scenario.privacy.pre_noise}):
+    for pre_noise in sorted({0.0, private_settings(scenario).pre_noise}):
         plan = _plan(scenario, clip_norm, pre_noise)
         contribution = _contribution(folder / f"{pre_noise}", model, task, plan, start, records, generator)
         checks.append(norm_check(contribution, clip_norm=clip_norm))
@@ -67,8 +69,7 @@ def _plan(scenario: Scenario, clip_norm: float, pre_noise: float) -> TrainingPla
         steps_per_round=1,
         burn_in=0,
         thinning=1,
-        step_size=ConstantStepSize(initial=float(DECLARED_UNITS)),
-        prior=GaussianPrior(scale=1.0),
+        sampler=SGLD(step_size=ConstantStepSize(initial=float(DECLARED_UNITS)), prior=GaussianPrior(scale=1.0)),
         privacy=PrivacyPlan(
             epsilon=100.0,
             delta=1e-3,

@@ -25,7 +25,8 @@ from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.run.audit_site import MadeUpRecords, Release, release, write_site
-from fl_dpbayes.scenario import Scenario, training_plan
+from fl_dpbayes.run.audited_plan import audited_model, audited_plan
+from fl_dpbayes.scenario import Scenario
 
 Array = npt.NDArray[np.float64]
 
@@ -55,25 +56,22 @@ def audit_noise(scenario: Scenario, folder: Path, generator: np.random.Generator
     task, plan = source_task(scenario.data.source), _plan(scenario)
     seed = None if scenario.simulation.insecure_seed is None else int(generator.integers(2**63))
     first, second = (_silent_site(folder / name, name, task, plan, scenario, seed) for name in ("site-1", "site-2"))
-    start = _silent_start(scenario.model, task)
+    start = _silent_start(audited_model(scenario), task)
     releases = [
-        _release(scenario.model, task, plan, start, site_file, run, round_number)
+        _release(audited_model(scenario), task, plan, start, site_file, run, round_number)
         for site_file, run, round_number in ((first, 1, 1), (first, 1, 2), (second, 1, 1), (first, 2, 1))
     ]
     tested = np.logical_and.reduce([_is_tested(released, plan, first.units) for _, released in releases])
     rounds = [
-        replace(label, noise=_noise(released, plan, tested, scenario.model, task)) for label, released in releases
+        replace(label, noise=_noise(released, plan, tested, audited_model(scenario), task))
+        for label, released in releases
     ]
     return noise_checks(rounds, false_alarm=FALSE_ALARM)
 
 
 def _plan(scenario: Scenario) -> TrainingPlan:
-    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
-    return TrainingPlan.model_validate(
-        plan.model_dump()
-        | {"rounds": max(2, plan.rounds), "burn_in": 0, "thinning": 1}
-        | {"privacy": plan.privacy.model_copy(update={"pre_noise": 0.0})}
-    )
+    plan = audited_plan(scenario)
+    return plan.model_copy(update={"rounds": max(2, plan.rounds)})
 
 
 def _silent_site(
@@ -122,7 +120,7 @@ def _noise(
     released: Release, plan: TrainingPlan, tested: npt.NDArray[np.bool_], model: Model, task: Task
 ) -> dict[str, Array]:
     silent = _silent_steps(released, model, task)
-    scales = released.noise_multipliers[:silent] * plan.privacy.clip_norm
+    scales = released.noise_multipliers[:silent] * plan.privacy.noise_unit
     noise = torch.from_numpy(released.noisy_sums[:silent] / scales[:, None])
     shapes = model_shapes(model, task)
     kept = vector_views(torch.from_numpy(tested), shapes)
@@ -147,6 +145,6 @@ def _silent_steps(released: Release, model: Model, task: Task) -> int:
 
 def _is_tested(released: Release, plan: TrainingPlan, units: int) -> npt.NDArray[np.bool_]:
     batch_size = plan.privacy.sampling_rate * units
-    noise = released.step_sizes * released.noise_multipliers * plan.privacy.clip_norm / batch_size
+    noise = released.step_sizes * released.noise_multipliers * plan.privacy.noise_unit / batch_size
     rounding = np.finfo(np.float32).eps * np.abs(released.states[0])
     return rounding <= LARGEST_ROUNDING * float(noise.min())

@@ -12,6 +12,7 @@ from rich.table import Table
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_membership import MembershipScore
 from fl_dpbayes.run.audit_canaries import CONFIDENCE, CanaryAudit
+from fl_dpbayes.run.audited_plan import substitutions
 from fl_dpbayes.scenario import Scenario
 
 
@@ -42,6 +43,8 @@ def print_audit(
         f"Neighbours and noise: model {scenario.model.kind!r}, made-up records.",
         markup=False,
     )
+    if replaced := substitutions(scenario):
+        console.print(f"The detectors replace {replaced}; the membership attack does not.", markup=False)
     console.print(_check_table(checks))
     console.print(_epsilon_table(canaries))
     console.print(

@@ -18,12 +18,12 @@ from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.privacy.filter import noise_of_steps
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import task_identity
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.schedules.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 
@@ -71,7 +71,7 @@ def write_site(
     name: str,
     records: MadeUpRecords,
     task: Task,
-    privacy: PrivacyPlan,
+    privacy: PrivacyPlan | NoPrivacyPlan,
     *,
     units: int,
     insecure_seed: int | None,
@@ -109,7 +109,7 @@ def write_site(
             adjacency=privacy.adjacency,
             durability="normal",
         ),
-        policy=Policy(max_run_epsilon=privacy.epsilon, max_clip_norm=max(1.0, privacy.clip_norm)),
+        policy=Policy(max_run_epsilon=privacy.epsilon, max_clip_norm=max(1.0, privacy.noise_unit)),
         device=device,
         insecure_seed=insecure_seed,
     )
@@ -149,13 +149,21 @@ def release(
         UserError: if the site does not train.
     """
     reply, arrays = request_training(
-        site_file, model, task, plan, start, run=run, round_number=round_number, first_step=first_step, steps=steps
+        site_file,
+        model,
+        task,
+        plan,
+        prefixed("parameters", start),
+        run=run,
+        round_number=round_number,
+        first_step=first_step,
+        steps=steps,
     )
     released = without_prefix("samples", arrays)
     module = build_model(model, task, seed=0)
     vectors = [arrays_to_vector({key: array[i] for key, array in released.items()}, module) for i in range(reply.steps)]
     states = torch.stack([arrays_to_vector(start, module), *vectors]).double()
-    sizes = step_sizes(plan.step_size, plan.total_steps)[first_step : first_step + reply.steps]
+    sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]
     batch_size = plan.privacy.sampling_rate * site_file.units
     prior = torch.stack([prior_gradient(plan.prior, state) for state in states[:-1]]).numpy()
     before, after = states[:-1].numpy(), states[1:].numpy()
@@ -188,7 +196,7 @@ def request_training(
         model: the model.
         task: the task.
         plan: the plan.
-        start: the state before the first step, parameter name -> array.
+        start: the state before the first step, `<slot>/<parameter name>` -> array.
         run: the run's identifier.
         round_number: the round.
         first_step: number of the first step within the run.

@@ -19,10 +19,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.run.progress import EVENTS_FILE, EventReader
 from fl_dpbayes.scenario import Resources
 
 START_SECONDS = 60.0
 END_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+ASK_SECONDS = 15.0
 LOG_FILE = "flower.log"
 APP_PROJECT = """\
 [build-system]
@@ -72,7 +75,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
         _write_app(home, port)
         with _superlink(home, port, environment, run_folder / LOG_FILE):
             run_id = _submit(home, environment, run_folder, sites, resources)
-            _wait(home, environment, run_id, run_folder / LOG_FILE, stop)
+            _wait(home, environment, run_id, run_folder, stop)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -229,9 +232,10 @@ def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: in
     return str(answer["run-id"])
 
 
-def _wait(home: Path, environment: dict[str, str], run_id: str, log_file: Path, stop: threading.Event) -> None:
+def _wait(home: Path, environment: dict[str, str], run_id: str, run_folder: Path, stop: threading.Event) -> None:
+    log_file = run_folder / LOG_FILE
     try:
-        status = _final_status(home, environment, run_id, stop)
+        status = _final_status(home, environment, run_id, run_folder / EVENTS_FILE, stop)
     finally:
         with log_file.open("ab") as log:
             show = ["flwr", "log", run_id, "own", "--show"]
@@ -240,11 +244,19 @@ def _wait(home: Path, environment: dict[str, str], run_id: str, log_file: Path, 
         raise UserError(f"the run ended as {status['status']} ({status.get('status-details', '')}): see {log_file}")
 
 
-def _final_status(home: Path, environment: dict[str, str], run_id: str, stop: threading.Event) -> dict[str, str]:
+def _final_status(
+    home: Path, environment: dict[str, str], run_id: str, events: Path, stop: threading.Event
+) -> dict[str, str]:
+    # Asking Flower starts a process that takes a core for more than a second. The run's own events say when it is over;
+    # Flower is asked then, and now and then in case the ServerApp died without a last word.
+    reader, over, next_question = EventReader(events), False, time.monotonic() + ASK_SECONDS
     while True:
-        answer = _flwr(home, environment, "ls", "own", "--run-id", run_id)
-        run = answer["runs"][0]
+        if stop.wait(LOOK_SECONDS):
+            raise UserError("the run was stopped")
+        over = over or any(event["event"] in ("finished", "failed") for event in reader.new_events())
+        if not over and time.monotonic() < next_question:
+            continue
+        run = _flwr(home, environment, "ls", "own", "--run-id", run_id)["runs"][0]
         if str(run["status"]).startswith("finished"):
             return run
-        if stop.wait(1.0):
-            raise UserError("the run was stopped")
+        next_question = time.monotonic() + ASK_SECONDS

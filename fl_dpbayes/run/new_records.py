@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.data.images import image_pixels
-from fl_dpbayes.data.specs import Table
+from fl_dpbayes.data.specs import BuiltIn, ImageFolder, Table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 
@@ -32,7 +32,7 @@ class NewRecords:
     names: list[str]
 
 
-def read_new_records(path: Path, task: Task, source: object) -> NewRecords:
+def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) -> NewRecords:
     """Read records from a table, a NumPy archive or a folder of images.
 
     Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as there; else every column
@@ -43,27 +43,28 @@ def read_new_records(path: Path, task: Task, source: object) -> NewRecords:
         path: the file or folder.
         task: what the run's model takes and predicts.
         source: the run's data source.
+        labelled: read the labels too; else whatever labels the file has are not looked at.
 
     Returns:
         The records.
 
     Raises:
-        UserError: if the file is absent, unreadable, or does not fit the task.
+        UserError: if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
     if not path.exists():
         raise UserError(f"{path} does not exist")
     if path.is_dir():
-        records = _images(path, task)
+        records = _images(path, task, labelled=labelled)
     elif path.suffix in (".csv", ".parquet"):
-        records = _table(path, source)
+        records = _table(path, source, labelled=labelled)
     elif path.suffix == ".npz":
-        records = _archive(path)
+        records = _archive(path, labelled=labelled)
     else:
         raise UserError(f"{path}: give a .csv, .parquet or .npz file, or a folder of images")
-    return _checked(records, task, path)
+    return _checked(records, task, source, path)
 
 
-def _table(path: Path, source: object) -> NewRecords:
+def _table(path: Path, source: object, *, labelled: bool) -> NewRecords:
     try:
         table = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
     except (ValueError, OSError) as error:
@@ -77,18 +78,18 @@ def _table(path: Path, source: object) -> NewRecords:
     if isinstance(source, Table):
         features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
     labels = None
-    if label in table.columns:
+    if labelled and label in table.columns:
         labels = pandas.to_numeric(table[label], errors="coerce").fillna(-1).to_numpy()
     return NewRecords(features.astype(np.float32), labels, [str(number) for number in range(len(table))])
 
 
-def _archive(path: Path) -> NewRecords:
+def _archive(path: Path, *, labelled: bool) -> NewRecords:
     try:
         with np.load(path, allow_pickle=False) as archive:
             if "features" not in archive:
                 raise UserError(f"{path} has no array 'features': it has {', '.join(archive.files)}")
             features = np.asarray(archive["features"], dtype=np.float32)
-            labels = archive.get("labels")
+            labels = archive.get("labels") if labelled else None
     except (ValueError, OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} cannot be read as a .npz archive of plain arrays: {error}") from None
     if features.ndim < 2:
@@ -96,7 +97,7 @@ def _archive(path: Path) -> NewRecords:
     return NewRecords(features, labels, [str(number) for number in range(len(features))])
 
 
-def _images(folder: Path, task: Task) -> NewRecords:
+def _images(folder: Path, task: Task, *, labelled: bool) -> NewRecords:
     if len(task.input_shape) != 3:
         raise UserError(
             f"{folder} is a folder, but the run's records are not images: they have shape {task.input_shape}"
@@ -107,13 +108,13 @@ def _images(folder: Path, task: Task) -> NewRecords:
         raise UserError(f"{folder} holds no image ({', '.join(IMAGE_SUFFIXES)})")
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     labels = None
-    if len(classes) == task.classes and all(file.parent.parent == folder for file in files):
+    if labelled and len(classes) == task.classes and all(file.parent.parent == folder for file in files):
         labels = np.array([classes.index(file.parent.name) for file in files])
     features = np.stack([image_pixels(file, height=height, width=width, channels=channels) for file in files])
     return NewRecords(features, labels, [file.relative_to(folder).as_posix() for file in files])
 
 
-def _checked(records: NewRecords, task: Task, path: Path) -> NewRecords:
+def _checked(records: NewRecords, task: Task, source: object, path: Path) -> NewRecords:
     features, labels = records.features, records.labels
     inputs = int(np.prod(task.input_shape))
     if len(features) == 0 or features.size != len(features) * inputs:
@@ -124,9 +125,27 @@ def _checked(records: NewRecords, task: Task, path: Path) -> NewRecords:
     if not np.isfinite(features).all():
         row = int(np.flatnonzero(~np.isfinite(features.reshape(len(features), -1)).all(axis=1))[0])
         raise UserError(f"{path}: record {records.names[row]} has a value that is missing or not a finite number")
+    brightest = _brightest_pixel(source)
+    low, high = float(features.min()), float(features.max())
+    if brightest is not None and (low < 0 or high > 1):
+        raise UserError(
+            f"{path} has pixels from {low:g} to {high:g}: the run's model was trained on pixels in [0, 1], so divide "
+            f"grey levels by {brightest} first"
+        )
     if labels is not None:
         labels = np.asarray(labels)
         if labels.shape != (len(features),) or not np.isin(labels, np.arange(task.classes)).all():
             raise UserError(f"{path}: labels must be whole numbers from 0 to {task.classes - 1}, one per record")
         labels = labels.astype(np.int64)
     return NewRecords(features.reshape(-1, *task.input_shape), labels, records.names)
+
+
+def _brightest_pixel(source: object) -> int | None:
+    """Return the grey level that became 1 in training; None where records are no pixels."""
+    match source:
+        case BuiltIn(kind="digits"):
+            return 16
+        case BuiltIn(kind="mnist" | "pneumonia") | ImageFolder():
+            return 255
+        case _:
+            return None

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+EVENTS_FILE = "events.jsonl"
 POLL_SECONDS = 0.2
 
 
@@ -81,6 +82,10 @@ class Display:
                 if not self._console.is_terminal:
                     place = f"round {event['round']}/{self._rounds}  {event['site']}"
                     self._console.print(f"{place}  {event['status']}  {event['detail'] or spent}", markup=False)
+            case "recalibrate":
+                self._bar.update(self._task, description=f"recalibrating {event['round']}/{event['rounds']}")
+                for name in event["sites"]:
+                    self._set(name, "recalibrating")
             case "evaluate":
                 self._bar.update(self._task, description="evaluating", completed=self._rounds * self._trainers)
                 for name in event["sites"]:

@@ -14,11 +14,10 @@ from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.inline_engine import run_inline
-from fl_dpbayes.run.progress import EventReader, follow
-from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, follow
+from fl_dpbayes.scenario import Resources, Scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
-EVENTS_FILE = "events.jsonl"
 STOP_SECONDS = 60.0
 
 
@@ -43,10 +42,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
 
     check_origin(clients)
     check_origin(server)
-    if scenario.resources.device.startswith("cuda") and engine == "inline" and not torch.cuda.is_available():
-        raise UserError(
-            f"resources.device is {scenario.resources.device!r}: no CUDA device is here; use 'auto' or 'cpu'"
-        )
+    _check_device(scenario.resources)
     plan = plan_sites(scenario, data_dir)
     folder = _new_folder(run_folder, scenario.name)
     prepare_simulation(scenario, plan, folder)
@@ -60,17 +56,31 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
         else:
             run_flower(folder, sites, scenario.resources, stop)
 
-    failure = _run_and_follow(work, folder / EVENTS_FILE, scenario.training.rounds, console)
+    failure = _run_and_follow(work, folder / EVENTS_FILE, scenario.training.rounds * scenario.training.chains, console)
     _raise_failure(failure, folder)
     show_run(folder, console)
     return folder
 
 
+def _check_device(resources: Resources) -> None:
+    # The processes of an existing Ray cluster may run on machines that have what this one has not.
+    if not resources.device.startswith("cuda") or resources.ray_address is not None:
+        return
+    found, index = torch.cuda.device_count(), int(resources.device.partition(":")[2] or 0)
+    if index >= found:
+        raise UserError(
+            f"resources.device is {resources.device!r}: "
+            + (f"the CUDA devices here are 0 to {found - 1}" if found else "no CUDA device is here")
+            + "; use 'auto' or 'cpu'"
+        )
+
+
 def show_run(run_folder: Path, console: Console) -> None:
     """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
     summary = read_summary(run_folder)
-    console.print(privacy_table(summary))
-    console.print(calibration_table(summary))
+    console.print(privacy_table(summary, console.width))
+    if summary["calibration"]:
+        console.print(calibration_table(summary, console.width))
     for warning in summary.get("warnings", []):
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)

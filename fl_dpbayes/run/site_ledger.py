@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,11 +15,11 @@ from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_account import Spent
 from fl_dpbayes.privacy.ledger_file import LedgerError
-from fl_dpbayes.privacy.ledger_state import Part
+from fl_dpbayes.privacy.ledger_state import PARTS
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import count, rounded_up
+from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, terminal_table
 
-PARTS: tuple[Part, ...] = get_args(Part)
 METHODS = {
     "pld": "privacy-loss distribution of one fixed schedule",
     "rdp filter": "Renyi filter across runs",
@@ -45,7 +45,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
             markup=False,
         )
         console.print(_spent_table([ledger.spent(part) for part in PARTS]))
-        console.print(_reservation_table(ledger))
+        console.print(_reservation_table(ledger, console.width))
 
 
 def verify_ledger(site_file: Path, console: Console) -> int:
@@ -118,25 +118,29 @@ def _ledger_of(site_file: Path) -> Iterator[Ledger]:
 
 
 def _spent_table(parts: list[Spent]) -> Table:
-    table = Table(title="Spent so far")
+    table = terminal_table("Spent so far")
     for heading in ("part", "steps", "epsilon", "by", "mu"):
-        table.add_column(heading, justify="right" if heading in ("steps", "epsilon", "mu") else "left")
+        number = heading in ("steps", "epsilon", "mu")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=heading != "by")
     for spent in parts:
         mu = f"{rounded_up(spent.mu.mu)} ({spent.mu.kind})"
         table.add_row(spent.part, count(spent.steps), rounded_up(spent.epsilon), METHODS[spent.method], mu)
     return table
 
 
-def _reservation_table(ledger: Ledger) -> Table:
-    table = Table(title="Reservations (each counts, whatever became of it)")
-    for heading in ("time (UTC)", "part", "run", "round", "purpose", "first step", "steps", "state"):
-        table.add_column(heading, justify="right" if heading in ("round", "first step", "steps") else "left")
-    for row in ledger.rows():
-        table.add_row(
-            row.time[:19], row.part, row.run[:16], count(row.round), row.purpose, count(row.first_step),
-            count(row.steps), row.state,
-        )  # fmt: skip
-    return table
+def _reservation_table(ledger: Ledger, width: int) -> Table:
+    rows = ledger.rows()
+    columns = [
+        TerminalColumn("time (UTC)", [row.time[:19].replace("T", " ") for row in rows], number=False),
+        TerminalColumn("part", [row.part for row in rows], number=False),
+        TerminalColumn("run", [row.run[:16] for row in rows], number=False, expendable=2),
+        TerminalColumn("round", [count(row.round) for row in rows]),
+        TerminalColumn("purpose", [row.purpose for row in rows], number=False, expendable=3),
+        TerminalColumn("first step", [count(row.first_step) for row in rows], expendable=1),
+        TerminalColumn("steps", [count(row.steps) for row in rows]),
+        TerminalColumn("state", [row.state for row in rows], number=False),
+    ]
+    return fitted_table("Reservations (each counts, whatever became of it)", columns, width)
 
 
 def _spent_values(spent: Spent) -> dict[str, Any]:

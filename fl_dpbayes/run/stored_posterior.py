@@ -6,17 +6,25 @@ from typing import Any
 
 import numpy as np
 import pandas
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
+from fl_dpbayes.data.data_folder import backbone_folder
+from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.protocol.evaluate import RECALIBRATED
+from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.terminal_table import terminal_table
+from fl_dpbayes.report.wording import predictor_name
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
 from fl_dpbayes.scenario import load_scenario
 
@@ -40,6 +48,8 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     """Write class probabilities and uncertainty for new records as CSV.
 
     Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
+    Where the run recalibrated its posterior, the probabilities are the recalibrated ones; the uncertainties are those
+    of the posterior itself.
 
     Args:
         run_dir: a run directory.
@@ -50,8 +60,8 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     Raises:
         UserError: if the run or the data cannot be read, or do not fit.
     """
-    records, prediction = _predict(run_dir, data)
-    probabilities = prediction.probabilities
+    records, prediction, mapping = _predict(run_dir, data, labelled=False)
+    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
     for number in range(probabilities.shape[1]):
         table[f"probability_{number}"] = probabilities[:, number]
@@ -68,7 +78,7 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
 
 
 def evaluate_records(run_dir: Path, data: Path, console: Console, *, as_json: bool) -> None:
-    """Print the calibration of the stored posterior on labelled records.
+    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 
     Args:
         run_dir: a run directory.
@@ -79,27 +89,36 @@ def evaluate_records(run_dir: Path, data: Path, console: Console, *, as_json: bo
     Raises:
         UserError: if the run or the data cannot be read, do not fit, or labels are missing.
     """
-    records, prediction = _predict(run_dir, data)
+    records, prediction, mapping = _predict(run_dir, data, labelled=True)
     if records.labels is None:
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or one folder of images per class"
         )
-    statistics = from_batch(
-        prediction.probabilities,
-        records.labels,
-        epistemic=prediction.epistemic,
-        aleatoric=prediction.aleatoric,
-        total=prediction.total,
-    )
-    row = summarise(statistics, np.random.default_rng(0)).as_row()
-    if as_json:
-        print(json.dumps(json_values({"data": data.name, "predictor": "posterior", **row})))
+    if mapping is None:
+        predictor = "posterior"
+        statistics = from_batch(
+            prediction.probabilities,
+            records.labels,
+            epistemic=prediction.epistemic,
+            aleatoric=prediction.aleatoric,
+            total=prediction.total,
+        )
+        row = summarise(statistics, np.random.default_rng(0)).as_row()
     else:
-        console.print(_metric_table(row))
+        predictor = RECALIBRATED
+        statistics = from_batch(recalibrate(prediction.probabilities, mapping), records.labels)
+        # The map acts on averaged probabilities, which no longer tell the two uncertainties apart.
+        row = summarise(statistics, np.random.default_rng(0)).as_row() | {"epistemic": None, "aleatoric": None}
+    if as_json:
+        print(json.dumps(json_values({"data": data.name, "predictor": predictor, **row})))
+    else:
+        console.print(_metric_table(row, predictor))
 
 
-def _metric_table(row: dict[str, Any]) -> Table:
-    table = Table("metric", title=f"Posterior average on {row['n']} records", title_justify="left", box=SIMPLE_HEAD)
+def _metric_table(row: dict[str, Any], predictor: str) -> Table:
+    title = f"{predictor_name(predictor).capitalize()} on {row['n']} records"
+    table = terminal_table(title)
+    table.add_column("metric")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
     for metric, label in METRICS.items():
@@ -112,10 +131,18 @@ def _metric_table(row: dict[str, Any]) -> Table:
     return table
 
 
-def _predict(run_dir: Path, data: Path) -> tuple[NewRecords, Prediction]:
+def _predict(run_dir: Path, data: Path, *, labelled: bool) -> tuple[NewRecords, Prediction, RecalibrationMap | None]:
     stored = load_posterior(run_dir / "posterior.safetensors")
     scenario = load_scenario(str(run_dir / "scenario.toml"))
-    records = read_new_records(data, stored.metadata.task, scenario.data.source)
+    source = scenario.data.source
+    records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
     module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
-    samples = stored.samples
-    return records, predict(module, samples.arrays, samples.weights, records.features)
+    samples, features, inputs = stored.samples, stored.metadata.model.features, records.features
+    if features is not None:
+        backbones = backbone_folder(source.folder if isinstance(source, BuiltIn) else None)
+        inputs = feature_map(features, inputs.shape[1:], backbone_folder=backbones)(inputs)
+    if text := one_sample_warning(len(samples.weights)):
+        # On the error stream: what goes to the other may be CSV or JSON for a program.
+        Console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)
+    prediction = predict(module, samples.arrays, samples.weights, inputs)
+    return records, prediction, stored.metadata.recalibration

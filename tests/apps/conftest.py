@@ -126,13 +126,19 @@ class TableSite:
         plan, privacy, start = (dict(changes.pop(key, {})) for key in ("plan", "privacy", "start"))  # type: ignore[call-overload]
         task = Task(input_shape=(2,), classes=self.CLASSES)
         shapes = model_shapes(LogisticModel(), task)
-        arrays = {name: np.asarray(start.get(name, np.zeros(shape)), np.float32) for name, shape in shapes.items()}
+        arrays = prefixed(
+            "parameters",
+            {name: np.asarray(start.get(name, np.zeros(shape)), np.float32) for name, shape in shapes.items()},
+        )
         content: dict[str, object] = {
             "run": "ab" * 16, "round": 1, "task": task.model_dump(), "model": {"kind": "logistic"}, "first_step": 0,
             "steps": 1, "start": arrays_digest(arrays),
             "plan": {
-                "rounds": 8, "steps_per_round": 1, "burn_in": 0, "thinning": 1, "prior": {"kind": "flat"},
-                "step_size": {"kind": "constant", "initial": self.STEP_SIZE}, "chain_start": "broadcast",
+                "rounds": 8, "steps_per_round": 1, "burn_in": 0, "thinning": 1, "chain_start": "broadcast",
+                "sampler": {
+                    "kind": "dp-sgld", "prior": {"kind": "flat"},
+                    "step_size": {"kind": "constant", "initial": self.STEP_SIZE},
+                },
                 "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 1.0, "clip_norm": self.CLIP_NORM} | privacy,
             } | plan,
         }  # fmt: skip

@@ -74,7 +74,7 @@ def test_repeated_request_gets_the_stored_reply_and_costs_nothing(federation) ->
     before = ledger_rows(run)
     replies = [ask(copy_of(first), run) for _ in range(2)]
     assert ledger_rows(run) == before
-    one, two = (reply.content["arrays"]["last/1.weight"].numpy() for reply in replies)
+    one, two = (reply.content["arrays"]["last/parameters/1.weight"].numpy() for reply in replies)
     np.testing.assert_array_equal(one, two)
     stored = np.asarray(one)
     assert np.isfinite(stored).all()
@@ -87,8 +87,8 @@ def test_request_with_the_same_round_but_other_content_is_refused(federation) ->
     def other_start(config, arrays) -> None:
         from fl_dpbayes.protocol.wire import arrays_digest
 
-        weight = arrays["start/1.weight"].numpy() + np.float32(1)
-        arrays["start/1.weight"] = Array(weight)
+        weight = arrays["start/parameters/1.weight"].numpy() + np.float32(1)
+        arrays["start/parameters/1.weight"] = Array(weight)
         start = {name.removeprefix("start/"): array.numpy() for name, array in arrays.items()}
         change_record(start=arrays_digest(start))(config, arrays)
 
@@ -109,9 +109,9 @@ def test_request_with_the_same_round_but_other_content_is_refused(federation) ->
         (change_record(start="0" * 64), "BAD_REQUEST", "start"),
         (change_record(ledger_head="0" * 64, round=3), "LEDGER_ROLLED_BACK", "ledger_head"),
         (lambda config, arrays: config.update({"record": "{"}), "BAD_REQUEST", None),
-        (lambda config, arrays: arrays.pop("start/1.bias"), "BAD_REQUEST", "arrays"),
+        (lambda config, arrays: arrays.pop("start/parameters/1.bias"), "BAD_REQUEST", "arrays"),
         (
-            lambda config, arrays: arrays.update({"start/1.bias": Array(np.full(10, np.nan, np.float32))}),
+            lambda config, arrays: arrays.update({"start/parameters/1.bias": Array(np.full(10, np.nan, np.float32))}),
             "BAD_REQUEST",
             "arrays",
         ),

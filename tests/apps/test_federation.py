@@ -112,11 +112,11 @@ def test_policy_refuses_by_field_and_the_run_says_so(federation) -> None:
 
 BAD_REPLIES = {
     "not finite": lambda config, arrays: arrays.update(
-        {"last/1.weight": Array(np.full(arrays["last/1.weight"].shape, np.nan, np.float32))}
+        {"last/parameters/1.weight": Array(np.full(arrays["last/parameters/1.weight"].shape, np.nan, np.float32))}
     ),
-    "shape": lambda config, arrays: arrays.update({"last/1.weight": Array(np.zeros((3, 3), np.float32))}),
+    "shape": lambda config, arrays: arrays.update({"last/parameters/1.weight": Array(np.zeros((3, 3), np.float32))}),
     "float64": lambda config, arrays: arrays.update(
-        {"last/1.weight": Array(np.zeros(arrays["last/1.weight"].shape, np.float64))}
+        {"last/parameters/1.weight": Array(np.zeros(arrays["last/parameters/1.weight"].shape, np.float64))}
     ),
     "names differ": lambda config, arrays: arrays.update({"surprise": Array(np.zeros(1, np.float32))}),
     "another request": lambda config, arrays: config.update(
@@ -153,7 +153,7 @@ def test_oversized_array_is_not_decoded(federation, monkeypatch: pytest.MonkeyPa
     run = federation()
     huge = Array("float32", (10, 64), "numpy.ndarray", b"x" * 10_000_000)
     run.grid.change = lambda request, reply: (
-        spoil(reply, lambda config, arrays: arrays.update({"last/1.weight": huge}))
+        spoil(reply, lambda config, arrays: arrays.update({"last/parameters/1.weight": huge}))
         if request.metadata.message_type == "train" and run.site_of(request) == "south"
         else reply
     )

@@ -28,7 +28,7 @@ def record_of(reply: Message) -> dict:
 def last_of(reply: Message) -> np.ndarray:
     record_of(reply)
     return np.concatenate(
-        [reply.content["arrays"][f"last/1.{name}"].numpy().ravel() for name in ("weight", "bias")]
+        [reply.content["arrays"][f"last/parameters/1.{name}"].numpy().ravel() for name in ("weight", "bias")]
     ).astype(np.float64)
 
 

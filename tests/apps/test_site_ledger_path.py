@@ -84,7 +84,7 @@ def test_repeated_round_after_a_crash_draws_other_noise(site, monkeypatch) -> No
     released, run_chain = [], train.run_chain
 
     def crash(*arguments, **rest):
-        released.append(run_chain(*arguments, **rest).last)
+        released.append(run_chain(*arguments, **rest).last["parameters"])
         raise RuntimeError("the machine fails before the reply is stored")
 
     monkeypatch.setattr(train, "run_chain", crash)

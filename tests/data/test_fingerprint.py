@@ -13,11 +13,11 @@ KEY = "5e" * 16
 @pytest.fixture
 def site() -> Site:
     part = Part(np.ones((3, 2), np.float32), np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
-    return Site("a", "train", Task(input_shape=(2,), classes=2), "patient", 2, part, part, "")
+    return Site("a", "train", Task(input_shape=(2,), classes=2), "patient", 2, part, part, "", part, 2)
 
 
 @pytest.mark.parametrize("name", ["features", "labels", "unit_index"])
-@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("part", ["train", "test", "recalibration"])
 def test_any_changed_value_changes_it(site: Site, part: str, name: str) -> None:
     changed = getattr(getattr(site, part), name).copy()
     changed.flat[-1] += 1

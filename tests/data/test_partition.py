@@ -75,6 +75,13 @@ def test_classes_per_site_is_kept():
         assert len(np.unique(LABELS[part])) == 4
 
 
+@pytest.mark.parametrize(("classes_per_site", "sites"), [(2, 5), (3, 4), (1, 10), (10, 1), (7, 3)])
+def test_classes_division_that_chance_misses_is_found(classes_per_site, sites):
+    parts = divide(ClassesPartition(classes_per_site=classes_per_site), sites)
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    assert [len(np.unique(LABELS[part])) for part in parts] == [classes_per_site] * sites
+
+
 def test_quantity_changes_sizes_and_not_labels():
     parts = divide(QuantityPartition(alpha=0.5, min_records=10), seed=3)
     sizes = sorted(map(len, parts))
@@ -101,10 +108,9 @@ def test_label_total_variation_limits():
         (QuantityPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
         (ClassesPartition(classes_per_site=11), 5, "classes_per_site is 11, but there are 10 classes"),
         (ClassesPartition(classes_per_site=1), 5, "at most 5 of 10 classes.*raise it"),
-        (ClassesPartition(classes_per_site=2), 5, "no division over 5 training sites.*every class"),
         (DirichletPartition(alpha=0.01, min_records=100), 6, "partition.alpha is 0.01.*raise alpha"),
         (QuantityPartition(alpha=0.01, min_records=90), 6, "partition.alpha is 0.01.*raise alpha"),
-        (ClassesPartition(classes_per_site=10), 61, "no division over 61 training sites"),
+        (ClassesPartition(classes_per_site=10), 61, "61 of them would share class ., which has 60 records: lower it"),
     ],
 )
 def test_an_impossible_request_names_the_key_and_the_remedy(partition, sites, message):

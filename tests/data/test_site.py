@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pandas
 import pytest
@@ -143,8 +145,28 @@ def test_a_declaration_need_not_be_exact(declared):
 
 def test_a_site_file_survives_writing_and_reading(tmp_path):
     written = with_indices(tmp_path, range(40), units=32, shift=Shift(kind="gamma"))
-    written = written.model_copy(update={"selection": Selection(indices="i.npy")})
+    paths = {"selection": Selection(indices="i.npy"), "cache_folder": Path("cache"), "trace_folder": Path("../traces")}
+    written = written.model_copy(update=paths)
     write_site_file(written, tmp_path / "sites" / "a.toml")
     read = read_site_file(tmp_path / "sites" / "a.toml")
     assert read.selection.indices == tmp_path / "sites" / "i.npy"
-    assert read.model_copy(update={"selection": written.selection}) == written
+    assert read.trace_folder.resolve() == tmp_path / "traces"
+    assert read.model_copy(update=paths) == written
+
+
+def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_what_is_declared():
+    plain = load_site(digits_site())
+    assert plain.recalibration is None
+    assert plain.recalibration_units == 0
+    site = load_site(digits_site(units=1260, split=Split(test_fraction=0.2, recalibration_fraction=0.1, key=KEY)))
+    assert site.train is not None
+    assert site.recalibration is not None
+    assert np.array_equal(site.test.features, plain.test.features)
+    assert site.train.unit_count + site.recalibration.unit_count == plain.train.unit_count
+    assert abs(site.recalibration.unit_count - 179.7) < 4 * np.sqrt(1797 * 0.09)
+    assert site.recalibration_units == 180
+
+
+def test_shares_that_exceed_one_together_are_refused():
+    with pytest.raises(ValueError, match="exceed 1 together"):
+        Split(test_fraction=0.5, recalibration_fraction=0.6, key=KEY)

@@ -199,3 +199,15 @@ def test_the_data_folder_may_come_from_the_environment(data_folder):
     sites = {"a": TRAIN}
     planned = plan_virtual_sites(DataSpec(source="heart"), IIDPartition(), sites, 0, None)
     assert planned.source.folder == Path(data_folder).resolve()
+
+
+def test_training_sites_keep_a_share_for_recalibration(tmp_path):
+    planned = plan_virtual_sites(DIGITS, IIDPartition(), SITES, 0, None, 0.25)
+    for site, path in zip(planned.sites, write(planned, tmp_path), strict=True):
+        loaded = load_site(read_site_file(path))
+        if site.spec.role != "train":
+            assert (loaded.recalibration, site.recalibration_units) == (None, 0)
+            continue
+        counts = (loaded.train.unit_count, loaded.test.unit_count, loaded.recalibration.unit_count)
+        assert counts == (site.train_units, site.test_units, site.recalibration_units)
+        assert sum(counts) == len(site.indices)

@@ -149,3 +149,44 @@ def test_privacy_unit_is_named(summary, tmp_path):
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "one family" in page
     assert re.search(r"<td[^>]*>\s*family\s*</td>", page)
+
+
+DAMAGED = {
+    "not a number": b"site,round,epsilon,budget\nnorth,1,x,2\n",
+    "no site": b"round,epsilon,budget\n1,0.5,2\n",
+    "not text": b"site,round,epsilon\n\xff\xfe,1,0.5\n",
+    "NUL": b"site,round,epsilon,budget\nnorth,1,\x00,2\n",
+    "half a row": b"site,round,epsilon,budget\nnorth,1\nnorth,one,0.5,2\n",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_privacy_table_is_named_in_one_line(write_run, summary, name):
+    run_dir = write_run(summary)
+    (run_dir / "privacy.csv").write_bytes(DAMAGED[name])
+    with pytest.raises(UserError, match=r"privacy.csv is damaged \(.*\): remove it") as caught:
+        write_report(run_dir)
+    assert "\n" not in str(caught.value)
+
+
+def test_file_in_the_place_of_the_figures_is_named(write_run, summary):
+    run_dir = write_run(summary)
+    (run_dir / "figures").write_text("")
+    with pytest.raises(UserError, match=r"cannot be written to the folder .*figures: File exists"):
+        write_report(run_dir)
+
+
+def test_cost_of_noised_test_results_is_in_the_privacy_section(write_run, summary):
+    summary["evaluation_privacy"] = [
+        {"site": "island", "unit": "patient", "delta": 1e-4, "epsilon": 0.8941, "epsilon_method": "pld", "mu": 0.35,
+         "mu_kind": "exact", "budget": 2.5},
+    ]  # fmt: skip
+    reader = read(write_report(write_run(summary)))
+    cells = [" ".join(cell.split()) for cell in reader.cells]
+    start = cells.index("island")
+    assert cells[start : start + 10] == [
+        "island", "patient", "", "", "0.895 pld", "2.50", "1e-4", "0.350 exact", "", "evaluation"
+    ]  # fmt: skip
+    assert "Noised test results, on other units, cost at most epsilon 0.895." in words(reader)
+    summary["evaluation_privacy"][0]["epsilon"] = None
+    assert "is not recorded" in answer(summary).privacy

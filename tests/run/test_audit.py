@@ -16,7 +16,7 @@ from fl_dpbayes.run.audit import audit_scenario
 from fl_dpbayes.run.audit_canaries import audit_canaries
 from fl_dpbayes.run.audit_neighbours import audit_neighbours
 from fl_dpbayes.run.audit_noise import audit_noise
-from fl_dpbayes.samplers import dp_sgld
+from fl_dpbayes.samplers import drift
 from fl_dpbayes.scenario import Scenario, load_scenario
 
 SMALL = [
@@ -45,8 +45,10 @@ def test_sound_scenario_passes_and_says_what_was_attacked(capsys) -> None:
 
 
 def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, capsys) -> None:
-    step = dp_sgld.step
-    monkeypatch.setattr(dp_sgld, "step", lambda *state, **rest: step(*state, **rest | {"noise": rest["noise"] / 2}))
+    original = drift.private_drift
+    monkeypatch.setattr(
+        drift, "private_drift", lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})
+    )
     assert audit_scenario(small(), Console(width=160), as_json=True) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["passed"]

@@ -20,7 +20,7 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.run.audit_canaries import audit_canaries
 from fl_dpbayes.run.audit_neighbours import audit_neighbours
 from fl_dpbayes.run.audit_noise import audit_noise
-from fl_dpbayes.samplers import chain, dp_sgld, minibatch
+from fl_dpbayes.samplers import algorithm, chain, drift, minibatch
 from fl_dpbayes.scenario import Scenario, load_scenario
 
 QUICK_SEEDS, ALL_SEEDS = range(2), range(20)
@@ -54,21 +54,21 @@ def noise(seed: int, folder: Path, sampling_rate: float = 1.0) -> list[Check]:
     return audit_noise(scenario(seed, sampling_rate), folder / f"noise-{seed}", generator)
 
 
-def change_step(patch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
-    original = dp_sgld.step
-    patch.setattr(dp_sgld, "step", lambda *states, **rest: original(*states, **(rest | change(rest))))
+def change_drift(patch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
+    original = drift.private_drift
+    patch.setattr(drift, "private_drift", lambda *states, **rest: original(*states, **(rest | change(rest))))
 
 
 def half_the_noise(patch: pytest.MonkeyPatch) -> None:
-    change_step(patch, lambda rest: {"noise": rest["noise"] / 2})
+    change_drift(patch, lambda rest: {"noise": rest["noise"] / 2})
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book_keeping, "clip_factors", lambda norms, clip_norm: torch.ones_like(norms))
+    patch.setattr(book_keeping, "clip_factors", lambda norms, *rest: [torch.ones_like(each) for each in norms])
 
 
 def noise_over_root_batch_size(patch: pytest.MonkeyPatch) -> None:
-    change_step(patch, lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])})
+    change_drift(patch, lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])})
 
 
 def stream_reused_between_rounds(patch: pytest.MonkeyPatch) -> None:
@@ -91,20 +91,20 @@ def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
         return units
 
     patch.setattr(minibatch, "poisson_units", watched)
-    change_step(patch, lambda rest: {"expected_batch_size": max(1, drawn[-1])})
+    change_drift(patch, lambda rest: {"expected_batch_size": max(1, drawn[-1])})
 
 
 def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
     original = chain.run_chain
 
     def faulty(module, *arguments, plan, units, **rest):
-        def clipped_sum(module, features, labels, *, clip_norm):
+        def clipped_sum(module, features, labels, *, clip_norm, **rest):
             share = plan.prior_share / units
             gradients = per_example_gradients(module, features, labels)
             return sum_clipped(gradients - share * prior_gradient(plan.prior, to_vector(module)), clip_norm)
 
         patch.setattr(minibatch, "gradient_engine", lambda *_: GradientEngine("vmap", clipped_sum))
-        patch.setattr(chain, "prior_gradient", lambda prior, vector: torch.zeros_like(vector))
+        patch.setattr(algorithm, "prior_gradient", lambda prior, vector: torch.zeros_like(vector))
         return original(module, *arguments, plan=plan, units=units, **rest)
 
     patch.setattr(clients.train, "run_chain", faulty)
@@ -116,7 +116,7 @@ def bias_without_noise(patch: pytest.MonkeyPatch) -> None:
         noise[-BIAS_SIZE:] = 0
         return {"noise": noise}
 
-    change_step(patch, silenced)
+    change_drift(patch, silenced)
 
 
 def clip_norm_schedule_not_followed_by_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def clip_norm_schedule_not_followed_by_the_noise(patch: pytest.MonkeyPatch) -> N
     patch.setattr(
         book_keeping,
         "clipped_sum",
-        lambda module, features, labels, *, clip_norm: original(module, features, labels, clip_norm=1.1 * clip_norm),
+        lambda *records, clip_norm, **rest: original(*records, clip_norm=1.1 * clip_norm, **rest),
     )
 
 

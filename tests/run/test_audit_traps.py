@@ -10,10 +10,11 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import noise_of_steps
-from fl_dpbayes.protocol.plan import ExponentialStepSize, FlatPrior, PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, ExponentialStepSize, FlatPrior
 from fl_dpbayes.protocol.task import LogisticModel, Task
-from fl_dpbayes.samplers import dp_sgld, minibatch
-from fl_dpbayes.samplers.chain import run_chain
+from fl_dpbayes.samplers import drift, minibatch
+from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.minibatch import BatchGradient, poisson_units
 
 # Steps of an epoch as 1 / q: for these many counts below 2000, int(1 / q) is one short.
@@ -28,8 +29,7 @@ def plan_of(steps: int, sampling_rate: float, pre_noise: float = 0.0) -> Trainin
         steps_per_round=steps,
         burn_in=0,
         thinning=1,
-        step_size=ExponentialStepSize(initial=0.1, decay=0.9),
-        prior=FlatPrior(),
+        sampler=SGLD(step_size=ExponentialStepSize(initial=0.1, decay=0.9), prior=FlatPrior()),
         privacy=PrivacyPlan(
             epsilon=1.0,
             delta=1e-5,
@@ -55,34 +55,32 @@ def run(plan: TrainingPlan, units: int = 3):
         units=units,
         first_step=0,
         steps=plan.total_steps,
-        start=to_vector(module),
-        sampling_generator=np.random.default_rng(1),
-        noise_generator=np.random.default_rng(2),
-        pre_noise_generator=np.random.default_rng(3),
+        start={"parameters": to_vector(module)},
+        streams=ChainStreams(*(np.random.default_rng(seed) for seed in (1, 2, 3, 4))),
     )
 
 
 @pytest.mark.parametrize("pre_noise", [0.0, 0.1])
 def test_clipping_and_noise_use_one_clip_norm_at_every_step(monkeypatch, pre_noise: float) -> None:
     clipped, noised = [], []
-    ghost, materialised, step = book_keeping.clipped_sum, minibatch.sum_clipped, dp_sgld.step
+    ghost, materialised, step = book_keeping.clipped_sum, minibatch.sum_clipped, drift.private_drift
 
-    def watched_ghost(*arguments, clip_norm):
+    def watched_ghost(*arguments, clip_norm, **rest):
         if np.isfinite(clip_norm):  # The choice of the engine probes it without clipping.
             clipped.append(clip_norm)
-        return ghost(*arguments, clip_norm=clip_norm)
+        return ghost(*arguments, clip_norm=clip_norm, **rest)
 
-    def watched_materialised(gradients, clip_norm):
+    def watched_materialised(gradients, clip_norm, *rest):
         clipped.append(clip_norm)
-        return materialised(gradients, clip_norm)
+        return materialised(gradients, clip_norm, *rest)
 
     def watched_step(*arguments, **rest):
-        noised.append(rest["clip_norm"])
+        noised.append(rest["noise_unit"])
         return step(*arguments, **rest)
 
     monkeypatch.setattr(book_keeping, "clipped_sum", watched_ghost)
     monkeypatch.setattr(minibatch, "sum_clipped", watched_materialised)
-    monkeypatch.setattr(dp_sgld, "step", watched_step)
+    monkeypatch.setattr(drift, "private_drift", watched_step)
     run(plan_of(7, 1.0, pre_noise))
     assert clipped == noised == [1.7] * 7
 
@@ -114,12 +112,12 @@ def participation(steps: int, units: int, sampling_rate: float, seed: int) -> np
         np.eye(units, dtype=np.float32),
         np.zeros(units, np.int64),
         np.arange(units),
-        privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, clip_norm=10.0, sampling_rate=sampling_rate),
+        clip_norm=10.0,
+        sampling_rate=sampling_rate,
         sampling_generator=np.random.default_rng(seed),
-        pre_noise_generator=None,
         device="cpu",
     )
-    sums = torch.stack([gradient() for _ in range(steps)])
+    sums = torch.stack([gradient().total for _ in range(steps)])
     return (sums[:, :units] != 0).numpy()
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import sqlite3
 
 import pytest
@@ -53,6 +54,17 @@ def test_show_names_budget_spend_and_every_reservation(spent_site):
         assert part in text
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_show_keeps_times_and_words_whole_in_a_narrow_terminal(spent_site, width):
+    console = Console(file=io.StringIO(), width=width)
+    show_ledger(spent_site, console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert len(re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)) == 2
+    assert "recalibration" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
 def test_sound_ledger_verifies_with_status_0(spent_site):
     console = _console()
     assert verify_ledger(spent_site, console) == 0
@@ -80,9 +92,10 @@ def test_export_can_be_checked_without_this_project(spent_site):
         assert entry["head"] == head
     assert exported["head"] == head
     assert exported["problems"] == []
-    train, test = exported["parts"]
+    train, test, recalibration = exported["parts"]
     assert (train["steps"], train["history"], train["epsilon_method"]) == (10, [[8.0, 1.0, 5], [8.0, 1.0, 5]], "pld")
-    assert (test["steps"], test["epsilon"]) == (0, 0.0)
+    for unspent in (test, recalibration):
+        assert (unspent["steps"], unspent["epsilon"]) == (0, 0.0)
 
 
 def test_site_without_a_ledger_is_told_so(site_file, tmp_path):

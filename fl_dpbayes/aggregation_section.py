@@ -1,0 +1,212 @@
+"""The scenario's section `[aggregation]`: one record per rule, and what a rule asks of the sites' chains.
+
+The rules that average weights or precisions rely on hidden units that mean the same at every site: all chains of one
+number start from the same broadcast weights. The mixture needs no such alignment.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
+from fl_dpbayes.schedules.planned import has_temperature
+
+SiteWeights = Literal["units", "uniform"]
+Draws = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class Mixture(Record):
+    """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure)."""
+
+    rule: Literal["mixture"] = "mixture"
+    site_weights: SiteWeights = "units"
+
+
+class AveragingRule(Record):
+    """An average of states, which can be made robust against hostile or broken sites.
+
+    `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
+    A median of many noisy states has pi/2 times the variance of their mean, which the temperatures of FALD's samples
+    do not show. `norm_bound`: the greatest norm of a site's move from its start.
+    """
+
+    site_weights: SiteWeights = "units"
+    robust: Literal["none", "median", "trimmed-mean"] = "none"
+    trimmed: PositiveInt | None = None
+    norm_bound: PositiveFloat | None = None
+
+    @model_validator(mode="after")
+    def _robust_fits(self) -> "AveragingRule":
+        if (self.robust == "trimmed-mean") != (self.trimmed is not None):
+            raise ValueError(
+                "trimmed, the number of bad sites to bear, must be given exactly with robust 'trimmed-mean'"
+            )
+        if self.robust != "none" and self.site_weights != "uniform":
+            raise ValueError(
+                f"robust {self.robust!r} counts all sites alike, since with a weight one site could claim the most: "
+                "set site_weights = 'uniform'"
+            )
+        return self
+
+
+class FALD(AveragingRule):
+    """Federated averaging of Langevin chains: the states are averaged after every round."""
+
+    rule: Literal["fald"]
+
+
+class FedAvg(AveragingRule):
+    """The average of the sites' posterior means: one point, for reference."""
+
+    rule: Literal["fedavg"]
+
+
+class FedBE(Record):
+    """The sites' means, their average, and `draws` around it with `spread` times the sites' standard deviation."""
+
+    rule: Literal["fedbe"]
+    site_weights: SiteWeights = "units"
+    draws: Annotated[int, Field(ge=0, le=10_000)] = 10
+    spread: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Consensus(Record):
+    """Consensus Monte Carlo: each of `draws` is an average of one draw per site, weighed by the sites' precisions."""
+
+    rule: Literal["consensus-full", "consensus-diagonal", "consensus-uniform"]
+    draws: Draws = 100
+
+
+class Product(Record):
+    """The product of the sites' Gaussians, from which `draws` are taken.
+
+    `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then divides out (`divided`).
+    """
+
+    rule: Literal["product-full", "product-diagonal", "product-low-rank"]
+    prior: Literal["fractional", "divided"] = "fractional"
+    draws: Draws = 100
+
+
+class Barycenter(Record):
+    """A weighted average of the sites' Gaussians as distributions, as wide as one site, of which `draws` are taken."""
+
+    rule: Literal["wasserstein", "reverse-kl"]
+    site_weights: SiteWeights = "units"
+    draws: Draws = 100
+
+
+class FedPA(Record):
+    """Posterior averaging: after every round the server moves along the sites' deltas, weighed by their precisions.
+
+    Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point. `shrinkage` is rho in
+    prior standard deviations, 0 for FedAvg's deltas; without `learning_rate` it is 1 / (1 + (l - 1) rho) for l samples
+    a round, with which no direction overshoots.
+    """
+
+    rule: Literal["fedpa"]
+    shrinkage: Annotated[float, Field(ge=0)] = 1.0
+    learning_rate: PositiveFloat | None = None
+
+
+def _mixture_by_default(value: Any) -> Any:
+    return {"rule": "mixture"} | value if isinstance(value, dict) else value
+
+
+Aggregation = Annotated[
+    Annotated[
+        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter,
+        Field(discriminator="rule"),
+    ],
+    BeforeValidator(_mixture_by_default),
+]
+
+
+def prior_share(rule: Aggregation, sites: int) -> float:
+    """Return the share s of the prior that each site must target under a rule.
+
+    Args:
+        rule: the scenario's choice.
+        sites: number of training sites K, >= 1.
+
+    Returns:
+        1 for the rules on whole local posteriors and for the divided prior, 1/K (convention A) for all others.
+    """
+    match rule:
+        case Mixture() | Barycenter() | Product(prior="divided"):
+            return 1.0
+        case _:
+            return 1.0 / sites
+
+
+def weighing(rule: Aggregation) -> SiteWeights:
+    """Say how a rule weighs sites; those that weigh by precision count all alike in what they average plainly."""
+    match rule:
+        case Consensus() | Product() | FedPA():
+            return "uniform"
+        case _:
+            return rule.site_weights
+
+
+def least_samples(rule: Aggregation, parameters: int) -> int:
+    """Return how many samples of a site a rule needs to use it.
+
+    Args:
+        rule: the scenario's choice.
+        parameters: number of the model's parameters, d.
+
+    Returns:
+        d + 4 for precision matrices, 5 for precisions of single parameters, 2 for variances, else 1.
+    """
+    match rule.rule:
+        case "consensus-full" | "product-full":
+            return parameters + 4
+        case "consensus-diagonal" | "product-diagonal" | "reverse-kl":
+            return 5
+        case "product-low-rank" | "wasserstein":
+            return 2
+        case _:
+            return 1
+
+
+def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) -> None:
+    """Check that a rule fits the chains that it is to combine.
+
+    Args:
+        rule: the scenario's choice.
+        sampler: the sites' algorithm.
+        training_sites: number of training sites K.
+
+    Raises:
+        ValueError: naming what does not fit, and the remedy.
+    """
+    if isinstance(rule, FALD) and isinstance(sampler, BayesByBackprop | MCDropout):
+        raise ValueError(
+            f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
+            f"{sampler.kind!r}: choose rule 'mixture'"
+        )
+    if isinstance(rule, Consensus | Product | Barycenter | FedPA) and not has_temperature(sampler):
+        raise ValueError(
+            f"aggregation.rule {rule.rule!r} needs the spread of samples at a known temperature, which sampler.kind "
+            f"{sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
+        )
+    if isinstance(rule, Product) and isinstance(sampler.prior, LaplacePrior):
+        raise ValueError(
+            f"aggregation.rule {rule.rule!r} multiplies Gaussians, and sampler.prior.kind 'laplace' is none: choose "
+            "prior.kind 'gaussian' or 'flat', or a consensus rule"
+        )
+    if isinstance(rule, FedPA) and not isinstance(sampler.prior, GaussianPrior):
+        raise ValueError(
+            f"aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind is "
+            f"{sampler.prior.kind!r}: choose prior.kind 'gaussian'"
+        )
+    if isinstance(rule, AveragingRule) and rule.trimmed is not None and 2 * rule.trimmed >= training_sites:
+        raise ValueError(
+            f"aggregation.trimmed is {rule.trimmed} for {training_sites} training sites: it must be below half of them"
+        )
+
+
+def prior_scale(sampler: Sampler) -> float:
+    """Return the standard deviation of a Gaussian prior, infinite for a flat one."""
+    return sampler.prior.scale if isinstance(sampler.prior, GaussianPrior) else float("inf")

@@ -1,0 +1,79 @@
+"""Have the chains mixed, and at the planned temperature? Asked of released samples only."""
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fl_dpbayes.aggregation_section import FedPA
+from fl_dpbayes.posterior.convergence import summarise_convergence, temperature_warning, warning
+from fl_dpbayes.protocol.plan import PrivacyPlan
+from fl_dpbayes.schedules.planned import has_temperature
+from server.run_record import RunRecord
+from server.strategy import PosteriorStrategy
+
+# The quantities that are looked at are drawn alike in every run, so that runs can be compared.
+QUANTITIES_SEED = 0
+
+
+def convergence_rows(strategy: PosteriorStrategy) -> list[dict[str, Any]]:
+    """Summarise the mixing of every chain that the server holds samples of.
+
+    Args:
+        strategy: the run's strategy, after its last round.
+
+    Returns:
+        One row per site (under averaging rules one for the averaged chain) with the figures and a sentence, empty where
+        nothing speaks against the chains. No row where the sampler is no Markov chain on the posterior.
+    """
+    scenario = strategy.federation.scenario
+    # FedPA's sites start anew from the server's state in every round: what they sent is no chain.
+    if not has_temperature(scenario.sampler) or isinstance(scenario.aggregation, FedPA):
+        return []
+    rows = []
+    for name in strategy.chain_names():
+        samples = strategy.bank.samples(name)
+        if samples is None:
+            continue
+        flat = np.concatenate([array.reshape(len(array), -1) for array in samples.arrays.values()], axis=1)
+        chains = strategy.bank.sample_chains(name)
+        found = summarise_convergence(flat, chains, np.random.default_rng(QUANTITIES_SEED))
+        rows.append({"site": name, **asdict(found), "warning": warning(found)})
+    return rows
+
+
+def convergence_warnings(rows: list[dict[str, Any]]) -> list[str]:
+    """Say each distinct sentence of `convergence_rows` once, with the sites it holds for."""
+    sites: dict[str, list[str]] = {}
+    for row in rows:
+        if row["warning"]:
+            sites.setdefault(row["warning"], []).append(row["site"])
+    return [f"{', '.join(names)}: {sentence}" for sentence, names in sites.items()]
+
+
+def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list[str]:
+    """Say once where the floor of the noise made chains hotter than the plan's temperature.
+
+    Args:
+        strategy: the run's strategy.
+        record: what happened; it has each site's mean temperature, weighted by step size.
+
+    Returns:
+        At most one sentence, of the hottest site, with the number of such sites.
+    """
+    privacy = strategy.plan.privacy
+    if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:
+        return []
+    means = {
+        member.card.name: record.temperature(member.card.name)[0] for member in strategy.federation.roster.training
+    }
+    texts = {
+        site: text
+        for site, mean in means.items()
+        if mean is not None and (text := temperature_warning(privacy.temperature, mean))
+    }
+    if not texts:
+        return []
+    hottest = max(texts, key=lambda site: means[site] or 0.0)
+    others = f", the hottest of {len(texts)} such sites" if len(texts) > 1 else ""
+    return [f"{hottest}{others}: {texts[hottest]}"]

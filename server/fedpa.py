@@ -1,0 +1,96 @@
+"""Strategy: FedPA, federated posterior averaging."""
+
+from collections.abc import Mapping
+
+from fl_dpbayes.aggregation import fedpa
+from fl_dpbayes.aggregation.fald import average_states
+from fl_dpbayes.aggregation_section import FedPA, prior_scale
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.scenario import training_plan
+from server.check_reply import CheckedReply
+from server.fixed import Federation
+from server.progress import EventLog
+from server.run_record import RunRecord
+from server.site_samples import SiteSamples
+from server.strategy import PosteriorStrategy, point_of
+
+SERVER_STATE = "server state"
+
+
+class FedPAStrategy(PosteriorStrategy):
+    """Each round starts from the broadcast state with 1/K of the prior; the server takes one step along the deltas.
+
+    A momentum or moment of a site's chain does not outlive the round: it belongs to that site's own posterior.
+    """
+
+    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
+        super().__init__(federation, record, events)
+        rule = federation.scenario.aggregation
+        assert isinstance(rule, FedPA)
+        ends = [(number + 1) * self.plan.steps_per_round for number in range(self.plan.rounds)]
+        samples = max(
+            self.plan.kept_before(end) - self.plan.kept_before(end - self.plan.steps_per_round) for end in ends
+        )
+        if samples < 2:
+            raise UserError(
+                f"aggregation.rule 'fedpa' needs at least 2 samples of each site in a round, training keeps {samples}: "
+                "lower thinning, or take more steps per round"
+            )
+        steepest = 1 + (samples - 1) * rule.shrinkage
+        self._shrinkage, self._learning_rate = rule.shrinkage, rule.learning_rate or 1 / steepest
+        if self._learning_rate >= 2 / steepest:
+            raise UserError(
+                f"aggregation.learning_rate is {self._learning_rate:g}: with {samples} samples a round and shrinkage "
+                f"{rule.shrinkage:g} steps grow without end unless it is below {2 / steepest:.3g}; leave it out for a "
+                "stable one"
+            )
+
+    def site_plan(self, sites: int) -> TrainingPlan:
+        """Return the scenario's plan with 1/K of the prior (convention A)."""
+        return training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
+
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
+        """Return the server state after the last round."""
+        return arrays
+
+    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+        """Take one step along the sites' deltas, or average their last states if no sample of the round is kept."""
+        chain = self.chain_of(round_number)
+        sampled = [site for site in replies if self.bank.round_samples(site, round_number, chain) is not None]
+        if sampled:
+            moved = self._moved(sampled, round_number, chain, arrays)
+        else:
+            states = {site: without_prefix("parameters", reply.last) for site, reply in replies.items()}
+            moved = average_states(states, self.site_weights)
+        state = self.initial_state(chain) | prefixed("parameters", moved)
+        nothing = next(iter(replies.values())).samples
+        self.bank.add(SERVER_STATE, round_number, chain, nothing, state)
+        return state
+
+    def _moved(self, sites: list[str], round_number: int, chain: int, arrays: Arrays) -> Arrays:
+        try:
+            aggregate = fedpa.combine(
+                without_prefix("parameters", arrays),
+                SiteSamples(sites, lambda site: self.bank.round_samples(site, round_number, chain)),
+                self.site_weights,
+                shrinkage=self._shrinkage,
+                prior_scale=prior_scale(self.federation.scenario.sampler),
+                learning_rate=self._learning_rate,
+            )
+        except ValueError as error:
+            raise UserError(f"round {round_number}: {error}") from None
+        for warning in aggregate.warnings:
+            self.record.warn(warning)
+        return {name: array[0] for name, array in aggregate.samples.arrays.items()}
+
+    def posterior(self) -> PosteriorSamples | None:
+        """Return the server's last state of each chain: FedPA gives points."""
+        return self.last()
+
+    def last(self) -> PosteriorSamples | None:
+        """Return the server's last state of each chain."""
+        states = [point_of(state) for state in self.bank.last_states(SERVER_STATE)]
+        return concatenate(states) if states else None

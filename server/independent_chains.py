@@ -1,0 +1,123 @@
+"""Strategy: every site runs its own chain to the end; a rule makes one posterior of what all of them released."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fl_dpbayes.aggregation.mixture import combine
+from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.task import LogisticModel
+from fl_dpbayes.scenario import training_plan
+from server.check_reply import CheckedReply
+from server.combine_sites import combine_sites
+from server.fixed import Federation
+from server.progress import EventLog
+from server.robust_average import average_of_states
+from server.run_record import RunRecord
+from server.site_samples import SiteSamples
+from server.strategy import PosteriorStrategy, point_of
+
+
+class IndependentChainsStrategy(PosteriorStrategy):
+    """Each chain continues from its own last state, and all chains of one number start from the same weights.
+
+    The server state never changes. A site that released too few samples for the rule is left out, with a warning.
+    """
+
+    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
+        super().__init__(federation, record, events)
+        self.rule = federation.scenario.aggregation
+        parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
+        self._least = least_samples(self.rule, parameters)
+        planned = self.plan.kept_before(self.plan.total_steps)
+        if planned < self._least:
+            raise UserError(
+                f"aggregation.rule {self.rule.rule!r} needs {self._least} samples of each site for {parameters} "
+                f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
+                "without precision matrices"
+            )
+        aligned = isinstance(self.rule, Mixture) or isinstance(federation.scenario.model, LogisticModel)
+        if self.plan.chains > 1 and not aligned:
+            record.warn(
+                f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "
+                "different weights, whose hidden units do not match: run one chain, or choose rule 'mixture'"
+            )
+
+    def site_plan(self, sites: int) -> TrainingPlan:
+        """Return the scenario's plan with the share of the prior that the rule asks for."""
+        scenario = self.federation.scenario
+        return training_plan(scenario, prior_share=prior_share(scenario.aggregation, sites), chain_start="own_last")
+
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
+        """Return the last state that the site released in this chain, or the chain's start before its first reply."""
+        return self.bank.last(site, chain) or self.initial_state(chain)
+
+    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+        """Return the common start unchanged."""
+        return arrays
+
+    def posterior(self) -> PosteriorSamples | None:
+        """Return the rule's posterior of all sites' samples, the same at every call, or None if it cannot form one."""
+        usable = self._usable_sites()
+        if not usable:
+            return None
+        scenario = self.federation.scenario
+        try:
+            aggregate = combine_sites(
+                self.rule,
+                SiteSamples(usable, self.bank.samples),
+                self.site_weights,
+                sampler=scenario.sampler,
+                sites=len(self.site_weights),
+                start=self._mean_start(),
+                generator=np.random.default_rng(scenario.seed),
+            )
+        except ValueError as error:
+            self.record.warn(f"aggregation.rule {self.rule.rule!r}: {error}")
+            return None
+        for warning in aggregate.warnings:
+            self.record.warn(warning)
+        return aggregate.samples
+
+    def last(self) -> PosteriorSamples | None:
+        """Return one point per chain: FedAvg's average of its last states, else the mixture of them over sites."""
+        if isinstance(self.rule, FedAvg):
+            return self._averaged_last(self.rule)
+        present = {}
+        for site in self._sites():
+            states = [point_of(state) for state in self.bank.last_states(site)]
+            if states:
+                present[site] = concatenate(states)
+        return combine(present, self.site_weights) if present else None
+
+    def _averaged_last(self, rule: FedAvg) -> PosteriorSamples | None:
+        points = []
+        for chain in range(self.plan.chains):
+            states = {site: state for site in self._sites() if (state := self.bank.last(site, chain)) is not None}
+            if states:
+                average, warnings = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
+                points.append(point_of(average))
+                for warning in warnings:
+                    self.record.warn(warning)
+        return concatenate(points) if points else None
+
+    def _mean_start(self) -> Arrays:
+        starts = [without_prefix("parameters", self.initial_state(chain)) for chain in range(self.plan.chains)]
+        return {name: np.mean([start[name] for start in starts], axis=0, dtype=np.float32) for name in starts[0]}
+
+    def _usable_sites(self) -> list[str]:
+        released = {site: len(self.bank.sample_chains(site)) for site in self._sites()}
+        for site, count in released.items():
+            if 0 < count < self._least:
+                self.record.warn(
+                    f"{site} is left out of the posterior: it released {count} samples, aggregation.rule "
+                    f"{self.rule.rule!r} needs {self._least}"
+                )
+        return [site for site, count in released.items() if count >= self._least]
+
+    def _sites(self) -> list[str]:
+        return [member.card.name for member in self.federation.roster.training]

@@ -1,0 +1,46 @@
+"""The average of the sites' states that a scenario asks for: weighted, or robust against bad sites."""
+
+from collections.abc import Mapping
+
+from fl_dpbayes.aggregation.fald import average_states
+from fl_dpbayes.aggregation.robust import bound_move, coordinate_median, trimmed_mean
+from fl_dpbayes.aggregation_section import AveragingRule
+from fl_dpbayes.protocol.arrays import Arrays
+
+
+def average_of_states(
+    states: Mapping[str, Arrays], start: Arrays, rule: AveragingRule, site_weights: Mapping[str, float]
+) -> tuple[Arrays, tuple[str, ...]]:
+    """Average states by a rule's settings.
+
+    Args:
+        states: site -> state, at least one.
+        start: where all of them started, which a norm bound counts from.
+        rule: the scenario's choice.
+        site_weights: site -> w_k, for the average that is not robust.
+
+    Returns:
+        The average, and a sentence for each site whose move was shortened and for sites too few to trim.
+    """
+    warnings = []
+    if rule.norm_bound is not None:
+        bounded = {}
+        for site, state in states.items():
+            bounded[site], factor = bound_move(state, start, rule.norm_bound)
+            if factor < 1:
+                warnings.append(
+                    f"{site} moved further than aggregation.norm_bound, {rule.norm_bound:g}, and was shortened to it"
+                )
+        states = bounded
+    if rule.robust == "median":
+        return coordinate_median(states), tuple(warnings)
+    if rule.robust == "none":
+        return average_states(states, site_weights), tuple(warnings)
+    assert rule.trimmed is not None  # the section's validation
+    trimmed = min(rule.trimmed, (len(states) - 1) // 2)
+    if trimmed < rule.trimmed:
+        warnings.append(
+            f"with states of {len(states)} sites only {trimmed} bad ones could be borne, not {rule.trimmed}: set "
+            f"resources.min_sites to {2 * rule.trimmed + 1} or more to stop instead"
+        )
+    return trimmed_mean(states, trimmed), tuple(warnings)

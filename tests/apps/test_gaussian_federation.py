@@ -1,0 +1,168 @@
+"""A federation on linear regression, from private chains to the rule: it lands on the posterior that theory predicts.
+
+loss_i = |x_i w - y_i|^2 / 2, prior N(0, scale^2) shared as the rule asks. A site's chain at temperature T with step a
+has the stationary law N(m_k, T (n_k H_k (I - a H_k / 2))^-1), n_k H_k = X_k' X_k + s I / scale^2, so after correction
+for T it counts with the precision n_k H_k (I - a H_k / 2), which is that of its posterior but for the step.
+
+Each chain stands in its own output of one linear layer. Nothing is clipped, so the chains share nothing but records.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
+from fl_dpbayes.aggregation.weights import unit_weights
+from fl_dpbayes.aggregation_section import Consensus, Mixture, Product, prior_share
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, GaussianPrior
+from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.schedules.noise import langevin_noise
+from server.combine_sites import combine_sites
+
+CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
+SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))
+# Site -> records, temperature of its chain.
+SITES = {"a": (8, 0.5), "b": (14, 1.0), "c": (25, 2.0), "d": (40, 1.0)}
+CLIP_NORM = 1e6
+
+
+def squared_error(outputs, targets):
+    return (outputs - targets[:, None]).square().sum() / 2
+
+
+def site_data():
+    generator = np.random.default_rng(8)
+    data = {}
+    for site, (units, _) in SITES.items():
+        rotation = np.linalg.qr(generator.normal(size=(PARAMETERS, PARAMETERS)))[0]
+        features = generator.standard_normal((units, PARAMETERS)) * [1.3, 0.7] @ rotation
+        truth = np.array([0.8, -0.5]) + 0.4 * generator.normal(size=PARAMETERS)
+        data[site] = features.astype(np.float32), (features @ truth + generator.normal(size=units)).astype(np.float32)
+    return data
+
+
+DATA = site_data()
+
+
+def curvature(site, share):
+    """H_k, of the mean energy."""
+    features, _ = DATA[site]
+    prior = share * np.eye(PARAMETERS) / SAMPLER.prior.scale**2
+    return (features.T.astype(np.float64) @ features + prior) / len(features)
+
+
+def site_moments(site, share, step_size):
+    """Precision at temperature 1 and mean of the stationary law of a site's chain."""
+    features, targets = DATA[site]
+    mean_energy = curvature(site, share)
+    precision = len(features) * mean_energy @ (np.eye(PARAMETERS) - step_size * mean_energy / 2)
+    return precision, np.linalg.solve(len(features) * mean_energy, features.T.astype(np.float64) @ targets)
+
+
+def predicted(share, step_size):
+    """Precision and mean of the product of the sites' laws, with the prior counted once."""
+    moments = [site_moments(site, share, step_size) for site in SITES]
+    extra = (1 - len(SITES) * share) * np.eye(PARAMETERS) / SAMPLER.prior.scale**2
+    precision = sum(own for own, _ in moments) + extra
+    return precision, np.linalg.solve(precision, sum(own @ mean for own, mean in moments))
+
+
+def pooled_posterior():
+    """Precision and mean given all records, by the formula."""
+    precision = np.eye(PARAMETERS) / SAMPLER.prior.scale**2 + sum(x.T.astype(np.float64) @ x for x, _ in DATA.values())
+    return precision, np.linalg.solve(precision, sum(x.T.astype(np.float64) @ y for x, y in DATA.values()))
+
+
+def run_site(site, share, start, *, steps, seed):
+    """Run a private chain at a site; return the state, one row per chain, and the chain's temperature."""
+    features, targets = DATA[site]
+    units, temperature = len(features), SITES[site][1]
+    sizes = np.full(steps, STEP_SIZE)
+    noise = langevin_noise(sizes, temperature, clip_norm=CLIP_NORM, expected_batch_size=units, units=units)
+    plan = TrainingPlan(
+        rounds=1, steps_per_round=steps, burn_in=0, thinning=steps, sampler=SAMPLER, prior_share=share,
+        chain_start="own_last", privacy=PrivacyPlan(
+            epsilon=1.0, delta=1e-3, coupling="langevin", temperature=temperature, clip_norm=CLIP_NORM,
+            sampling_rate=1.0,
+        ),
+    )  # fmt: skip
+    result = run_chain(
+        nn.Linear(PARAMETERS, CHAINS, bias=False), features, targets, np.arange(units), plan=plan,
+        noise_multipliers=noise, units=units, first_step=0, steps=steps,
+        start={"parameters": torch.from_numpy(start.ravel())}, loss=squared_error,
+        streams=ChainStreams(*[np.random.default_rng([seed, number]) for number in range(4)]),
+    )  # fmt: skip
+    assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
+    return result.samples.reshape(CHAINS, PARAMETERS), result.temperature_mean
+
+
+def released(rule):
+    share = prior_share(rule, len(SITES))
+    start = np.zeros((CHAINS, PARAMETERS), np.float32)
+    samples = {}
+    for seed, site in enumerate(SITES):
+        draws, temperature = run_site(site, share, start, steps=60, seed=seed)
+        samples[site] = PosteriorSamples({"w": draws}, np.ones(CHAINS), np.full(CHAINS, temperature))
+    return samples
+
+
+def combined(rule, samples):
+    aggregate = combine_sites(
+        rule, samples, unit_weights({site: units for site, (units, _) in SITES.items()}), sampler=SAMPLER,
+        sites=len(SITES), start={"w": np.zeros(PARAMETERS, np.float32)}, generator=np.random.default_rng(0),
+    )  # fmt: skip
+    return aggregate.samples.arrays["w"].astype(np.float64)
+
+
+def assert_law(draws, mean, precision):
+    """Whitened by the expected law, means are 0 within 4 standard errors and covariances the identity."""
+    whitened = (draws - mean) @ np.linalg.cholesky(precision)
+    error = 1 / np.sqrt(len(draws))
+    assert np.abs(whitened.mean(axis=0)).max() < 4 * error
+    covariance = np.cov(whitened.T)
+    assert np.abs(np.diag(covariance) - 1).max() < 4 * np.sqrt(2) * error
+    assert abs(covariance[0, 1]) < 4 * error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Product(rule="product-full", draws=10_000),
+        Product(rule="product-full", prior="divided", draws=10_000),
+        Consensus(rule="consensus-full", draws=10_000),
+    ],
+    ids=["fractional", "divided", "consensus"],
+)
+def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
+    share = prior_share(rule, len(SITES))
+    precision, mean = predicted(share, STEP_SIZE)
+    assert_law(combined(rule, released(rule)), mean, precision)
+    # All that lies between this law and the posterior given all records is the size of the step.
+    for found, exact in zip(predicted(share, 0.0), pooled_posterior(), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_averaged_chain_of_single_steps_lands_on_the_pooled_posterior():
+    share, units = 1 / len(SITES), sum(units for units, _ in SITES.values())
+    weights = unit_weights({site: units for site, (units, _) in SITES.items()})
+    state = np.zeros((CHAINS, PARAMETERS), np.float32)
+    for number in range(60):
+        replies = {site: run_site(site, share, state, steps=1, seed=100 * number + place)
+                   for place, site in enumerate(SITES)}  # fmt: skip
+        state = average_states({site: {"w": draws} for site, (draws, _) in replies.items()}, weights)["w"]
+    temperature = averaged_temperature({site: heat for site, (_, heat) in replies.items()}, weights)
+    pooled_precision, mean = pooled_posterior()
+    precision = pooled_precision @ (np.eye(PARAMETERS) - STEP_SIZE * pooled_precision / units / 2) / temperature
+    assert_law(state.astype(np.float64), mean, precision)
+
+
+@pytest.mark.slow
+def test_mixture_is_wider_than_the_pooled_posterior():
+    draws = combined(Mixture(), released(Mixture()))
+    precision, _ = pooled_posterior()
+    assert np.trace(np.cov(draws.T) @ precision) / PARAMETERS > 4

@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clients.model_inputs import model_inputs
+from clients.refused import RefusedError
+from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site_file import Policy, SiteFile, Split
+from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models import feature_map as feature_map_module
+from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
+from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures
+from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
+
+MODEL = LogisticModel(features=ScatteringFeatures())
+TASK = Task(input_shape=(1, 8, 8), classes=10)
+
+
+@pytest.fixture
+def site_file(tmp_path) -> SiteFile:
+    return SiteFile(
+        name="north",
+        role="train",
+        source=BuiltIn(kind="digits"),
+        units=1400,
+        split=Split(test_fraction=0.2, key="0" * 32),
+        policy=Policy(max_run_epsilon=1.0),
+        cache_folder=tmp_path / "cache",
+        device="cpu",
+    )
+
+
+def test_model_with_features_sees_them_and_the_site_computes_them_once(site_file, monkeypatch):
+    part = load_site(site_file).train
+    found = model_inputs(site_file, MODEL, part)
+    np.testing.assert_array_equal(found.features, feature_map(MODEL.features, (1, 8, 8))(part.features))
+    assert found.features.shape == (len(part.labels), *model_input_shape(MODEL, TASK))
+    assert found.labels is part.labels
+    assert found.unit_index is part.unit_index
+    monkeypatch.setattr(feature_map_module.FeatureMap, "__call__", lambda *_: pytest.fail("computed again"))
+    np.testing.assert_array_equal(model_inputs(site_file, MODEL, part).features, found.features)
+
+
+def test_model_without_features_sees_the_records_and_nothing_is_written(site_file):
+    part = load_site(site_file).train
+    assert model_inputs(site_file, LogisticModel(), part) is part
+    assert not site_file.cache_folder.exists()
+
+
+def test_records_without_such_features_are_refused_by_field(site_file):
+    part = Part(np.zeros((3, 13), np.float32), np.zeros(3, np.int64), np.arange(3), 3)
+    with pytest.raises(RefusedError, match=r"model\.features"):
+        model_inputs(site_file, MODEL, part)
+
+
+def test_a_backbone_is_looked_for_in_the_sites_own_folder_only(site_file, tmp_path):
+    part = load_site(site_file).train
+    model = LogisticModel(features=BackboneFeatures(weights="0" * 64))
+    with pytest.raises(UserError, match="set backbone_folder"):
+        model_inputs(site_file, model, part)
+    with pytest.raises(UserError, match="none of the 0 weight files"):
+        model_inputs(site_file.model_copy(update={"backbone_folder": Path(tmp_path)}), model, part)
+
+
+@pytest.mark.parametrize("model", [MODEL, MLPModel(hidden=(5,), features=ScatteringFeatures())])
+def test_head_takes_the_feature_vector(model):
+    assert model_input_shape(model, TASK) == (324,)
+    assert next(iter(model_shapes(model, TASK).values()))[1] == 324
+    found = build_model(model, TASK, seed=0)(feature_map_module.torch.zeros(2, 324))
+    assert found.shape == (2, 10)
+
+
+def test_a_network_of_convolutions_takes_no_features():
+    with pytest.raises(ValueError, match="features"):
+        CNNModel.model_validate({"kind": "cnn", "features": {"kind": "scattering"}})

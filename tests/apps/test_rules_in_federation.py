@@ -1,0 +1,274 @@
+"""Every aggregation rule, chosen by name, in whole runs in this process."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from flwr.app import Array, Error, Message
+from rich.console import Console
+
+from fl_dpbayes.aggregation import fedpa
+from fl_dpbayes.data.digits import digits_records
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.protocol.arrays import without_prefix
+from fl_dpbayes.run.stored_posterior import predict_records
+
+# Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
+RULES = {
+    "mixture": 40, "fald": 2, "fedavg": 1, "fedbe": 15, "fedpa": 1, "consensus-diagonal": 100,
+    "consensus-uniform": 100, "product-diagonal": 100, "wasserstein": 100, "reverse-kl": 100,
+}  # fmt: skip
+WHOLE_PRIOR = ("mixture", "wasserstein", "reverse-kl")
+# Sites that only evaluate take time and no part in a rule.
+FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
+KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
+
+
+def summary_of(run) -> dict:
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def posterior_of(run):
+    return load_posterior(run.folder / "posterior.safetensors").samples
+
+
+def accuracy_of(run) -> float:
+    rows = summary_of(run)["calibration"]
+    return next(r["accuracy"] for r in rows if (r["site"], r["predictor"]) == ("pooled:train", "posterior"))
+
+
+def silence(run, site: str) -> None:
+    run.grid.change = lambda request, reply: (
+        Message(Error(5, ""), reply_to=request)
+        if request.metadata.message_type == "train" and run.site_of(request) == site
+        else reply
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
+    run = federation(f"aggregation.rule={rule}", *KEPT)
+    run.run()
+    summary = summary_of(run)
+    assert summary["aggregation"] == rule
+    assert len(posterior_of(run)) == RULES[rule]
+    records = digits_records()
+    archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
+    np.savez(archive, features=records.features)
+    predict_records(run.folder, archive, table, Console(quiet=True))
+    assert (pandas.read_csv(table)["predicted"] == records.labels).mean() > 0.6
+    assert accuracy_of(run) > 0.6
+    share = {
+        json.loads(str(message.content["config"]["record"]))["plan"]["prior_share"]
+        for message in run.grid.requests
+        if message.metadata.message_type == "train"
+    }
+    assert share == {1.0 if rule in WHOLE_PRIOR else 0.25}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["consensus-full", "product-full", "product-low-rank"])
+def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
+    # Two features and two classes make six parameters, which the chains explore.
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 2, 900)
+    rows = generator.normal(size=(900, 2)) + np.where(labels == 1, 1, -1)[:, None] * [1.2, -0.6]
+    table = pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels})
+    patients = tmp_path / "patients.csv"
+    table.to_csv(patients, index=False)
+    run = federation(
+        f"aggregation.rule={rule}",
+        *FOUR,
+        "partition={kind='iid'}",
+        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, features=['x','y']}}",
+        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}",
+        "sampler.step_size.initial=0.5",
+        "privacy.epsilon=20",
+    )
+    run.run()
+    assert len(posterior_of(run)) == 100
+    predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
+    assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
+
+
+@pytest.mark.parametrize(("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("reverse-kl", 5)])
+def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federation, rule: str, needed: int) -> None:
+    run = federation(f"aggregation.rule={rule}")
+    with pytest.raises(UserError, match=f"needs {needed} samples of each site for 650 parameters, training keeps 3"):
+        run.run()
+    assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["fedbe", "consensus-diagonal"])
+def test_order_of_replies_does_not_matter(federation, rule: str) -> None:
+    runs = []
+    for name in ("forward", "backward"):
+        run = federation(f"aggregation.rule={rule}", *KEPT, name=name)
+        if name == "backward":
+            _answer_backwards(run.grid)
+        run.run()
+        runs.append(posterior_of(run))
+    for first, second in zip(runs[0].arrays.values(), runs[1].arrays.values(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def _answer_backwards(grid) -> None:
+    """Let the nodes work in the opposite order, and hand out their replies in it."""
+    push, pull = grid.push_messages, grid.pull_messages
+
+    def push_messages(messages: Iterable[Message]) -> list[str]:
+        return list(reversed(list(push(list(messages)[::-1]))))
+
+    grid.push_messages = push_messages
+    grid.pull_messages = lambda message_ids: list(pull(list(message_ids)[::-1]))
+
+
+@pytest.mark.slow
+def test_missing_site_changes_only_what_it_would_have_sent(federation) -> None:
+    product = federation("aggregation.rule=product-diagonal", *KEPT, name="product")
+    consensus = federation("aggregation.rule=consensus-diagonal", *KEPT, name="consensus")
+    for run in (product, consensus):
+        silence(run, "south")
+        run.run()
+        assert len(posterior_of(run)) == 100
+    counted = "3 sites with a prior share of 0.25 count the prior 0.75 times"
+    assert any(counted in warning for warning in summary_of(consensus)["warnings"])
+    assert not any("count the prior" in warning for warning in summary_of(product)["warnings"])
+
+
+@pytest.mark.slow
+def test_site_with_too_few_samples_is_left_out_and_named(federation) -> None:
+    run = federation("aggregation.rule=product-diagonal", *KEPT, "sites.north.epsilon=2.0")
+    run.run()
+    assert len(posterior_of(run)) == 100
+    said = [warning for warning in summary_of(run)["warnings"] if "left out of the posterior" in warning]
+    assert len(said) == 1
+    assert "north is left out of the posterior: it released" in said[0]
+
+
+@pytest.mark.slow
+def test_rule_without_a_usable_site_stops_the_run_and_keeps_its_records(federation) -> None:
+    run = federation("aggregation.rule=product-diagonal", *KEPT, "simulation.cohort_epsilon=2.0")
+    with pytest.raises(UserError, match="needs 5"):
+        run.run()
+    assert not (run.folder / "posterior.safetensors").exists()
+    assert summary_of(run)["privacy"]
+
+
+def parameters_of(content, prefix: str) -> dict[str, np.ndarray]:
+    arrays = {name: array.numpy() for name, array in content["arrays"].items()}
+    return without_prefix(f"{prefix}/parameters" if prefix != "samples" else prefix, arrays)
+
+
+@pytest.mark.slow
+def test_fedpa_averages_before_burn_in_and_then_moves_along_the_deltas(federation) -> None:
+    run = federation(
+        "aggregation={rule='fedpa', shrinkage=3.0, learning_rate=0.15}",
+        *FOUR,
+        "training={rounds=3, steps_per_round=4, burn_in=4, thinning=1}",
+    )
+    starts: dict[str, dict] = {}
+    replies: dict[str, dict] = {}
+
+    def keep(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "train":
+            number = request.metadata.group_id
+            starts[number] = parameters_of(request.content, "start")
+            replies.setdefault(number, {})[run.site_of(request)] = reply.content
+        return reply
+
+    run.grid.change = keep
+    run.run()
+    lasts = [parameters_of(content, "last") for content in replies["1"].values()]
+    for name, array in starts["2"].items():
+        np.testing.assert_allclose(array, np.mean([last[name] for last in lasts], axis=0), atol=1e-6)
+    for start, content, end in (
+        (starts["2"], replies["2"], starts["3"]),
+        (starts["3"], replies["3"], {name: array[0] for name, array in posterior_of(run).arrays.items()}),
+    ):
+        samples = {site: _samples_of(each) for site, each in content.items()}
+        expected = fedpa.combine(
+            start, samples, dict.fromkeys(samples, 0.25), shrinkage=3.0, prior_scale=1.0, learning_rate=0.15
+        ).samples.arrays
+        for name, array in end.items():
+            np.testing.assert_array_equal(array, expected[name][0])
+
+
+def _samples_of(content) -> PosteriorSamples:
+    record = json.loads(str(content["config"]["record"]))
+    return PosteriorSamples(
+        parameters_of(content, "samples"),
+        np.array(record["sample_weights"]),
+        np.array(record["sample_temperatures"]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("", "at least 2 samples of each site in a round, training keeps 1"),
+        (", shrinkage=2.0, learning_rate=0.3", "unless it is below 0.286"),
+    ],
+)
+def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(federation, settings: str, said: str) -> None:
+    thinning = 1 if settings else 4
+    training = f"training={{rounds=2, steps_per_round=4, burn_in=0, thinning={thinning}}}"
+    run = federation(f"aggregation={{rule='fedpa'{settings}}}", training)
+    with pytest.raises(UserError, match=said):
+        run.run()
+    assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
+
+
+@pytest.mark.slow
+def test_weights_of_chains_with_different_starts_are_warned_about(federation) -> None:
+    overrides = ['model={ kind = "mlp", hidden = [4] }', *FOUR, "training.chains=2"]
+    averaged = federation("aggregation.rule=fedavg", *overrides, name="averaged")
+    ensemble = federation("aggregation.rule=mixture", *overrides, name="ensemble")
+    for run in (averaged, ensemble):
+        run.run()
+    said = "averages weights over 2 chains that start from different weights"
+    assert any(said in warning for warning in summary_of(averaged)["warnings"])
+    assert not any(said in warning for warning in summary_of(ensemble)["warnings"])
+
+
+HONEST = [
+    *FOUR, "partition={kind='iid'}", "sites.five={role='train'}", "sites.six={role='train'}",
+    "data.test_fraction=0.4", "training={rounds=4, steps_per_round=10, burn_in=20, thinning=4}",
+    # Little noise, so that what moves accuracy is the hostile site and not chance.
+    "privacy={epsilon=1e4, delta=1e-3, coupling='constant', noise_multiplier=0.5, clip_norm=3.0, sampling_rate=0.5}",
+]  # fmt: skip
+ROBUST = {
+    "median": "robust='median', site_weights='uniform'",
+    "trimmed": "robust='trimmed-mean', trimmed=1, site_weights='uniform'",
+    "bounded": "norm_bound=6.0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["fald", "fedavg"])
+def test_one_hostile_site_of_six_moves_a_robust_average_by_less_than_two_points(federation, rule: str) -> None:
+    def accuracy(name: str, settings: str, *, hostile: bool) -> float:
+        run = federation(*HONEST, f"aggregation={{rule='{rule}', {settings}}}", name=name)
+        if hostile:
+            run.grid.change = lambda request, reply: _enlarged(run, request, reply)
+        run.run()
+        return accuracy_of(run)
+
+    plain = accuracy("plain", "site_weights='units'", hostile=False)
+    assert accuracy("attacked", "site_weights='units'", hostile=True) < plain - 0.05
+    for name, settings in ROBUST.items():
+        assert abs(accuracy(name, settings, hostile=True) - plain) < 0.02, name
+
+
+def _enlarged(run, request: Message, reply: Message) -> Message:
+    if request.metadata.message_type == "train" and run.site_of(request) == "six":
+        arrays = reply.content["arrays"]
+        arrays.update({name: Array(np.float32(1000) * array.numpy()) for name, array in arrays.items()})
+    return reply

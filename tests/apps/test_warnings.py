@@ -1,0 +1,33 @@
+"""What a run warns of, once."""
+
+import json
+
+WIDE = ["training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", "privacy.coupling=floor"]
+
+
+def warnings_of(run) -> list[str]:
+    run.run()
+    return json.loads((run.folder / "summary.json").read_text())["warnings"]
+
+
+def test_policy_that_lets_nothing_out_is_said_once_for_all_sites(federation) -> None:
+    (text,) = [text for text in warnings_of(federation("evaluation.release=none")) if "NOT_SENT" in text]
+    assert "north" in text
+    assert "rotated" in text
+
+
+def test_noise_hotter_than_the_plan_is_said_once(federation) -> None:
+    hot = federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", name="hot")
+    (text,) = [text for text in warnings_of(hot) if "Privacy needs more noise" in text]
+    rows = json.loads((hot.folder / "summary.json").read_text())["privacy"]
+    hottest = max(rows, key=lambda row: row["temperature"])["site"]
+    assert text.startswith(f"{hottest}, the hottest of 4 such sites")
+    assert "than temperature 0.001" in text
+    mild = federation(*WIDE, "privacy.temperature=1000", "privacy.epsilon=4", name="mild")
+    assert not any("Privacy needs more noise" in text for text in warnings_of(mild))
+
+
+def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
+    one = warnings_of(federation("training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", name="one"))
+    assert sum("point estimate" in text for text in one) == 1
+    assert not any("point estimate" in text for text in warnings_of(federation(name="more")))

@@ -1,0 +1,102 @@
+"""The section [aggregation]: each rule has its own keys, and contradictions are refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_dpbayes.aggregation_section import least_samples, prior_share, weighing
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.scenario import load_scenario, write_scenario
+
+RULES = {
+    "mixture": (1.0, 1, "units"),
+    "fald": (0.25, 1, "units"),
+    "fedavg": (0.25, 1, "units"),
+    "fedbe": (0.25, 1, "units"),
+    "fedpa": (0.25, 1, "uniform"),
+    "consensus-full": (0.25, 14, "uniform"),
+    "consensus-diagonal": (0.25, 5, "uniform"),
+    "consensus-uniform": (0.25, 1, "uniform"),
+    "product-full": (0.25, 14, "uniform"),
+    "product-diagonal": (0.25, 5, "uniform"),
+    "product-low-rank": (0.25, 2, "uniform"),
+    "wasserstein": (1.0, 2, "units"),
+    "reverse-kl": (1.0, 5, "units"),
+}
+
+
+def section(*overrides: str):
+    return load_scenario("quickstart", list(overrides)).aggregation
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_knows_what_it_asks_of_four_sites_with_ten_parameters(name: str) -> None:
+    rule = section(f"aggregation.rule={name}")
+    assert rule.rule == name
+    assert (prior_share(rule, 4), least_samples(rule, 10), weighing(rule)) == RULES[name]
+
+
+def test_divided_prior_is_whole_at_each_site() -> None:
+    assert prior_share(section("aggregation.rule=product-full", "aggregation.prior=divided"), 4) == 1.0
+
+
+def test_section_without_a_rule_is_the_mixture() -> None:
+    assert section("aggregation={site_weights='uniform'}").rule == "mixture"
+    assert section("aggregation=").rule == "mixture"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{rule='fald', robust='trimmed-mean', trimmed=1, site_weights='uniform', norm_bound=2.5}",
+        "{rule='fedbe', draws=0, spread=0.1}",
+        "{rule='product-low-rank', prior='divided', draws=7}",
+    ],
+)
+def test_resolved_section_reads_back_as_itself(tmp_path: Path, content: str) -> None:
+    scenario = load_scenario("quickstart", [f"aggregation={content}"])
+    write_scenario(scenario, tmp_path / "scenario.toml")
+    assert load_scenario(str(tmp_path / "scenario.toml")) == scenario
+
+
+WRONG = {
+    "{rule='average'}": ("aggregation: rule 'average'", "'fedavg'"),
+    "{rule='product-full', site_weights='units'}": ("unknown key 'aggregation.site_weights'", "allowed here: draws"),
+    "{rule='fedbe', draw=4}": ("unknown key 'aggregation.draw'", "did you mean 'draws'"),
+    "{rule='mixture', robust='median'}": ("unknown key 'aggregation.robust'",),
+    "{rule='wasserstein', draws=0}": ("aggregation.draws is 0",),
+    "{rule='fald', robust='median'}": ("robust 'median' counts all sites alike", "site_weights = 'uniform'"),
+    "{rule='fald', robust='trimmed-mean', site_weights='uniform'}": ("trimmed", "exactly with"),
+    "{rule='fald', trimmed=1}": ("trimmed", "exactly with"),
+    "{rule='fedavg', robust='trimmed-mean', trimmed=2, site_weights='uniform'}": (
+        "aggregation.trimmed is 2 for 4 training sites",
+        "below half",
+    ),
+    "{rule='fedavg', norm_bound=0}": ("aggregation.norm_bound is 0",),
+    "5": ("aggregation is 5",),
+}
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_contradiction_is_refused_in_one_line(content: str) -> None:
+    with pytest.raises(UserError) as caught:
+        section(f"aggregation={content}")
+    assert "\n" not in str(caught.value)
+    for expected in WRONG[content]:
+        assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampler", "said"),
+    [
+        ("product-diagonal", "sampler.kind=dp-adam", "known temperature"),
+        ("wasserstein", "sampler.kind=dp-bbp", "choose rule 'mixture'"),
+        ("fald", "sampler.kind=dp-mc-dropout", "averages states"),
+        ("product-diagonal", "sampler.prior.kind=laplace", "'laplace' is none"),
+        ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
+    ],
+)
+def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        section(f"aggregation.rule={rule}", sampler)
+    section("aggregation.rule=mixture", sampler)
