@@ -15,7 +15,6 @@ from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.run.reproduce import knolle_mnist, knolle_mnist_settings, knolle_pneumonia, knolle_pneumonia_settings
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment
-from fl_dpbayes.run.reproduce.knolle_pneumonia import reweighted
 from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, SGD, Labelled, predictors, split
 from fl_dpbayes.run.reproduce.private_temperature import private_temperature
 from fl_dpbayes.run.reproduce.registry import EXPERIMENTS
@@ -95,15 +94,6 @@ def test_predictors_of_one_chain(private: bool) -> None:
         assert one.history is None or 1.99 < pld_epsilon(one.history, 1e-3) <= 2.0
         assert (one.temperature is None) == ("temperature" not in one.method)
     assert not np.allclose(found[0].probabilities[0], found[1].probabilities[0])
-
-
-def test_reweighted_is_bayes_rule() -> None:
-    generator = np.random.default_rng(0)
-    density = generator.random((20, 2))
-    shares, moved = np.array([0.3, 0.7]), np.array([0.6, 0.4])
-    before, after = (density * prior / (density * prior).sum(axis=1, keepdims=True) for prior in (shares, moved))
-    np.testing.assert_allclose(reweighted(before, 0.7, 0.4), after, rtol=1e-12)
-    np.testing.assert_allclose(reweighted(before, 0.7, 0.7), before, rtol=1e-12)
 
 
 @pytest.mark.parametrize("experiment", BOTH, ids=lambda one: one.name)

@@ -34,10 +34,14 @@ class CountingGenerator(np.random.Generator):
 def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(sampling_rate: float) -> None:
     module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0)
     plan = TrainingPlan(
-        rounds=1, steps_per_round=STEPS, burn_in=0, thinning=1,
-        sampler=SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior()), privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=sampling_rate),
+        rounds=1,
+        steps_per_round=STEPS,
+        burn_in=0,
+        thinning=1,
+        sampler=SGLD(step_size=ConstantStepSize(initial=0.1), prior=FlatPrior()),
+        privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=sampling_rate),
         chain_start="broadcast",
-    )  # fmt: skip
+    )
     noise, sampling = CountingGenerator(1), CountingGenerator(2)
     start = to_vector(module)
     result = run_chain(

@@ -4,14 +4,26 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.task import CNNModel
+from fl_dpbayes.protocol.task import Model
 from fl_dpbayes.run.reproduce.classification import METRICS, measure, reliability
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
-from fl_dpbayes.run.reproduce.knolle_mnist_settings import CONFIGURATIONS_TRIED, DELTA, EPSILON, HELD_BACK, MODEL, PLANS
+from fl_dpbayes.run.reproduce.knolle_mnist_settings import (
+    CONFIGURATIONS_TRIED,
+    DELTA,
+    EPSILON,
+    FEATURE_MODEL,
+    FEATURE_PLAN,
+    HELD_BACK,
+    MODEL,
+    ON_FEATURES,
+    PLANS,
+)
 from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, DP_SGLD, SGD, Labelled, predictors, split
 from fl_dpbayes.run.reproduce.records import mnist_records
 from fl_dpbayes.run.reproduce.reliability_figures import reliability_figures
@@ -30,8 +42,10 @@ def knolle_mnist_cells(seed: int, full: bool) -> list[Cell]:
     Returns:
         The cells.
     """
+    chains = [(method, MODEL, plan) for method, plan in PLANS.items()]
     return [
-        Cell(method, seed, {"held_back": HELD_BACK, "model": MODEL, "plan": plan}) for method, plan in PLANS.items()
+        Cell(method, seed, {"held_back": HELD_BACK, "model": model, "plan": plan})
+        for method, model, plan in [*chains, (ON_FEATURES, FEATURE_MODEL, FEATURE_PLAN)]
     ]
 
 
@@ -46,9 +60,10 @@ def measure_knolle_mnist(cell: Cell, data_dir: Path | None) -> Measurement:
         A row per predictor.
     """
     train_records, test_records = mnist_records(data_dir)
-    known, test = _standardised(train_records), _standardised(test_records)
+    model: Model = TypeAdapter(Model).validate_python(cell.settings["model"])
+    known, test = (_inputs(model, records) for records in (train_records, test_records))
     rows, kept = split(train_records.units, cell.settings["held_back"], b"knolle-mnist")
-    module = build_model(CNNModel.model_validate(cell.settings["model"]), train_records.task, seed=cell.seed)
+    module = build_model(model, train_records.task, seed=cell.seed)
     streams = Streams.from_insecure_seed(cell.seed, f"knolle-mnist {cell.label}")
     found = predictors(module, cell.label, cell.settings["plan"], known[rows], known[kept], (test,), streams)
     delta = cell.settings["plan"]["privacy"].get("delta")
@@ -61,8 +76,10 @@ def measure_knolle_mnist(cell: Cell, data_dir: Path | None) -> Measurement:
     return Measurement(tuple(measured), CONFIGURATIONS_TRIED, {"reliability": bins})
 
 
-def _standardised(records: Records) -> Labelled:
-    return Labelled((records.features - PIXEL_MEAN) / PIXEL_DEVIATION, records.labels)
+def _inputs(model: Model, records: Records) -> Labelled:
+    if model.features is None:
+        return Labelled((records.features - PIXEL_MEAN) / PIXEL_DEVIATION, records.labels)
+    return Labelled(feature_map(model.features, records.task.input_shape)(records.features), records.labels)
 
 
 EXPERIMENT = Experiment(
@@ -87,6 +104,8 @@ EXPERIMENT = Experiment(
         "The paper gives neither its network nor its step sizes, clip norm or number of steps. With this network, "
         "trained from its initial weights in 300 steps, no choice that was tried reached its private accuracy. GDP by "
         "the central limit, its accounting, under-reports what a run costs: compare the two epsilons.",
+        "The linear head sees a scattering transform and a map fitted to made-up pen strokes: no record enters "
+        "either, but knowledge of handwriting does. Its settings are those of federated-mnist, where 75 were compared.",
         "Equations 8 and 9 of the paper put noise of standard deviation sqrt(2 a tau) C on the sum of gradients; its "
         "Algorithm 1, read literally, puts it on their mean over L records, L times as much. At a given epsilon both "
         "are one algorithm, at temperatures tau and tau / L^2.",

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
+from fl_dpbayes.calibration.prior_shift import with_prevalence
 from fl_dpbayes.data.data_folder import backbone_folder
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.models.build import build_model
@@ -77,33 +78,15 @@ def measure_knolle_pneumonia(cell: Cell, data_dir: Path | None) -> Measurement:
     # The uncorrected test rows come first: the diagrams are theirs.
     measured = [_row(cell, predictor, TEST, predictor.probabilities[0], test) for predictor in found]
     for predictor in found:
-        corrected = reweighted(predictor.probabilities[0], TRAINING_PREVALENCE, TEST_PREVALENCE)
+        corrected = with_prevalence(
+            predictor.probabilities[0],
+            (1 - TRAINING_PREVALENCE, TRAINING_PREVALENCE),
+            (1 - TEST_PREVALENCE, TEST_PREVALENCE),
+        )
         measured.append(_row(cell, predictor, CORRECTED, corrected, test))
         measured.append(_row(cell, predictor, VALIDATION, predictor.probabilities[1], validation))
     bins = [reliability(predictor.probabilities[0], test.labels) for predictor in found]
     return Measurement(tuple(measured), CONFIGURATIONS_TRIED, {"reliability": bins})
-
-
-def reweighted(
-    probabilities: npt.NDArray[np.float64], trained_prevalence: float, prevalence: float
-) -> npt.NDArray[np.float64]:
-    """Move two-class predictions to a population of another, known prevalence.
-
-        p'(y | x)  proportional to  p(y | x) pi'(y) / pi(y)
-
-    Args:
-        probabilities: p, shape (N, 2).
-        trained_prevalence: pi(1) of the population that p was learned from, in (0, 1).
-        prevalence: pi'(1), in (0, 1).
-
-    Returns:
-        p', shape (N, 2).
-
-    Source: Saerens et al., Neural Computation 14, 2002, equation 2.4.
-    """
-    ratios = np.array([(1 - prevalence) / (1 - trained_prevalence), prevalence / trained_prevalence])
-    moved = probabilities * ratios
-    return moved / moved.sum(axis=1, keepdims=True)
 
 
 def _labelled(mapping: FeatureMap, records: Records) -> Labelled:
