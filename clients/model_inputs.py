@@ -12,6 +12,7 @@ from fl_dpbayes.data.site import Part
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
+from fl_dpbayes.protocol.features import BackboneFeatures
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.task import Model
 
@@ -30,13 +31,17 @@ def model_inputs(site_file: SiteFile, model: Model, part: Part) -> Part:
         The part, its features of shape (N, D) where the model has features of its own.
 
     Raises:
-        RefusedError: BAD_REQUEST if records of this shape have no such features.
+        RefusedError: BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be
+            computed by weights from the internet and the site's policy does not allow that.
         UserError: if the site has not got the backbone's weights.
         OSError: if the cache cannot be written.
     """
     features = model.features
     if features is None:
         return part
+    downloads = isinstance(features, BackboneFeatures) and features.weights is None
+    if downloads and not site_file.policy.allow_downloads:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "model.features.weights")
     shape = part.features.shape[1:]
     try:
         feature_shape(features, shape)

@@ -1,11 +1,16 @@
 """Does the site's own policy allow what a request asks for? A request is refused by field, never altered."""
 
+import math
+
 from clients.refused import RefusedError
 from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.plan import NoPrivacyPlan
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
+from fl_dpbayes.protocol.sampler import BayesByBackprop
 from fl_dpbayes.protocol.train import TrainRequest
 
 
@@ -38,7 +43,20 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerS
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.clip_norm")
     if request.plan.total_steps > policy.max_steps:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.rounds")
+    if _numbers(request) > policy.max_parameters:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "model")
     return settings
+
+
+def _numbers(request: TrainRequest) -> int:
+    """Count a model's parameters, times the weight draws that are held at once."""
+    try:
+        shapes = model_shapes(request.model, request.task)
+    except UserError:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
+    sampler = request.plan.sampler
+    draws = sampler.draws if isinstance(sampler, BayesByBackprop) else 1
+    return draws * sum(math.prod(shape) for shape in shapes.values())
 
 
 def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> LedgerSettings:

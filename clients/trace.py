@@ -48,7 +48,7 @@ def local_trace(
         yield trace
     finally:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             trace.write_csv(folder / f"{request.run}-{request.round}.csv")
         except OSError as error:
             # The chain's privacy is spent: its reply must not be lost for want of a trace.

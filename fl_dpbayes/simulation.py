@@ -65,6 +65,7 @@ def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> 
     policy = Policy(
         max_run_epsilon=epsilon,
         allow_non_private=privacy.kind == "none",
+        allow_downloads=True,
         max_steps=max(
             scenario.training.chains * scenario.training.rounds * scenario.training.steps_per_round,
             recalibration.steps if recalibration else 0,

@@ -14,6 +14,8 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.schedules.planned import planned_step_sizes
 from server.messages import read_arrays
 
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-9, 1e9
+
 
 @dataclass(frozen=True)
 class CheckedReply:
@@ -64,6 +66,7 @@ def check_train_reply(
         raise ValueError(f"it holds {len(record.sample_steps)} samples where the plan keeps {len(kept)}")
     if not np.allclose(record.sample_weights, sizes[list(kept)], rtol=1e-9, atol=0):
         raise ValueError("its sample weights are not the planned step sizes")
+    _check_temperatures(record)
     expected = prefixed("last", state_shapes(request.plan.sampler, shapes)) | prefixed(
         "samples", {n: (len(kept), *s) for n, s in shapes.items()} if kept else {}
     )
@@ -79,3 +82,12 @@ def check_train_reply(
         last_step_size=float(sizes[end - 1]),
         temperature=record.temperature_mean,
     )
+
+
+def _check_temperatures(record: TrainReply) -> None:
+    # Rules divide by them: one site's made-up value must not decide the posterior of all.
+    stated = {record.temperature_low, record.temperature_mean, record.temperature_high, *record.sample_temperatures}
+    if any(value != 0 and not LEAST_TEMPERATURE <= value <= MOST_TEMPERATURE for value in stated):
+        raise ValueError(f"a temperature lies outside [{LEAST_TEMPERATURE:g}, {MOST_TEMPERATURE:g}]")
+    if any(not record.temperature_low <= value <= record.temperature_high for value in record.sample_temperatures):
+        raise ValueError("a sample's temperature lies outside the range that the reply states")

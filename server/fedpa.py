@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fl_dpbayes.aggregation import fedpa
+from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.fald import average_states
 from fl_dpbayes.aggregation_section import FedPA, prior_scale
 from fl_dpbayes.errors import UserError
@@ -71,17 +72,30 @@ class FedPAStrategy(PosteriorStrategy):
         return state
 
     def _moved(self, sites: list[str], round_number: int, chain: int, arrays: Arrays) -> Arrays:
-        try:
-            aggregate = fedpa.combine(
+        def combined(of: list[str]) -> Aggregate:
+            return fedpa.combine(
                 without_prefix("parameters", arrays),
-                SiteSamples(sites, lambda site: self.bank.round_samples(site, round_number, chain)),
+                SiteSamples(of, lambda site: self.bank.round_samples(site, round_number, chain)),
                 self.site_weights,
                 shrinkage=self._shrinkage,
                 prior_scale=prior_scale(self.federation.scenario.sampler),
                 learning_rate=self._learning_rate,
             )
+
+        try:
+            aggregate = combined(sites)
         except ValueError as error:
-            raise UserError(f"round {round_number}: {error}") from None
+            # What one site sent must not cost the others their round, whose privacy is spent.
+            fitting = []
+            for site in sites:
+                try:
+                    combined([site])
+                    fitting.append(site)
+                except ValueError as reason:
+                    self.record.warn(f"round {round_number}: {site} is left out: {reason}")
+            if not fitting or fitting == sites:
+                raise UserError(f"round {round_number}: {error}") from None
+            aggregate = combined(fitting)
         for warning in aggregate.warnings:
             self.record.warn(warning)
         return {name: array[0] for name, array in aggregate.samples.arrays.items()}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.mixture import combine
 from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
 from fl_dpbayes.errors import UserError
@@ -65,23 +66,38 @@ class IndependentChainsStrategy(PosteriorStrategy):
         usable = self._usable_sites()
         if not usable:
             return None
-        scenario = self.federation.scenario
         try:
-            aggregate = combine_sites(
-                self.rule,
-                SiteSamples(usable, self.bank.samples),
-                self.site_weights,
-                sampler=scenario.sampler,
-                sites=len(self.site_weights),
-                start=self._mean_start(),
-                generator=np.random.default_rng(scenario.seed),
-            )
+            aggregate = self._combined(usable)
         except ValueError as error:
             self.record.warn(f"aggregation.rule {self.rule.rule!r}: {error}")
-            return None
+            fitting = [site for site in usable if self._fits(site)]
+            if not fitting or fitting == usable:
+                return None
+            aggregate = self._combined(fitting)
         for warning in aggregate.warnings:
             self.record.warn(warning)
         return aggregate.samples
+
+    def _combined(self, sites: list[str]) -> Aggregate:
+        scenario = self.federation.scenario
+        return combine_sites(
+            self.rule,
+            SiteSamples(sites, self.bank.samples),
+            self.site_weights,
+            sampler=scenario.sampler,
+            sites=len(self.site_weights),
+            start=self._mean_start(),
+            generator=np.random.default_rng(scenario.seed),
+        )
+
+    def _fits(self, site: str) -> bool:
+        # What one site sent must not cost the others their posterior, whose privacy is spent.
+        try:
+            self._combined([site])
+        except ValueError as error:
+            self.record.warn(f"{site} is left out of the posterior: {error}")
+            return False
+        return True
 
     def last(self) -> PosteriorSamples | None:
         """Return one point per chain: FedAvg's average of its last states, else the mixture of them over sites."""

@@ -35,7 +35,11 @@ def posterior_aggregate(
 
     Returns:
         M samples of weight 1 and temperature 1.
+
+    Raises:
+        ValueError: if a draw leaves the range of float32.
     """
+    _check_range(draws)
     samples = PosteriorSamples(unflatten(draws, shapes), np.ones(len(draws)), np.ones(len(draws)))
     return Aggregate(samples, tuple(dict.fromkeys(warnings)))
 
@@ -52,6 +56,17 @@ def point_aggregate(
 
     Returns:
         M samples of weight 1 and temperature 0.
+
+    Raises:
+        ValueError: if a point leaves the range of float32.
     """
+    _check_range(points)
     samples = PosteriorSamples(unflatten(points, shapes), np.ones(len(points)), np.zeros(len(points)))
     return Aggregate(samples, tuple(dict.fromkeys(warnings)))
+
+
+def _check_range(values: npt.NDArray[np.float64]) -> None:
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise ValueError(
+            "the combined parameters leave the range of float32: a site's samples are out of all proportion"
+        )

@@ -19,6 +19,8 @@ from fl_dpbayes.protocol.record import digest
 # Raise it when the code gives other features for the same record.
 VERSION = 1
 CHECKSUM_BYTES = 32
+# A server names the features: without a bound its requests could fill a site's disk.
+MAX_BYTES = 8 * 2**30
 
 Array = npt.NDArray[np.float32]
 
@@ -26,7 +28,8 @@ Array = npt.NDArray[np.float32]
 def cached_features(folder: Path, features: Features, records: Array, compute: Callable[[Array], Array]) -> Array:
     """Return the features of records, from the cache if they are there.
 
-    Processes that miss at the same time each compute and write; the last complete file stays.
+    Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
+    files make room.
 
     Args:
         folder: the site's cache folder; made if absent.
@@ -47,6 +50,7 @@ def cached_features(folder: Path, features: Features, records: Array, compute: C
     values = np.ascontiguousarray(compute(records), np.float32)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(path, values)
+    _make_room(folder, path)
     stored = _read(path, len(records))
     return values if stored is None else stored
 
@@ -80,6 +84,18 @@ def _write(path: Path, values: Array) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _make_room(folder: Path, newest: Path) -> None:
+    """Delete the files that were written first until the folder holds no more than it may."""
+    sizes = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.npy"))
+    total = sum(size for _, size, _ in sizes)
+    for _, size, file in sizes:
+        if total <= MAX_BYTES:
+            return
+        if file != newest:
+            file.unlink(missing_ok=True)
+            total -= size
 
 
 def _checksum(values: Array) -> bytes:

@@ -17,6 +17,9 @@ from fl_dpbayes.models.stroke_projection import Projection, fit_projection
 from fl_dpbayes.protocol.features import BackboneFeatures, Features, ScatteringFeatures
 
 MAX_FEATURES = 100_000
+# A projection holds the covariance of its inputs and all made-up pictures with their features: 300 MB and 2 GB.
+MAX_PROJECTED_FEATURES = 6_000
+MAX_MADE_UP_NUMBERS = 2.5e8
 # Small passes keep the spectra of a scattering layer in a processor's cache: three times as fast as one large pass.
 SCATTERED_PIXELS_PER_PASS = 16_384
 IMAGES_PER_PASS = 32
@@ -96,6 +99,13 @@ def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int
         raise UserError(
             f"features.projection keeps {projection.dimensions} of {count} features of square grey images, not of "
             f"records of shape {input_shape}: lower dimensions, or remove projection"
+        )
+    made_up = projection.characters * projection.copies * (height * width + count)
+    if count > MAX_PROJECTED_FEATURES or made_up > MAX_MADE_UP_NUMBERS:
+        raise UserError(
+            f"features.projection of {count} features by {projection.characters} x {projection.copies} pictures takes "
+            f"too much memory, allowed are {MAX_PROJECTED_FEATURES} features and {MAX_MADE_UP_NUMBERS:.0e} numbers: "
+            "use smaller images, fewer angles or fewer characters"
         )
     return (projection.dimensions,)
 

@@ -7,6 +7,10 @@ the earlier release is distributed as before and the later mechanism is private 
 earlier part, the later mechanism does not read the unit and is post-processing of a private release (Zhang et al.
 2022, A closer look at the calibration of differentially private learners, Proposition A.1). The argument needs a
 split that no other unit moves, and noise that is independent between parts.
+
+Under `replace_one` neighbours differ in the records of one unit whose name stays, as when a patient's rows are
+corrected or a table's row is overwritten: the unit stays in its part. Exchanging a unit for one of another name is
+removing one and adding one, which may touch two parts, and costs what both parts spend.
 """
 
 import hashlib

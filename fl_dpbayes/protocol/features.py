@@ -15,8 +15,8 @@ class StrokeProjection(Record):
 
     kind: Literal["strokes"] = "strokes"
     dimensions: Annotated[int, Field(ge=1, le=600)] = 200
-    characters: Annotated[int, Field(ge=200, le=20_000)] = 3000
-    copies: Annotated[int, Field(ge=2, le=16)] = 4
+    characters: Annotated[int, Field(ge=200, le=5000)] = 3000
+    copies: Annotated[int, Field(ge=2, le=8)] = 4
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 

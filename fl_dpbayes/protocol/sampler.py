@@ -116,7 +116,7 @@ class MCDropout(SamplerSettings):
     """Gradient descent with dropout at `rate`, a mask per record; each posterior sample is one draw of masks."""
 
     kind: Literal["mc-dropout", "dp-mc-dropout"]
-    rate: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    rate: Annotated[float, Field(gt=0, le=0.99)] = 0.5
     momentum: Decay = 0.0
 
 

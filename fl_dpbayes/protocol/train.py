@@ -34,6 +34,9 @@ class TrainRequest(Record):
             raise ValueError(
                 f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.total_steps} steps"
             )
+        chains = {step // self.plan.chain_steps for step in (self.first_step, self.first_step + self.steps - 1)}
+        if len(chains) > 1:
+            raise ValueError(f"first_step {self.first_step} + steps {self.steps} crosses from one chain to the next")
         kept = self.plan.kept_before(self.first_step + self.steps) - self.plan.kept_before(self.first_step)
         if kept > MAX_SAMPLES_PER_REPLY:
             raise ValueError(

@@ -50,11 +50,13 @@ def _keys(location: tuple[int | str, ...], text: str) -> list[str]:
     """Leave out the parts of an error's location that are no keys of the header but names of a union's kinds."""
     try:
         value = json.loads(text)
-    except ValueError:
+    # A header may be nested deeper than Python reads.
+    except (ValueError, RecursionError):
         return [str(part) for part in location]
     keys = []
     for part in location:
-        is_key = isinstance(value, list) or (isinstance(value, dict) and part in value)
+        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        is_key = is_index or (isinstance(value, dict) and part in value)
         if is_key or part == location[-1]:
             keys.append(str(part))
         if is_key:

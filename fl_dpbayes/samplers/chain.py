@@ -191,8 +191,8 @@ def run_chain(
         if on_step is not None:
             on_step(number, state, clipped)
     last = {name: vector.cpu().numpy() for name, vector in to_slots(state, plan.sampler).items()}
-    # A parameter that is not finite stays so, hence a finite last state means finite samples.
-    if not all(np.isfinite(vector).all() for vector in last.values()):
+    # A parameter that is not finite stays so; a weight draw may leave float32's range where the state has not.
+    if not all(np.isfinite(vector).all() for vector in [*last.values(), *(sample.numpy() for sample in kept)]):
         raise ChainDivergedError(
             f"the chain is not finite after step {stop - 1}: lower step_size.initial (now {plan.step_size.initial})"
         )

@@ -139,7 +139,9 @@ class LocalTrace:
             path: file at the site, readable by those who may see its records.
         """
         partial = path.with_name(path.name + ".partial")
-        with open(partial, "w", newline="", encoding="utf-8") as file:
+        # For its owner only: the figures are as confidential as the records.
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(field.name for field in fields(StepTrace))
             writer.writerows(astuple(row) for row in self._rows)

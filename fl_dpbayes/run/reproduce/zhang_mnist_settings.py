@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RECORDS, BATCH, DELTA = 60_000, 256, 1e-5
-MLP, CNN, FULL_MLP = "MLP", "CNN", "MLP 1200"
+MLP, CNN = "MLP", "CNN"
 SGLD, BBP, MC_DROPOUT, SGD = "SGLD", "BBP", "MC dropout", "SGD"
 GAUSSIAN, LAPLACE, FLAT = "Gaussian prior", "Laplace prior", "flat prior"
 PLAIN, AUTHORS, EQUAL = "non-private", "DP, authors' constants", "DP, equal epsilon"
@@ -40,7 +40,6 @@ KINDS: Mapping[str, dict[str, Any]] = {
 MODELS: Mapping[tuple[str, bool], dict[str, Any]] = {
     (MLP, True): {"kind": "mlp", "hidden": [1200, 1200]},
     (MLP, False): {"kind": "mlp", "hidden": [200, 200]},
-    (FULL_MLP, False): {"kind": "mlp", "hidden": [1200, 1200]},
     (CNN, True): {"kind": "cnn", "channels": [16, 32], "hidden": 32},
     (CNN, False): {"kind": "cnn", "channels": [8, 16], "hidden": 32},
 }
@@ -63,7 +62,7 @@ def constants(network: str, method: str, prior: str, setting: str, *, full: bool
     """Return every constant of a cell.
 
     Args:
-        network: `MLP`, `CNN`, or `FULL_MLP`, which has the paper's size also in a reduced run.
+        network: `MLP` or `CNN`.
         method: `SGLD`, `BBP`, `MC_DROPOUT` or `SGD`.
         prior: `GAUSSIAN`, `LAPLACE` or `FLAT`.
         setting: `PLAIN`, `AUTHORS` or `EQUAL`.
@@ -72,7 +71,7 @@ def constants(network: str, method: str, prior: str, setting: str, *, full: bool
     Returns:
         JSON values.
     """
-    epochs = EPOCHS if full or network == FULL_MLP else REDUCED_EPOCHS
+    epochs = EPOCHS if full else REDUCED_EPOCHS
     steps = epochs * math.ceil(RECORDS / BATCH)
     private = setting != PLAIN
     step_size = _PLAIN[method] if setting == PLAIN else (_AUTHORS if setting == AUTHORS else _EQUAL)[method][0]
