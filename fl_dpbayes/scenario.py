@@ -13,8 +13,8 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.sampler import Sampler
-from fl_dpbayes.protocol.task import Model
+from fl_dpbayes.protocol.sampler import MCDropout, Sampler
+from fl_dpbayes.protocol.task import LogisticModel, Model
 from fl_dpbayes.recalibration_section import Recalibration
 from fl_dpbayes.validation_text import explain
 
@@ -109,6 +109,11 @@ class Scenario(Record):
             raise ValueError(
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
                 f"{self.data.test_fraction} it leaves nothing to train on: lower one of them"
+            )
+        if isinstance(self.sampler, MCDropout) and isinstance(self.model, LogisticModel):
+            raise ValueError(
+                f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
+                "model.kind 'mlp' or 'cnn', or another sampler"
             )
         try:
             training_plan(self, prior_share=1.0, chain_start="own_last")

@@ -25,6 +25,8 @@ from server.roster import Member
 from server.run_record import RunRecord
 
 MESSAGE_TYPE = "train.recalibrate"
+# In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
+LARGEST_DEVIATION = 0.5
 Asked = tuple[Message, str, RecalibrateRequest]
 
 
@@ -106,11 +108,38 @@ def recalibrate_sites(
         parameters = np.average([own[member.card.name] for member in members], axis=0, weights=units)
     if not own:
         return None
+    if (sentence := _noise_warning(plan, scenario.recalibration.scope, statements)) is not None:
+        record.warn(sentence)
     return Recalibration(
         scope=scenario.recalibration.scope,
         average=_map(plan, parameters),
         own={name: _map(plan, values) for name, values in own.items()},
         statements=statements,
+    )
+
+
+def _noise_warning(
+    plan: RecalibrationPlan, scope: Literal["federated", "site"], statements: Mapping[str, PrivacyStatement]
+) -> str | None:
+    """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
+
+    From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
+    (1 - t/T)^2) at a site, and of 1/sqrt(K) of that in the average of K alike.
+    """
+    decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
+    alike = np.sqrt(len(statements)) if scope == "federated" else 1.0
+    deviations = {
+        name: plan.step_size * max(sigma for sigma, _, _ in statement.history) * plan.clip_norm * decay
+        / (statement.units * alike)
+        for name, statement in statements.items() if statement.history
+    }  # fmt: skip
+    name = max(deviations, key=lambda key: deviations[key], default=None)
+    if name is None or deviations[name] <= LARGEST_DEVIATION:
+        return None
+    return (
+        f"recalibration is mostly noise: at {name}, with {statements[name].units} units, privacy alone moves its "
+        f"parameters by {deviations[name]:.1f} (a standard deviation; {LARGEST_DEVIATION} is already much): do not use "
+        "its map; raise recalibration.fraction or epsilon, or lower its step_size or clip_norm"
     )
 
 

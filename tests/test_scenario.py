@@ -112,3 +112,8 @@ def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(t
     other = load_scenario(str(table_scenario(tmp_path, "/b/others.csv")))
     assert digest(first) != digest(moved)
     assert run_identifier(first) == run_identifier(moved) != run_identifier(other)
+
+
+def test_dropout_without_hidden_units_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="has none: choose"):
+        load_scenario("quickstart", ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture", "model.kind=logistic"])

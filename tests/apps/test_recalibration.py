@@ -173,3 +173,10 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
 def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         load_scenario("quickstart", [override])
+
+
+def test_map_that_is_mostly_noise_is_called_so(federation) -> None:
+    run = federation('recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy")
+    run.run()
+    warnings = json.loads((run.folder / "summary.json").read_text())["warnings"]
+    assert sum("recalibration is mostly noise" in text for text in warnings) == 1
