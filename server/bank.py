@@ -1,14 +1,17 @@
 """The posterior bank: every site's samples on disk, read back one site at a time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.posterior.sample_file import open_samples, write_samples
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from server.site_samples import PerSite
 
 
 class PosteriorBank:
@@ -30,12 +33,7 @@ class PosteriorBank:
         folder = self._folder / site
         folder.mkdir(parents=True, exist_ok=True)
         if len(samples.weights):
-            content: dict[str, npt.NDArray] = {
-                **prefixed("samples", samples.arrays),
-                "weights": np.asarray(samples.weights, dtype=np.float64),
-                "temperatures": np.asarray(samples.temperatures, dtype=np.float64),
-            }
-            save_file(content, self._samples_path(site, round_number, chain))
+            write_samples(self._samples_path(site, round_number, chain), samples)
         save_file(dict(last), self._last_path(site, chain))
 
     def sites(self) -> list[str]:
@@ -47,20 +45,30 @@ class PosteriorBank:
         path = self._last_path(site, chain)
         return load_file(path) if path.is_file() else None
 
+    def has_last(self, site: str, chain: int) -> bool:
+        """Say whether a site has sent a state of one of its chains."""
+        return self._last_path(site, chain).is_file()
+
+    def states_of(self, sites: Sequence[str], chain: int) -> PerSite[Arrays]:
+        """Return site -> last state of one of its chains, read at every look-up."""
+        return PerSite(sites, lambda site: self.last(site, chain))
+
     def last_states(self, site: str) -> list[Arrays]:
         """Return the last state of each of a site's chains so far."""
-        return [load_file(path) for path in sorted((self._folder / site).glob("last-*.safetensors"))]
+        return [load_file(path) for path in self._last_paths(site)]
 
     def sample_chains(self, site: str) -> npt.NDArray[np.int64]:
         """Return the number of the chain that each sample of `samples` belongs to, shape (M,)."""
         numbers: list[int] = []
         for path in self._sample_paths(site):
-            with safe_open(path, framework="numpy") as file:
-                numbers += [int(path.name.split("-")[1])] * file.get_slice("weights").get_shape()[0]
+            numbers += [int(path.name.split("-")[1])] * len(open_samples(path).weights)
         return np.array(numbers, dtype=np.int64)
 
     def _sample_paths(self, site: str) -> list[Path]:
         return sorted((self._folder / site).glob("chain-*-round-*.safetensors"))
+
+    def _last_paths(self, site: str) -> list[Path]:
+        return sorted((self._folder / site).glob("last-*.safetensors"))
 
     def _samples_path(self, site: str, round_number: int, chain: int) -> Path:
         return self._folder / site / f"chain-{chain:04d}-round-{round_number:06d}.safetensors"
@@ -70,19 +78,28 @@ class PosteriorBank:
 
     def samples(self, site: str) -> PosteriorSamples | None:
         """Return all samples of a site in the order of rounds, or None if it has sent none."""
-        parts = [_read_samples(path) for path in self._sample_paths(site)]
-        return concatenate(parts) if parts else None
+        stored = self.stored(site)
+        return stored.in_memory() if stored else None
+
+    def stored(self, site: str) -> StoredSamples | None:
+        """Return what `samples` does without reading the samples from the disk."""
+        pieces = tuple(open_samples(path) for path in self._sample_paths(site))
+        return StoredSamples(pieces) if pieces else None
+
+    def stored_last_states(self, site: str) -> StoredSamples | None:
+        """Return the parameters of each of a site's last states as equally weighted points, left on the disk."""
+        pieces = tuple(_point(path) for path in self._last_paths(site))
+        return StoredSamples(pieces) if pieces else None
 
     def round_samples(self, site: str, round_number: int, chain: int) -> PosteriorSamples | None:
         """Return a site's samples of one round, or None if it has sent none in it."""
         path = self._samples_path(site, round_number, chain)
-        return _read_samples(path) if path.is_file() else None
+        return StoredSamples((open_samples(path),)).in_memory() if path.is_file() else None
 
 
-def _read_samples(path: Path) -> PosteriorSamples:
-    content = load_file(path)
-    return PosteriorSamples(
-        arrays=without_prefix("samples", content),
-        weights=content["weights"],
-        temperatures=content["temperatures"],
-    )
+def _point(path: Path) -> SamplePiece:
+    def row(_: npt.NDArray[np.intp]) -> Arrays:
+        parameters = without_prefix("parameters", load_file(path))
+        return {name: array[np.newaxis] for name, array in parameters.items()}
+
+    return SamplePiece(weights=np.ones(1), temperatures=np.zeros(1), rows=row)

@@ -27,10 +27,10 @@ class CheckedReply:
     last_step_size: float
     temperature: float
 
-    def without_samples(self) -> "CheckedReply":
-        """Drop the samples, which the bank holds on disk."""
+    def without_arrays(self) -> "CheckedReply":
+        """Drop the samples and the last state, which the bank holds on disk."""
         empty = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
-        return replace(self, samples=empty)
+        return replace(self, samples=empty, last={})
 
 
 def check_train_reply(

@@ -1,12 +1,15 @@
 """Have the chains mixed, and at the planned temperature? Asked of released samples only."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.aggregation_section import FedPA
 from fl_dpbayes.posterior.convergence import summarise_convergence, temperature_warning, warning
+from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.plan import PrivacyPlan
 from fl_dpbayes.schedules.planned import has_temperature
 from server.run_record import RunRecord
@@ -32,14 +35,19 @@ def convergence_rows(strategy: PosteriorStrategy) -> list[dict[str, Any]]:
         return []
     rows = []
     for name in strategy.chain_names():
-        samples = strategy.bank.samples(name)
+        samples = strategy.bank.stored(name)
         if samples is None:
             continue
-        flat = np.concatenate([array.reshape(len(array), -1) for array in samples.arrays.values()], axis=1)
         chains = strategy.bank.sample_chains(name)
-        found = summarise_convergence(flat, chains, np.random.default_rng(QUANTITIES_SEED))
+        found = summarise_convergence(_vectors(samples), chains, np.random.default_rng(QUANTITIES_SEED))
         rows.append({"site": name, **asdict(found), "warning": warning(found)})
     return rows
+
+
+def _vectors(samples: StoredSamples) -> Iterator[npt.NDArray[np.float32]]:
+    for part in samples.parts():
+        for number in range(len(part)):
+            yield np.concatenate([array[number].ravel() for array in part.arrays.values()])
 
 
 def convergence_warnings(rows: list[dict[str, Any]]) -> list[str]:

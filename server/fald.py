@@ -7,6 +7,7 @@ import numpy as np
 from fl_dpbayes.aggregation.fald import averaged_temperature
 from fl_dpbayes.aggregation_section import FALD
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.scenario import training_plan
@@ -36,7 +37,7 @@ class FALDStrategy(PosteriorStrategy):
         """Average the sites' last states, and keep the average as a sample after burn-in."""
         rule = self.federation.scenario.aggregation
         assert isinstance(rule, FALD)
-        states = {site: reply.last for site, reply in replies.items()}
+        states = self.bank.states_of(list(replies), self.chain_of(round_number))
         state, warnings = average_of_states(states, arrays, rule, self.site_weights)
         for warning in warnings:
             self.record.warn(warning)
@@ -63,9 +64,9 @@ class FALDStrategy(PosteriorStrategy):
         """Name the one averaged chain."""
         return [AVERAGED]
 
-    def posterior(self) -> PosteriorSamples | None:
+    def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in."""
-        return self.bank.samples(AVERAGED)
+        return self.bank.stored(AVERAGED)
 
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""

@@ -64,8 +64,8 @@ class FedPAStrategy(PosteriorStrategy):
         if sampled:
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
-            states = {site: without_prefix("parameters", reply.last) for site, reply in replies.items()}
-            moved = average_states(states, self.site_weights)
+            states = self.bank.states_of(list(replies), chain)
+            moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples
         self.bank.add(SERVER_STATE, round_number, chain, nothing, state)

@@ -1,14 +1,15 @@
 """Strategy: every site runs its own chain to the end; a rule makes one posterior of what all of them released."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from fl_dpbayes.aggregation.aggregate import Aggregate
-from fl_dpbayes.aggregation.mixture import combine
+from fl_dpbayes.aggregation.mixture import combine_stored
 from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.task import LogisticModel
@@ -61,11 +62,13 @@ class IndependentChainsStrategy(PosteriorStrategy):
         """Return the common start unchanged."""
         return arrays
 
-    def posterior(self) -> PosteriorSamples | None:
+    def posterior(self) -> AnySamples | None:
         """Return the rule's posterior of all sites' samples, the same at every call, or None if it cannot form one."""
         usable = self._usable_sites()
         if not usable:
             return None
+        if isinstance(self.rule, Mixture):
+            return combine_stored(_present(usable, self.bank.stored), self.site_weights)
         try:
             aggregate = self._combined(usable)
         except ValueError as error:
@@ -99,22 +102,19 @@ class IndependentChainsStrategy(PosteriorStrategy):
             return False
         return True
 
-    def last(self) -> PosteriorSamples | None:
+    def last(self) -> AnySamples | None:
         """Return one point per chain: FedAvg's average of its last states, else the mixture of them over sites."""
         if isinstance(self.rule, FedAvg):
             return self._averaged_last(self.rule)
-        present = {}
-        for site in self._sites():
-            states = [point_of(state) for state in self.bank.last_states(site)]
-            if states:
-                present[site] = concatenate(states)
-        return combine(present, self.site_weights) if present else None
+        present = _present(self._sites(), self.bank.stored_last_states)
+        return combine_stored(present, self.site_weights) if present else None
 
     def _averaged_last(self, rule: FedAvg) -> PosteriorSamples | None:
         points = []
         for chain in range(self.plan.chains):
-            states = {site: state for site in self._sites() if (state := self.bank.last(site, chain)) is not None}
-            if states:
+            sites = [site for site in self._sites() if self.bank.has_last(site, chain)]
+            if sites:
+                states = self.bank.states_of(sites, chain)
                 average, warnings = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
                 points.append(point_of(average))
                 for warning in warnings:
@@ -137,3 +137,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
 
     def _sites(self) -> list[str]:
         return [member.card.name for member in self.federation.roster.training]
+
+
+def _present(sites: Iterable[str], stored: Callable[[str], StoredSamples | None]) -> dict[str, StoredSamples]:
+    return {site: samples for site in sites if (samples := stored(site)) is not None}

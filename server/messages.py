@@ -9,9 +9,21 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
 
 
+def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
+    """Encode the arrays of a request; requests to several sites may share them.
+
+    Args:
+        arrays: name -> array; each is taken out as it is encoded, so that memory need not hold it twice.
+
+    Returns:
+        Flower's record of them.
+    """
+    return ArrayRecord({name: Array(np.ascontiguousarray(arrays.pop(name))) for name in list(arrays)})
+
+
 def request_message(
     record: Record | None,
-    arrays: dict[str, npt.NDArray],
+    arrays: ArrayRecord | None,
     *,
     node_id: int,
     message_type: str,
@@ -23,7 +35,7 @@ def request_message(
 
     Args:
         record: the request; None for a query, which asks nothing but who the site is.
-        arrays: its arrays.
+        arrays: its arrays, encoded.
         node_id: the receiving node.
         message_type: Flower's `query`, `train` or `evaluate`.
         round_number: the round, used as Flower's group.
@@ -38,8 +50,8 @@ def request_message(
     if record is not None:
         config["record"] = write_header(record)
     content = RecordDict({"config": config})
-    if arrays:
-        content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    if arrays is not None:
+        content["arrays"] = arrays
     return Message(
         content=content,
         dst_node_id=node_id,

@@ -48,22 +48,24 @@ class OrderedGrid(Grid):
         """Push all messages, then yield their replies one by one in the same order.
 
         Args:
-            messages: requests; all are pushed before the first reply is pulled.
+            messages: requests; each is pushed, and let go, before the next is built, and all before the first reply is
+                pulled.
             timeout: seconds for the whole exchange; None waits for ever.
 
         Yields:
             A reply for each request that was answered in time.
         """
-        requests = list(messages)
-        if not requests:
-            return
+        pushed: list[str] = []
         deadline = None if timeout is None else time.monotonic() + timeout
-        for message_id in list(self._grid.push_messages(requests)):
+        for request in messages:
+            pushed += self._grid.push_messages([request])
+        for message_id in pushed:
             while True:
                 replies = list(self._grid.pull_messages([message_id])) if message_id else []
                 if replies:
-                    yield from replies
+                    while replies:
+                        yield replies.pop(0)
                     break
-                if message_id is None or (deadline is not None and time.monotonic() >= deadline):
+                if not message_id or (deadline is not None and time.monotonic() >= deadline):
                     break
                 time.sleep(POLL_SECONDS)

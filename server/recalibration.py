@@ -19,7 +19,7 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.recalibration_section import recalibration_plan
 from server.fixed import Federation
-from server.messages import read_record, request_message
+from server.messages import encoded, read_record, request_message
 from server.progress import EventLog
 from server.roster import Member
 from server.run_record import RunRecord
@@ -154,6 +154,7 @@ def _requests(
 ) -> list[Asked]:
     bundle = prefixed("posterior", posterior.arrays)
     bundle_digest = arrays_digest(bundle)
+    arrays = encoded(bundle)
     asked = []
     for member in members:
         request = RecalibrateRequest(
@@ -171,7 +172,7 @@ def _requests(
         )
         message = request_message(
             request,
-            bundle,
+            arrays,
             node_id=member.node_id,
             message_type=MESSAGE_TYPE,
             round_number=number,

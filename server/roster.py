@@ -93,7 +93,7 @@ def call_roster(
     requests = [
         request_message(
             None,
-            {},
+            None,
             node_id=node_id,
             message_type=MessageType.QUERY,
             round_number=0,

@@ -1,27 +1,33 @@
-"""The sites' samples as a mapping that reads them from disk, one site at a time."""
+"""What the sites sent, as mappings that read it from disk, one site at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
+ValueT = TypeVar("ValueT")
 
-class SiteSamples(Mapping[str, PosteriorSamples]):
-    """Site -> its samples, read anew at every look-up, so that memory holds only those in use.
 
-    `read` returns None for a site without samples.
+class PerSite(Mapping[str, ValueT]):
+    """Site -> what it sent, read anew at every look-up, so that memory holds only what is in use.
+
+    `read` returns None for a site that sent nothing.
     """
 
-    def __init__(self, sites: Sequence[str], read: Callable[[str], PosteriorSamples | None]) -> None:
+    def __init__(self, sites: Sequence[str], read: Callable[[str], ValueT | None]) -> None:
         self._sites, self._read = sites, read
 
-    def __getitem__(self, site: str) -> PosteriorSamples:
-        samples = self._read(site) if site in self._sites else None
-        if samples is None:
+    def __getitem__(self, site: str) -> ValueT:
+        value = self._read(site) if site in self._sites else None
+        if value is None:
             raise KeyError(site)
-        return samples
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sites)
 
     def __len__(self) -> int:
         return len(self._sites)
+
+
+SiteSamples = PerSite[PosteriorSamples]

@@ -1,11 +1,12 @@
 """The strategy that all aggregation rules share: ask training sites, check and bank samples, evaluate at the end."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from logging import INFO
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -16,6 +17,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
@@ -28,12 +30,14 @@ from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
 from server.evaluation import Evaluation
 from server.fixed import Federation
-from server.messages import array_bytes, read_record, request_message
+from server.messages import array_bytes, encoded, read_record, request_message
 from server.progress import EventLog
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Member
 from server.run_record import RunRecord, SiteOutcome
 
+# Of an evaluation request there are two, posterior and last states.
+MAX_PREDICTOR_BYTES = 256 * 2**20
 FINAL_REFUSALS = frozenset(
     {
         RefusalCode.BUDGET_EXHAUSTED,
@@ -70,7 +74,8 @@ class PosteriorStrategy(Strategy):
         self._ledger_heads: dict[str, str] = {}
         self._finished: set[str] = set()
         self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
-        self._requests: list[tuple[Message, Member, TrainRequest | EvaluateRequest]] = []
+        self._requests: list[tuple[Metadata, Member, TrainRequest | EvaluateRequest]] = []
+        self._bytes_down = 0
         self.evaluation: Evaluation | None = None
         self.recalibration: Recalibration | None = None
 
@@ -87,11 +92,11 @@ class PosteriorStrategy(Strategy):
         """Return the server state after a round."""
 
     @abstractmethod
-    def posterior(self) -> PosteriorSamples | None:
+    def posterior(self) -> AnySamples | None:
         """Return the global posterior's weighted samples so far, or None before the first."""
 
     @abstractmethod
-    def last(self) -> PosteriorSamples | None:
+    def last(self) -> AnySamples | None:
         """Return the point predictor: the last states, or None before the first."""
 
     def chain_names(self) -> list[str]:
@@ -116,16 +121,15 @@ class PosteriorStrategy(Strategy):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Build one training request for each training site that has not finished."""
+    ) -> Iterator[Message]:
+        """Build one training request after the other, for each training site that has not finished."""
         chain = self.chain_of(server_round)
         starts_chain = (server_round - 1) % self.plan.rounds == 0
         received = {name: array.numpy() for name, array in arrays.items()}
         self._state = self.initial_state(chain) if starts_chain else received
-        self._requests = []
-        for member in self.federation.roster.training:
-            if member.card.name in self._finished:
-                continue
+        members = [member for member in self.federation.roster.training if member.card.name not in self._finished]
+        self._begin("train", server_round, members)
+        for member in members:
             start = self._state if starts_chain else self.start_arrays(member.card.name, chain, self._state)
             request = TrainRequest(
                 run=self.federation.run,
@@ -138,9 +142,7 @@ class PosteriorStrategy(Strategy):
                 start=arrays_digest(start),
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
-            self._add_request(request, prefixed("start", start), member, MessageType.TRAIN, server_round)
-        self._begin("train", server_round)
-        return [message for message, _, _ in self._requests]
+            yield self._request(request, encoded(prefixed("start", start)), member, MessageType.TRAIN, server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -158,8 +160,9 @@ class PosteriorStrategy(Strategy):
                 self.bank.add(
                     member.card.name, server_round, self.chain_of(server_round), checked.samples, checked.last
                 )
-                good[member.card.name] = checked.without_samples()
+                good[member.card.name] = checked.without_arrays()
             self.events.write("site", round=server_round, **outcome.event())
+            del reply, checked
         self._read_message_ids()
         outcomes += [SiteOutcome.silent(member.card.name) for member, _ in self._asked.values()]
         self.record.add_round(server_round, outcomes, bytes_down=self._bytes_down)
@@ -181,7 +184,6 @@ class PosteriorStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """After the last round, recalibrate if asked to, then build an evaluation request for every site."""
-        self._requests = []
         if server_round != self.plan.total_rounds:
             return []
         posterior, last = self.posterior(), self.last()
@@ -192,37 +194,53 @@ class PosteriorStrategy(Strategy):
                     self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
                 )
             )
-        scenario = self.federation.scenario
-        predictors: dict[PredictorName, PosteriorSamples] = {
-            "last": last,
-            "posterior": posterior.thinned(scenario.evaluation.max_samples),
-        }
+        most = self._most_evaluated(max(len(posterior), len(last)))
+        thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(
-            grid, self.federation, predictors["posterior"], self._ledger_heads, self.record, self.events
+            grid, self.federation, thinned, self._ledger_heads, self.record, self.events
         )
         self.evaluation = Evaluation(self.federation.roster.task.classes)
+        self._begin("evaluate", server_round, self.federation.roster.members)
+        return self._evaluate_requests(server_round, {"last": last.thinned(most), "posterior": thinned})
+
+    def _most_evaluated(self, samples: int) -> int:
+        most = self.federation.scenario.evaluation.max_samples
+        sample_bytes = 4 * sum(math.prod(shape) for shape in self.federation.shapes.values())
+        fitting = max(1, MAX_PREDICTOR_BYTES // sample_bytes)
+        if fitting < min(most, samples):
+            self.record.warn(
+                f"{fitting} samples of each predictor were evaluated, not {min(most, samples)}: more exceed "
+                f"{MAX_PREDICTOR_BYTES // 2**20} MiB in one message"
+            )
+        return min(most, fitting)
+
+    def _evaluate_requests(
+        self, server_round: int, predictors: dict[PredictorName, PosteriorSamples]
+    ) -> Iterator[Message]:
+        scenario = self.federation.scenario
+        weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
         bundle = {
             name: array
             for kind, samples in predictors.items()
             for name, array in prefixed(kind, samples.arrays).items()
         }
+        predictors.clear()
         bundle_digest = arrays_digest(bundle)
+        arrays = encoded(bundle)
         for member in self.federation.roster.members:
             request = EvaluateRequest(
                 run=self.federation.run,
                 round=server_round,
                 task=member.card.task,
                 model=scenario.model,
-                predictors={kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()},
+                predictors=weights,
                 arrays=bundle_digest,
                 recalibration=self.recalibration.map_of(member.card.name) if self.recalibration else None,
                 noise_multiplier=scenario.evaluation.noise_multiplier,
                 delta=scenario.privacy.delta,
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
-            self._add_request(request, bundle, member, MessageType.EVALUATE, server_round)
-        self._begin("evaluate", server_round)
-        return [message for message, _, _ in self._requests]
+            yield self._request(request, arrays, member, MessageType.EVALUATE, server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect every site's additive statistics."""
@@ -258,14 +276,24 @@ class PosteriorStrategy(Strategy):
             self.record.warn(f"{member.card.name} sent no evaluation in time")
         return None
 
-    def _add_request(
+    def _begin(self, stage: str, server_round: int, members: Iterable[Member]) -> None:
+        self._bytes_down, self._asked, self._requests = 0, {}, []
+        self.record.begin(stage)
+        self.events.write(
+            stage,
+            round=server_round,
+            rounds=self.plan.total_rounds,
+            sites=[member.card.name for member in members],
+        )
+
+    def _request(
         self,
         request: TrainRequest | EvaluateRequest,
-        arrays: Arrays,
+        arrays: ArrayRecord,
         member: Member,
         message_type: str,
         server_round: int,
-    ) -> None:
+    ) -> Message:
         message = request_message(
             request,
             arrays,
@@ -275,18 +303,10 @@ class PosteriorStrategy(Strategy):
             time_to_live=self.federation.scenario.resources.round_timeout,
             simulation_folder=self.federation.simulation_folder,
         )
-        self._requests.append((message, member, request))
-
-    def _begin(self, stage: str, server_round: int) -> None:
-        self._bytes_down = sum(array_bytes(message) for message, _, _ in self._requests)
-        self._asked = {}
-        self.record.begin(stage)
-        self.events.write(
-            stage,
-            round=server_round,
-            rounds=self.plan.total_rounds,
-            sites=[member.card.name for _, member, _ in self._requests],
-        )
+        self._bytes_down += array_bytes(message)
+        # Without its content, which is let go when it is sent.
+        self._requests.append((message.metadata, member, request))
+        return message
 
     def _match(self, reply: Message) -> tuple[Member | None, TrainRequest | EvaluateRequest | None]:
         # Message ids exist only once the grid has pushed the requests. Errors made by the grid itself carry another
@@ -295,8 +315,8 @@ class PosteriorStrategy(Strategy):
         return self._asked.pop(reply.metadata.reply_to_message_id, (None, None))
 
     def _read_message_ids(self) -> None:
-        for message, member, request in self._requests:
-            self._asked[message.metadata.message_id] = (member, request)
+        for metadata, member, request in self._requests:
+            self._asked[metadata.message_id] = (member, request)
         self._requests = []
 
     def _outcome(

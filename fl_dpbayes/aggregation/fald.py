@@ -12,6 +12,7 @@ and with how much the sites differ.
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.protocol.arrays import Arrays
 
@@ -20,7 +21,7 @@ def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, floa
     """Average the sites' states, w = sum_k w_k w_k' / sum_k w_k.
 
     Args:
-        states: site -> parameter arrays, equal names and shapes, float32.
+        states: site -> parameter arrays, equal names and shapes, float32; looked at one by one.
         site_weights: site -> w_k >= 0; renormalised over the sites present.
 
     Returns:
@@ -35,13 +36,12 @@ def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, floa
     total = sum(site_weights[site] for site in states)
     if not states or total <= 0:
         raise ValueError("no site with a positive weight sent a state")
-    names = next(iter(states.values())).keys()
-    shares = [site_weights[site] / total for site in states]
-    averaged = {}
-    for name in names:
-        terms = [share * state[name].astype(np.float64) for share, state in zip(shares, states.values(), strict=True)]
-        averaged[name] = np.sum(terms, axis=0).astype(np.float32)
-    return averaged
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    for site, state in states.items():
+        for name, array in state.items():
+            term = site_weights[site] / total * array.astype(np.float64)
+            sums[name] = sums[name] + term if name in sums else term
+    return {name: array.astype(np.float32) for name, array in sums.items()}
 
 
 def averaged_temperature(temperatures: Mapping[str, float], site_weights: Mapping[str, float]) -> float:

@@ -5,6 +5,7 @@ quantities looked at does not prove convergence; and chains of a network may dis
 alike, since permuting hidden units changes the weights and not the function.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +53,7 @@ class ConvergenceSummary:
 
 
 def summarise_convergence(
-    samples: npt.NDArray[np.floating], chains: npt.NDArray[np.integer], generator: np.random.Generator
+    samples: Iterable[npt.NDArray[np.floating]], chains: npt.NDArray[np.integer], generator: np.random.Generator
 ) -> ConvergenceSummary:
     """Summarise how well one site's chains have mixed.
 
@@ -60,7 +61,8 @@ def summarise_convergence(
     the longest (one that the budget cut off) is left out.
 
     Args:
-        samples: released samples in the order in which each chain made them, shape (M, d), finite; M may be 0.
+        samples: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
+            them, such as a matrix (M, d), are looked at one by one.
         chains: number of the chain to which each belongs, shape (M,).
         generator: draws which coordinates and which random projections are looked at; seed it alike to compare runs.
 
@@ -70,13 +72,14 @@ def summarise_convergence(
     Raises:
         ValueError: if lengths differ.
     """
-    if samples.ndim != 2 or chains.shape != samples.shape[:1]:
-        raise ValueError(f"samples {samples.shape} and chains {chains.shape}: give (M, d) and one chain number each")
+    quantities = _quantities(samples, generator)
+    if chains.shape != quantities.shape[:1]:
+        raise ValueError(f"{len(quantities)} samples and chain numbers {chains.shape}: give one chain number each")
     rows = _equal_chains(chains)
     chain_count, per_chain = rows.shape
     if per_chain < 4:
         return ConvergenceSummary(chain_count, per_chain, quantities=0)
-    draws = _quantities(samples, generator)[rows]
+    draws = quantities[rows]
     scores = [rank_normalised(draws[:, :, number]) for number in range(draws.shape[2])]
     r_hat = np.array([split_r_hat(score) for score in scores])
     moving = ~np.isnan(r_hat)
@@ -185,14 +188,18 @@ def _equal_chains(chains: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
     return np.array([row[len(row) - shortest :] for row in rows], dtype=np.intp).reshape(len(rows), shortest)
 
 
-def _quantities(samples: npt.NDArray[np.floating], generator: np.random.Generator) -> npt.NDArray[np.float64]:
+def _quantities(samples: Iterable[npt.NDArray[np.floating]], generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """Some coordinates, and sums of all coordinates with random signs over consecutive blocks, shape (M, Q).
 
     The blocks are a sparse random projection (feature hashing): every parameter enters one, at a cost of M d.
     """
-    dimensions = samples.shape[1]
-    coordinates = generator.choice(dimensions, min(COORDINATES, dimensions), replace=False)
-    signs = generator.choice(np.array([-1.0, 1.0], dtype=np.float32), dimensions)
-    starts = np.linspace(0, dimensions, min(PROJECTIONS, dimensions), endpoint=False).astype(np.intp)
-    projections = np.array([np.add.reduceat(sample * signs, starts, dtype=np.float64) for sample in samples])
-    return np.concatenate([samples[:, coordinates].astype(np.float64), projections], axis=1)
+    rows: list[npt.NDArray[np.float64]] = []
+    for sample in samples:
+        if not rows:
+            dimensions = len(sample)
+            coordinates = generator.choice(dimensions, min(COORDINATES, dimensions), replace=False)
+            signs = generator.choice(np.array([-1.0, 1.0], dtype=np.float32), dimensions)
+            starts = np.linspace(0, dimensions, min(PROJECTIONS, dimensions), endpoint=False).astype(np.intp)
+        projections = np.add.reduceat(sample * signs, starts, dtype=np.float64)
+        rows.append(np.concatenate([sample[coordinates].astype(np.float64), projections]))
+    return np.array(rows, dtype=np.float64)

@@ -1,6 +1,6 @@
 """Posterior samples with their weights and temperatures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +41,10 @@ class PosteriorSamples:
     def __len__(self) -> int:
         return len(self.weights)
 
+    def parts(self) -> Iterator["PosteriorSamples"]:
+        """Give the samples in pieces, as those that are read from a disk come: here there is one."""
+        yield self
+
     def thinned(self, max_samples: int) -> "PosteriorSamples":
         """Keep at most `max_samples` samples, evenly spaced over the order in which they stand.
 
@@ -55,13 +59,26 @@ class PosteriorSamples:
         """
         if len(self) <= max_samples:
             return self
-        blocks = np.array_split(np.arange(len(self)), max_samples)
+        blocks = thinning_blocks(len(self), max_samples)
         last = np.array([block[-1] for block in blocks])
         return PosteriorSamples(
             arrays={name: array[last] for name, array in self.arrays.items()},
             weights=np.array([self.weights[block].sum() for block in blocks]),
             temperatures=self.temperatures[last],
         )
+
+
+def thinning_blocks(samples: int, max_samples: int) -> list[npt.NDArray[np.intp]]:
+    """Cut the numbers 0 .. samples - 1 into at most `max_samples` blocks of nearly equal length, none empty.
+
+    Args:
+        samples: number of samples, >= 1.
+        max_samples: number of blocks at most, >= 1.
+
+    Returns:
+        The blocks in order; thinning keeps the last sample of each.
+    """
+    return np.array_split(np.arange(samples), min(samples, max_samples))
 
 
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:

@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.posterior.sample_file import write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.protocol.arrays import check_arrays, prefixed, without_prefix
+from fl_dpbayes.posterior.stored_samples import AnySamples
+from fl_dpbayes.protocol.arrays import check_arrays, without_prefix
 from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Model, Task
@@ -53,7 +54,7 @@ class StoredPosterior:
 
 def save_posterior(
     path: Path,
-    samples: PosteriorSamples,
+    samples: AnySamples,
     model: Model,
     task: Task,
     scenario_hash: str,
@@ -63,18 +64,15 @@ def save_posterior(
 
     Args:
         path: file to write, usually `posterior.safetensors`.
-        samples: what to store.
+        samples: what to store; samples that stay on disk are copied a piece at a time.
         model: architecture of the samples.
         task: shape of a record and number of classes.
         scenario_hash: digest of the resolved scenario.
         recalibration: the map fitted to the predictions, if any.
     """
     metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)
-    arrays = prefixed("samples", samples.arrays) | {"weights": samples.weights, "temperatures": samples.temperatures}
-    # safetensors writes the memory behind a view, not the view.
-    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(save(arrays, metadata={_KEY: metadata.model_dump_json()}))
+    write_samples(partial, samples, {_KEY: metadata.model_dump_json()})
     os.replace(partial, path)
 
 

@@ -70,5 +70,5 @@ def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         hasher.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        hasher.update(array.tobytes())
+        hasher.update(array.reshape(-1).view(np.uint8).data)
     return hasher.hexdigest()

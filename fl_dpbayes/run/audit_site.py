@@ -211,7 +211,7 @@ def request_training(
     from clients.refused import RefusedError
     from clients.train import train_chain
     from fl_dpbayes.samplers.chain import ChainDivergedError
-    from server.messages import request_message
+    from server.messages import encoded, request_message
 
     request = TrainRequest(
         run=run,
@@ -226,7 +226,7 @@ def request_training(
     with task_identity():
         message = request_message(
             request,
-            prefixed("start", start),
+            encoded(prefixed("start", start)),
             node_id=1,
             message_type="train",
             round_number=round_number,

@@ -1,0 +1,97 @@
+"""A safetensors file of samples that is written and read a few samples at a time."""
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+
+from fl_dpbayes.posterior.stored_samples import AnySamples, SamplePiece
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+
+SAMPLES = "samples"
+_TYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
+
+
+def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None) -> None:
+    """Write weights, temperatures and samples `samples/<name>`, holding one part of the samples at a time.
+
+    safetensors itself writes only what is in memory as a whole; the format is a length, a JSON header with the type,
+    shape and place of each array, and the arrays' bytes.
+
+    Args:
+        path: the file.
+        samples: what to store, at least one sample.
+        metadata: text to keep in the header.
+
+    References:
+        The safetensors format, https://huggingface.co/docs/safetensors.
+    """
+    count = len(samples)
+    parts = iter(samples.parts())
+    first = next(parts)
+    whole = {"temperatures": samples.temperatures, "weights": samples.weights}
+    arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {name: (np.dtype(np.float64), (count,)) for name in whole}
+    arrays |= prefixed(
+        SAMPLES, {name: (array.dtype, (count, *array.shape[1:])) for name, array in sorted(first.arrays.items())}
+    )
+    header, places = _header(arrays, metadata or {})
+    with path.open("wb") as file:
+        file.write(header)
+        for name, values in whole.items():
+            file.seek(len(header) + places[name])
+            file.write(np.ascontiguousarray(values, np.float64).data)
+        written = 0
+        for part in chain([first], parts):
+            for name, array in part.arrays.items():
+                row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+                file.seek(len(header) + places[f"{SAMPLES}/{name}"] + written * row_bytes)
+                file.write(np.ascontiguousarray(array).data)
+            written += len(part)
+
+
+def open_samples(path: Path) -> SamplePiece:
+    """Read the weights and temperatures of a file of `write_samples`, and leave its samples on the disk.
+
+    Args:
+        path: the file, one that this program wrote.
+
+    Returns:
+        The samples; each reading opens the file anew, so that its pages are not held between them.
+    """
+    with safe_open(path, framework="numpy") as file:
+        names = [name for name in file.keys() if name.startswith(f"{SAMPLES}/")]  # noqa: SIM118
+        weights, temperatures = file.get_tensor("weights"), file.get_tensor("temperatures")
+
+    def rows(numbers: npt.NDArray[np.intp]) -> Arrays:
+        with safe_open(path, framework="numpy") as file:
+            return {name[len(SAMPLES) + 1 :]: _rows(file.get_slice(name), numbers) for name in names}
+
+    return SamplePiece(weights, temperatures, rows)
+
+
+def _rows(tensor, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:  # type: ignore[no-untyped-def]
+    start, stop = int(numbers[0]), int(numbers[-1]) + 1
+    if stop - start == len(numbers):
+        return tensor[start:stop]
+    return np.concatenate([tensor[int(number) : int(number) + 1] for number in numbers])
+
+
+def _header(
+    arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """Lay the arrays out one after the other, in the given order."""
+    content: dict[str, object] = {"__metadata__": dict(metadata)}
+    places, end = {}, 0
+    for name, (dtype, shape) in arrays.items():
+        places[name] = end
+        end += dtype.itemsize * math.prod(shape)
+        content[name] = {"dtype": _TYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [places[name], end]}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    # The format pads the header with blanks, so that the arrays start at a multiple of eight bytes.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, places

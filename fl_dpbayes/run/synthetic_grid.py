@@ -1,0 +1,103 @@
+"""A Grid of made-up sites that answer at once: what the server does with many large replies, without training."""
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import read_header, write_header
+from fl_dpbayes.schedules.planned import planned_step_sizes
+
+UNITS = 1000
+
+
+class SyntheticGrid(Grid):
+    """Nodes 1 .. K, each a site whose samples are standard normal draws; a reply is made when it is pulled.
+
+    Of a request only its header is kept, as on a server whose messages leave the process.
+    """
+
+    def __init__(self, sites: int, task: Task, seed: int) -> None:
+        self._sites, self._task = sites, task
+        self._generator = np.random.default_rng(seed)
+        self._waiting: dict[str, tuple[Metadata, str]] = {}
+        self._pushed = 0
+
+    def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self):  # type: ignore[no-untyped-def]
+        """Refuse: these sites belong to no run of a SuperLink."""
+        raise AttributeError("a synthetic grid belongs to no run")
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):  # type: ignore[no-untyped-def]
+        """Create a message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids."""
+        return list(range(1, self._sites + 1))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Keep the headers of requests and give each an id."""
+        ids = []
+        for message in messages:
+            self._pushed += 1
+            ids.append(f"synthetic-{self._pushed}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            header = str(message.content.config_records["config"].get("record", ""))
+            self._waiting[ids[-1]] = (message.metadata, header)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Make up the replies to the requests with these ids."""
+        return [self._reply(*self._waiting.pop(number)) for number in message_ids if number in self._waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push requests and return their replies in the same order."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _reply(self, metadata: Metadata, header: str) -> Message:
+        content = RecordDict()
+        if metadata.message_type == "query":
+            content["config"] = ConfigRecord({"record": write_header(self._card(metadata.dst_node_id))})
+        elif metadata.message_type == "train":
+            request = read_header(TrainRequest, header)
+            content["config"] = ConfigRecord({"record": write_header(_train_reply(request))})
+            content["arrays"] = self._arrays(request)
+        else:
+            content["config"] = ConfigRecord({"refusal": write_header(Refusal(code=RefusalCode.NOT_SENT))})
+        return Message(content, reply_to=_Asked(metadata))
+
+    def _card(self, number: int) -> Record:
+        return Card(
+            name=f"site-{number:04d}",
+            role="train",
+            task=self._task,
+            units=UNITS,
+            unit="record",
+            evaluation_release="none",
+            seeded=True,
+        )
+
+    def _arrays(self, request: TrainRequest) -> ArrayRecord:
+        record = ArrayRecord()
+        count = len(_kept(request))
+        for name, shape in model_shapes(request.model, request.task).items():
+            draws = self._generator.standard_normal((count, *shape), dtype=np.float32)
+            record[f"last/parameters/{name}"] = Array(np.ascontiguousarray(draws[-1]))
+            record[f"samples/{name}"] = Array(draws)
+        return record
+
+
