@@ -179,12 +179,27 @@ def audit(
 
 @app.command(epilog="Example: fl-dpbayes bench accounting")
 def bench(
-    name: Annotated[str, typer.Argument(click_type=click.Choice(["accounting"]), help="Which benchmark.")],
+    name: Annotated[
+        str, typer.Argument(click_type=click.Choice(["accounting", "memory", "transport"]), help="Which benchmark.")
+    ],
+    sites: Annotated[int, typer.Option(min=1, max=9999, help="memory: number of sites.")] = 20,
+    samples: Annotated[int, typer.Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
+    parameters: Annotated[int, typer.Option(min=100, help="memory: parameters of the model, about.")] = 100_000,
+    folder: Annotated[Path | None, typer.Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
 ) -> None:
-    """Measure speed beside other libraries, as ratios in one run."""
-    from fl_dpbayes.run.bench_accounting import bench_accounting
+    """Measure speed of the accounting, the server's memory, or what fewer bits in transport change."""
+    if name == "accounting":
+        from fl_dpbayes.run.bench_accounting import bench_accounting
 
-    bench_accounting(console)
+        bench_accounting(console)
+    elif name == "memory":
+        from fl_dpbayes.run.bench_memory import bench_memory
+
+        bench_memory(console, sites=sites, samples=samples, parameters=parameters, folder=folder)
+    else:
+        from fl_dpbayes.run.bench_transport import bench_transport
+
+        bench_transport(console)
 
 
 @app.command(epilog="Example: fl-dpbayes reproduce closer-logistic --seeds 5")

@@ -1,15 +1,13 @@
 """A Grid of made-up sites that answer at once: what the server does with many large replies, without training."""
 
-import json
 from collections.abc import Iterable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
@@ -30,7 +28,7 @@ class SyntheticGrid(Grid):
     def __init__(self, sites: int, task: Task, seed: int) -> None:
         self._sites, self._task = sites, task
         self._generator = np.random.default_rng(seed)
-        self._waiting: dict[str, tuple[Metadata, str]] = {}
+        self._waiting: dict[str, Message] = {}
         self._pushed = 0
 
     def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
@@ -54,31 +52,31 @@ class SyntheticGrid(Grid):
         ids = []
         for message in messages:
             self._pushed += 1
-            ids.append(f"synthetic-{self._pushed}")
-            message.metadata.__dict__["_message_id"] = ids[-1]
-            header = str(message.content.config_records["config"].get("record", ""))
-            self._waiting[ids[-1]] = (message.metadata, header)
+            message.metadata.__dict__["_message_id"] = f"synthetic-{self._pushed}"
+            ids.append(message.metadata.message_id)
+            header = RecordDict({"config": message.content.config_records["config"]})
+            self._waiting[ids[-1]] = Message(header, metadata=message.metadata)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Make up the replies to the requests with these ids."""
-        return [self._reply(*self._waiting.pop(number)) for number in message_ids if number in self._waiting]
+        return [self._reply(self._waiting.pop(number)) for number in message_ids if number in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Push requests and return their replies in the same order."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _reply(self, metadata: Metadata, header: str) -> Message:
-        content = RecordDict()
+    def _reply(self, asked: Message) -> Message:
+        metadata, content = asked.metadata, RecordDict()
         if metadata.message_type == "query":
             content["config"] = ConfigRecord({"record": write_header(self._card(metadata.dst_node_id))})
         elif metadata.message_type == "train":
-            request = read_header(TrainRequest, header)
+            request = read_header(TrainRequest, asked.content.config_records["config"]["record"])
             content["config"] = ConfigRecord({"record": write_header(_train_reply(request))})
             content["arrays"] = self._arrays(request)
         else:
             content["config"] = ConfigRecord({"refusal": write_header(Refusal(code=RefusalCode.NOT_SENT))})
-        return Message(content, reply_to=_Asked(metadata))
+        return Message(content, reply_to=asked)
 
     def _card(self, number: int) -> Record:
         return Card(
@@ -101,3 +99,42 @@ class SyntheticGrid(Grid):
         return record
 
 
+def _kept(request: TrainRequest) -> list[int]:
+    steps = range(request.first_step, request.first_step + request.steps)
+    return [step for step in steps if request.plan.is_kept(step)]
+
+
+def _train_reply(request: TrainRequest) -> TrainReply:
+    kept, plan = _kept(request), request.plan
+    sizes = planned_step_sizes(plan)
+    return TrainReply(
+        run=request.run,
+        round=request.round,
+        request=request_digest(request),
+        status="OK",
+        first_step=request.first_step,
+        steps=request.steps,
+        sample_steps=tuple(kept),
+        sample_weights=tuple(float(sizes[step]) for step in kept),
+        sample_temperatures=(1.0,) * len(kept),
+        step_weight=float(sizes[request.first_step : request.first_step + request.steps].sum()),
+        temperature_mean=1.0,
+        temperature_low=1.0,
+        temperature_high=1.0,
+        privacy=PrivacyStatement(
+            cohort="made up",
+            unit="record",
+            units=UNITS,
+            adjacency=plan.privacy.adjacency,
+            delta=plan.privacy.delta,
+            epsilon=None,
+            epsilon_method="pld",
+            mu=None,
+            mu_kind="exact",
+            steps=request.first_step + request.steps,
+            budget=None,
+            history=(),
+            seeded=True,
+        ),
+        ledger_head="0" * 64,
+    )

@@ -1,0 +1,130 @@
+"""How much memory the server takes for many sites and large samples: the real server, made-up sites."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.protocol.task import MLPModel, Task
+from fl_dpbayes.scenario import Scenario, read_scenario
+
+TASK = Task(input_shape=(64,), classes=10)
+MEBIBYTE = 2**20
+
+
+def bench_memory(console: Console, *, sites: int, samples: int, parameters: int, folder: Path | None) -> None:
+    """Run the server over made-up sites in a process of its own, and print its greatest resident memory.
+
+    The sites answer at once with random samples. Everything else is as in a run: replies are checked and banked, the
+    mixture is formed, thinned and sent for evaluation, chains are diagnosed, `posterior.safetensors` and the report
+    are written. The files are deleted afterwards.
+
+    Args:
+        console: where the table goes.
+        sites: number of training sites, >= 1.
+        samples: samples of each site, >= 1.
+        parameters: parameters of the model, about; it is a network with two hidden layers.
+        folder: where the bank and the posterior lie meanwhile; None takes the system's folder for temporary files.
+
+    Raises:
+        UserError: if the folder is none or its disk has too little space, or the run failed.
+    """
+    scenario = _scenario(sites, samples, parameters)
+    count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())
+    sample_bytes = 4 * sites * samples * count
+    place = folder or Path(tempfile.gettempdir())
+    if not place.is_dir():
+        raise UserError(f"--folder {place} is no folder: give one on a disk with much space")
+    needed, free = 2 * sample_bytes + 4 * sites * count + 100 * MEBIBYTE, shutil.disk_usage(place).free
+    if free < needed:
+        raise UserError(
+            f"{place} has {free // MEBIBYTE} MiB left, the bank and the posterior take {needed // MEBIBYTE} MiB: give "
+            "another --folder, or fewer --sites, --samples or --parameters"
+        )
+    with tempfile.TemporaryDirectory(dir=place) as run_folder, console.status(f"{sites} sites"):
+        start = time.perf_counter()
+        arguments = [run_folder, str(sites), str(samples), str(parameters)]
+        done = subprocess.run(
+            [sys.executable, "-m", "fl_dpbayes.run.bench_memory", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
+        measured = json.loads(done.stdout.splitlines()[-1])
+        stages = json.loads(Path(run_folder, "summary.json").read_text(encoding="utf-8"))["seconds"]
+        stored = Path(run_folder, "posterior.safetensors").stat().st_size
+    table = Table(title=f"server memory: {sites} sites x {samples} samples x {count} parameters", show_header=False)
+    for name, value in (
+        ("samples of all sites", f"{sample_bytes / MEBIBYTE:.0f} MiB"),
+        ("samples of one site", f"{sample_bytes / sites / MEBIBYTE:.1f} MiB"),
+        ("posterior.safetensors", f"{stored / MEBIBYTE:.0f} MiB"),
+        ("resident before the run", f"{measured['before'] / MEBIBYTE:.0f} MiB"),
+        ("greatest resident memory", f"{measured['peak'] / MEBIBYTE:.0f} MiB"),
+        *((f"seconds, {stage}", f"{value:.1f}") for stage, value in stages.items()),
+        ("seconds in all", f"{seconds:.1f}"),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[str, int]:
+    """Run the server over made-up sites in this process.
+
+    Args:
+        run_folder: an empty folder.
+        sites: number of training sites.
+        samples: samples of each.
+        parameters: parameters of the model, about.
+
+    Returns:
+        Greatest resident memory of this process in bytes, before the run and after it.
+    """
+    from fl_dpbayes.run.inline_engine import logs_in, task_identity
+    from fl_dpbayes.run.synthetic_grid import SyntheticGrid
+    from server.federation import run_federation
+
+    scenario, before = _scenario(sites, samples, parameters), _peak_bytes()
+    with task_identity(), logs_in(run_folder / "flower.log"):
+        run_federation(SyntheticGrid(sites, TASK, scenario.seed), scenario, run_folder, "")
+    return {"before": before, "peak": _peak_bytes()}
+
+
+def _peak_bytes() -> int:
+    # Not getrusage: a process inherits the peak of the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+def _scenario(sites: int, samples: int, parameters: int) -> Scenario:
+    # Two hidden layers of width h between 64 inputs and 10 classes have h^2 + 76 h + 10 parameters.
+    width = max(1, round(math.sqrt(38**2 + max(0, parameters - 10)) - 38))
+    return read_scenario(
+        {
+            "name": "bench-memory",
+            "data": {"source": {"kind": "digits"}},
+            "sites": {f"site-{number:04d}": {"role": "train"} for number in range(1, sites + 1)},
+            "model": MLPModel(hidden=(width, width)).model_dump(exclude_none=True),
+            "sampler": {"kind": "sgld", "step_size": {"kind": "constant", "initial": 0.1}},
+            "training": {"rounds": 1, "steps_per_round": samples, "thinning": 1},
+            "privacy": {"kind": "none", "sampling_rate": 1.0, "temperature": 1.0},
+            "aggregation": {"rule": "mixture"},
+        },
+        "the benchmark's scenario",
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(serve(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
