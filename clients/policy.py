@@ -11,7 +11,7 @@ from fl_dpbayes.protocol.plan import NoPrivacyPlan
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.sampler import BayesByBackprop
-from fl_dpbayes.protocol.train import TrainRequest
+from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
 
 
 def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerSettings:
@@ -26,7 +26,8 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerS
 
     Raises:
         RefusedError: ROLE_DENIED at a site that does not train or has no ledger; POLICY_DENIED with the field that
-            exceeds the policy, or a delta that is not the cohort's or not below 1/n.
+            exceeds the policy, or a delta that is not the cohort's or not below 1/n; BAD_REQUEST if the model cannot be
+            built or the reply would be too large to store.
     """
     policy, privacy, settings = site_file.policy, request.plan.privacy, site_file.ledger
     if site_file.role != "train" or settings is None or site_file.units < 1:
@@ -45,18 +46,26 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerS
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.rounds")
     if _numbers(request) > policy.max_parameters:
         raise RefusedError(RefusalCode.POLICY_DENIED, "model")
+    # Found before a step is paid for: what is too large for the ledger to store could not be released.
+    size = reply_bytes(request.plan, request.first_step, request.steps, _parameters(request), request.precision)
+    if size > MAX_REPLY_BYTES:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")
     return settings
 
 
 def _numbers(request: TrainRequest) -> int:
     """Count a model's parameters, times the weight draws that are held at once."""
+    sampler = request.plan.sampler
+    draws = sampler.draws if isinstance(sampler, BayesByBackprop) else 1
+    return draws * _parameters(request)
+
+
+def _parameters(request: TrainRequest) -> int:
     try:
         shapes = model_shapes(request.model, request.task)
     except UserError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
-    sampler = request.plan.sampler
-    draws = sampler.draws if isinstance(sampler, BayesByBackprop) else 1
-    return draws * sum(math.prod(shape) for shape in shapes.values())
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> LedgerSettings:

@@ -27,6 +27,7 @@ from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.plan import NoPrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.precision import encode_samples
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
@@ -137,7 +138,8 @@ def _run_and_commit(
         result = _run(site_file, site, part, request, history, reserved.steps, module, start)
         arrays = prefixed("last", state_arrays({k: torch.from_numpy(v) for k, v in result.last.items()}, module))
         if len(result.samples):
-            arrays |= prefixed("samples", vector_to_arrays(torch.from_numpy(result.samples), module))
+            samples = vector_to_arrays(torch.from_numpy(result.samples), module)
+            arrays |= encode_samples(samples, request.precision)
         reply = _reply(ledger, reserved, site, request, result, seeded=site_file.insecure_seed is not None)
         head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
     except BaseException:

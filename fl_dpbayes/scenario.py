@@ -7,11 +7,12 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.aggregation_section import Aggregation, Mixture, check_aggregation
+from fl_dpbayes.aggregation_section import FALD, Aggregation, Mixture, check_aggregation
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.precision import Precision
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import MCDropout, Sampler
 from fl_dpbayes.protocol.task import LogisticModel, Model
@@ -48,6 +49,15 @@ class Evaluation(Record):
         if (self.release == "noised") != (self.noise_multiplier is not None):
             raise ValueError("noise_multiplier must be given exactly when release is 'noised'")
         return self
+
+
+class Transport(Record):
+    """How the sites' samples travel: `bfloat16` halves, `int8` quarters the bytes of `float32`.
+
+    Rounding is done on what is released already, so it costs no privacy. Last states always travel as float32.
+    """
+
+    precision: Precision = "float32"
 
 
 class Resources(Record):
@@ -91,6 +101,7 @@ class Scenario(Record):
     aggregation: Aggregation = Mixture()
     evaluation: Evaluation = Evaluation()
     recalibration: Recalibration | None = None
+    transport: Transport = Transport()
     resources: Resources = Resources()
     simulation: Simulation = Simulation()
     configurations_tried: PositiveInt = 1
@@ -105,6 +116,11 @@ class Scenario(Record):
                 f"resources.min_sites is {self.resources.min_sites} but {len(training_sites)} sites train: lower it"
             )
         check_aggregation(self.aggregation, self.sampler, len(training_sites))
+        if isinstance(self.aggregation, FALD) and self.transport.precision != "float32":
+            raise ValueError(
+                f"transport.precision is {self.transport.precision!r}, but with aggregation.rule 'fald' sites send "
+                "only last states, which travel as float32: leave it out, or choose another rule"
+            )
         if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
             raise ValueError(
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "

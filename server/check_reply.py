@@ -8,6 +8,7 @@ from flwr.app import Message
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.precision import decode_samples, encoded_layout
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.sampler import state_shapes
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
@@ -67,13 +68,16 @@ def check_train_reply(
     if not np.allclose(record.sample_weights, sizes[list(kept)], rtol=1e-9, atol=0):
         raise ValueError("its sample weights are not the planned step sizes")
     _check_temperatures(record)
-    expected = prefixed("last", state_shapes(request.plan.sampler, shapes)) | prefixed(
-        "samples", {n: (len(kept), *s) for n, s in shapes.items()} if kept else {}
+    layout = encoded_layout(shapes, len(kept), request.precision)
+    expected = prefixed("last", state_shapes(request.plan.sampler, shapes))
+    arrays = read_arrays(
+        reply,
+        expected | {name: shape for name, (shape, _) in layout.items()},
+        dtypes={name: dtype for name, (_, dtype) in layout.items()},
     )
-    arrays = read_arrays(reply, expected)
     return CheckedReply(
         samples=PosteriorSamples(
-            arrays=without_prefix("samples", arrays),
+            arrays=decode_samples(arrays, request.precision),
             weights=np.asarray(record.sample_weights),
             temperatures=np.asarray(record.sample_temperatures),
         ),

@@ -1,5 +1,7 @@
 """Records to and from Flower messages, on the server's side."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -76,14 +78,18 @@ def read_record(message: Message, kind: type[RecordT]) -> RecordT | Refusal:
 
 
 def read_arrays(
-    message: Message, shapes: dict[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
+    message: Message,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: npt.DTypeLike = np.float32,
+    dtypes: Mapping[str, np.dtype] | None = None,
 ) -> dict[str, npt.NDArray]:
     """Decode the arrays of a reply, after checking their declared names, shapes and sizes.
 
     Args:
         message: the reply.
         shapes: name -> expected shape; nothing else is accepted.
-        dtype: the type that every array must have.
+        dtype: the type that every array must have,
+        dtypes: but those named here.
 
     Returns:
         Name -> array.
@@ -95,16 +101,15 @@ def read_arrays(
     if set(record) != set(shapes):
         missing, extra = sorted(set(shapes) - set(record))[:3], sorted(set(record) - set(shapes))[:3]
         raise ValueError(f"array names differ: missing {missing}, unexpected {extra}")
-    item_size = np.dtype(dtype).itemsize
     arrays = {}
     for name, shape in shapes.items():
-        array = record[name]
-        size = int(np.prod(shape, dtype=np.int64)) * item_size
+        array, expected = record[name], np.dtype((dtypes or {}).get(name, dtype))
+        size = int(np.prod(shape, dtype=np.int64)) * expected.itemsize
         if tuple(array.shape) != tuple(shape) or len(array.data) > size + 4096:
             raise ValueError(f"array {name!r} declares shape {tuple(array.shape)}, not {tuple(shape)}")
         decoded = array.numpy()
-        if decoded.dtype != np.dtype(dtype) or decoded.shape != tuple(shape):
-            raise ValueError(f"array {name!r} is {decoded.dtype} {decoded.shape}, not {np.dtype(dtype)} {tuple(shape)}")
+        if decoded.dtype != expected or decoded.shape != tuple(shape):
+            raise ValueError(f"array {name!r} is {decoded.dtype} {decoded.shape}, not {expected} {tuple(shape)}")
         if not np.isfinite(decoded).all():
             raise ValueError(f"array {name!r} has a value that is not finite")
         arrays[name] = decoded

@@ -28,6 +28,7 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
+from server.check_size import check_reply_size
 from server.evaluation import Evaluation
 from server.fixed import Federation
 from server.messages import array_bytes, encoded, read_record, request_message
@@ -71,6 +72,7 @@ class PosteriorStrategy(Strategy):
         weigh = {"units": unit_weights, "uniform": uniform_weights}[weighing(federation.scenario.aggregation)]
         self.site_weights: Mapping[str, float] = weigh(units)
         self.plan = self.site_plan(len(units))
+        check_reply_size(self.plan, federation)
         self._ledger_heads: dict[str, str] = {}
         self._finished: set[str] = set()
         self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
@@ -140,6 +142,7 @@ class PosteriorStrategy(Strategy):
                 first_step=(server_round - 1) * self.plan.steps_per_round,
                 steps=self.plan.steps_per_round,
                 start=arrays_digest(start),
+                precision=self.federation.scenario.transport.precision,
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
             yield self._request(request, encoded(prefixed("start", start)), member, MessageType.TRAIN, server_round)

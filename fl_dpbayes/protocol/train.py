@@ -5,17 +5,24 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.plan import Adjacency, TrainingPlan
+from fl_dpbayes.protocol.precision import STORED, Precision
 from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.sampler import state_slots
 from fl_dpbayes.protocol.task import Model, Task
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NonNegative = Annotated[float, Field(ge=0)]
 MAX_SAMPLES_PER_REPLY = 1000
+# A site's ledger keeps the reply as one value of its database, which SQLite bounds at 10^9 bytes.
+MAX_REPLY_BYTES = 512 * 2**20
 
 
 class TrainRequest(Record):
-    """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`."""
+    """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
+
+    `precision` is how the reply's samples are rounded for transport.
+    """
 
     protocol: Literal[1] = 1
     run: RunId
@@ -26,6 +33,7 @@ class TrainRequest(Record):
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
     start: Digest
+    precision: Precision = "float32"
     ledger_head: Digest | None = None
 
     @model_validator(mode="after")
@@ -43,6 +51,23 @@ class TrainRequest(Record):
                 f"{self.steps} steps keep {kept} samples, a reply holds at most {MAX_SAMPLES_PER_REPLY}: raise thinning"
             )
         return self
+
+
+def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int, precision: Precision) -> int:
+    """Count the bytes of the arrays in a reply: the samples that the steps keep, and the last state.
+
+    Args:
+        plan: the plan of the run.
+        first_step: first step of the round, 0-based.
+        steps: number of steps, >= 1.
+        parameters: number of the model's parameters.
+        precision: how samples travel.
+
+    Returns:
+        Bytes, without the few of headers and scales.
+    """
+    kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
+    return parameters * (kept * STORED[precision].itemsize + 4 * len(state_slots(plan.sampler)))
 
 
 class PrivacyStatement(Record):
@@ -69,6 +94,8 @@ class PrivacyStatement(Record):
 
 class TrainReply(Record):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
+
+    Samples are rounded as the request's `precision` says, see `encode_samples`.
 
     PARTIAL: only a prefix of the steps fitted the budget. `sample_weights` are the step sizes a_t of the samples,
     `sample_temperatures` their instantaneous temperatures T_t.

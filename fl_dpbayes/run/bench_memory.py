@@ -55,8 +55,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         arguments = [run_folder, str(sites), str(samples), str(parameters)]
         done = subprocess.run(
             [sys.executable, "-m", "fl_dpbayes.run.bench_memory", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             check=False,
         )

@@ -52,10 +52,13 @@ class SyntheticGrid(Grid):
         ids = []
         for message in messages:
             self._pushed += 1
-            message.metadata.__dict__["_message_id"] = f"synthetic-{self._pushed}"
-            ids.append(message.metadata.message_id)
+            given = message.metadata
             header = RecordDict({"config": message.content.config_records["config"]})
-            self._waiting[ids[-1]] = Message(header, metadata=message.metadata)
+            kept = Message(header, given.dst_node_id, given.message_type, ttl=given.ttl, group_id=given.group_id)
+            ids.append(f"synthetic-{self._pushed}")
+            for metadata in (given, kept.metadata):
+                metadata.__dict__["_message_id"] = ids[-1]
+            self._waiting[ids[-1]] = kept
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
