@@ -1,0 +1,99 @@
+"""Samples on disk behave as those in memory, and are read piece by piece."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fl_dpbayes.aggregation import mixture
+from fl_dpbayes.posterior.sample_file import open_samples, write_samples
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
+
+
+def samples_of(count, seed):
+    generator = np.random.default_rng(seed)
+    arrays = {
+        "w": generator.standard_normal((count, 2, 3)).astype(np.float32),
+        "b": generator.standard_normal((count, 2)).astype(np.float32),
+    }
+    return PosteriorSamples(arrays, 0.1 + generator.random(count), generator.random(count))
+
+
+def assert_same(found, expected):
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    np.testing.assert_array_equal(found.temperatures, expected.temperatures)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def store(*parts):
+        pieces = []
+        for number, part in enumerate(parts):
+            path = tmp_path / f"{number}-{len(pieces)}-{part.weights[0]}.safetensors"
+            write_samples(path, part)
+            pieces.append(open_samples(path))
+        return StoredSamples(tuple(pieces))
+
+    return store
+
+
+def test_what_is_written_is_read_back(stored):
+    parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
+    found = stored(*parts)
+    assert len(found) == 10
+    assert_same(found.in_memory(), concatenate(parts))
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 9, 10, 50])
+def test_thinned_alike_on_disk_and_in_memory(stored, most):
+    parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
+    assert_same(stored(*parts).thinned(most), concatenate(parts).thinned(most))
+
+
+def test_mixture_on_disk_is_that_in_memory(stored):
+    sites = {"a": [samples_of(5, 0), samples_of(3, 3)], "b": [samples_of(2, 1)]}
+    weights = {"a": 3.0, "b": 1.0, "c": 5.0}
+    found = mixture.combine_stored({site: stored(*parts) for site, parts in sites.items()}, weights)
+    expected = mixture.combine({site: concatenate(parts) for site, parts in sites.items()}, weights)
+    assert_same(found.in_memory(), expected)
+    assert found.weights[:8].sum() == pytest.approx(0.75)
+
+
+def test_mixture_on_disk_of_nothing_is_refused(stored):
+    with pytest.raises(ValueError, match="positive weight"):
+        mixture.combine_stored({}, {"a": 1.0})
+    with pytest.raises(ValueError, match="positive weight"):
+        mixture.combine_stored({"a": stored(samples_of(2, 0))}, {"a": 0.0})
+
+
+def test_streamed_file_is_one_that_safetensors_reads(stored, tmp_path):
+    parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
+    whole, path = concatenate(parts), tmp_path / "all.safetensors"
+    write_samples(path, stored(*parts), {"key": 'a "text" of two\nlines'})
+    content = load_file(path)
+    np.testing.assert_array_equal(content["samples/w"], whole.arrays["w"])
+    np.testing.assert_array_equal(content["samples/b"], whole.arrays["b"])
+    np.testing.assert_array_equal(content["weights"], whole.weights)
+    np.testing.assert_array_equal(content["temperatures"], whole.temperatures)
+
+
+def test_one_piece_is_read_at_a_time_and_thinning_reads_only_what_it_keeps():
+    read = []
+
+    def piece(number):
+        def rows(numbers):
+            read.append((number, numbers.tolist()))
+            return {"w": np.full((len(numbers), 1), number, np.float32)}
+
+        return SamplePiece(np.ones(4), np.ones(4), rows)
+
+    found = StoredSamples(tuple(piece(number) for number in range(5)))
+    iterator = found.parts()
+    next(iterator)
+    assert read == [(0, [0, 1, 2, 3])]
+    read.clear()
+    found.thinned(2)
+    assert read == [(2, [1]), (4, [3])]
