@@ -184,9 +184,7 @@ def bench(
     ],
     sites: Annotated[int, typer.Option(min=1, max=9999, help="memory: number of sites.")] = 20,
     samples: Annotated[int, typer.Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
-    parameters: Annotated[
-        int, typer.Option(min=100, max=50_000_000, help="memory: parameters of the model, about.")
-    ] = 100_000,
+    parameters: Annotated[int, typer.Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
     folder: Annotated[Path | None, typer.Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
 ) -> None:
     """Measure speed of the accounting, the server's memory, or what fewer bits in transport change."""
