@@ -13,6 +13,9 @@ def average_of_states(
 ) -> tuple[Arrays, tuple[str, ...]]:
     """Average states by a rule's settings.
 
+    The weighted average looks at one state at a time; the robust ones hold one array of all sites, a norm bound all
+    states.
+
     Args:
         states: site -> state, at least one.
         start: where all of them started, which a norm bound counts from.

@@ -66,3 +66,8 @@ def test_level_that_no_rounding_gives_is_refused():
 def test_infinity_and_nan_in_bfloat16_are_refused(bits):
     with pytest.raises(ValueError, match="not finite"):
         decode_samples({"samples/w": np.full((1, 2), bits, np.uint16)}, "bfloat16")
+
+
+def test_bfloat16_rounds_ties_to_even():
+    ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8]], np.float32)
+    np.testing.assert_array_equal(round_trip(ties, "bfloat16"), [[1.0, 1 + 2**-6]])
