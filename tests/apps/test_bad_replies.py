@@ -125,7 +125,7 @@ def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federat
 
 def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(federation, monkeypatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
-    run = federation("resources.min_sites=3")
+    run = federation("resources.min_sites=3", "aggregation.rule=mixture")
 
     def change(request: Message, reply: Message) -> Message:
         hostile = run.site_of(request) in ("south", "east") and request.metadata.group_id == "2"
