@@ -139,7 +139,7 @@ def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is
     assert {row["site"]: row["statuses"][1] for row in summary_of(run)["participation"]} == {
         "north": "OK", "south": "REJECTED", "east": "REJECTED", "west": "OK",
     }  # fmt: skip
-    assert len(load_posterior(run.folder / "posterior.safetensors").samples) == 6
+    assert len(load_posterior(run.folder / "posterior.safetensors").samples) == 4 * 1 + 2 * 2
     assert "2 REJECTED" in (run.folder / "report.html").read_text()
 
 
