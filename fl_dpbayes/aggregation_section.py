@@ -13,14 +13,19 @@ from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplaceP
 from fl_dpbayes.schedules.planned import has_temperature
 
 SiteWeights = Literal["units", "uniform"]
+LargestShare = Annotated[float, Field(gt=0, le=1)] | None
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class Mixture(Record):
-    """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure)."""
+    """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
+
+    `largest_share`, here and below: no site's weight is above it, whatever size the site declares.
+    """
 
     rule: Literal["mixture"] = "mixture"
     site_weights: SiteWeights = "units"
+    largest_share: LargestShare = None
 
 
 class AveragingRule(Record):
@@ -32,6 +37,7 @@ class AveragingRule(Record):
     """
 
     site_weights: SiteWeights = "units"
+    largest_share: LargestShare = None
     robust: Literal["none", "median", "trimmed-mean"] = "none"
     trimmed: PositiveInt | None = None
     norm_bound: PositiveFloat | None = None
@@ -67,6 +73,7 @@ class FedBE(Record):
 
     rule: Literal["fedbe"]
     site_weights: SiteWeights = "units"
+    largest_share: LargestShare = None
     draws: Annotated[int, Field(ge=0, le=10_000)] = 10
     spread: Annotated[float, Field(ge=0)] = 1.0
 
@@ -94,6 +101,7 @@ class Barycenter(Record):
 
     rule: Literal["wasserstein", "reverse-kl"]
     site_weights: SiteWeights = "units"
+    largest_share: LargestShare = None
     draws: Draws = 100
 
 
@@ -147,6 +155,15 @@ def weighing(rule: Aggregation) -> SiteWeights:
             return "uniform"
         case _:
             return rule.site_weights
+
+
+def largest_share(rule: Aggregation) -> float | None:
+    """Return the greatest weight that a rule lets a site have, None where nothing bounds it."""
+    match rule:
+        case Consensus() | Product() | FedPA():
+            return None
+        case _:
+            return rule.largest_share
 
 
 def least_samples(rule: Aggregation, parameters: int) -> int:

@@ -61,7 +61,13 @@ class Transport(Record):
 
 
 class Resources(Record):
-    """What a site's process may use, and how long a round may last."""
+    """What a site's process may use, how long a round may last, and how many sites it takes.
+
+    `min_sites`: the run stops after a round in which fewer training sites gave a usable reply. `silent_rounds`: a site
+    that let so many rounds in a row pass without a reply is asked no more, since each costs the others
+    `round_timeout`. `start_nodes`: how many nodes must be connected to start (default: one per site); others may join
+    before any later round.
+    """
 
     cpus_per_site: PositiveInt = 1
     gpus_per_site: Annotated[float, Field(ge=0)] = 0.0
@@ -70,6 +76,8 @@ class Resources(Record):
     ray_address: str | None = None
     round_timeout: PositiveFloat = 3600.0
     min_sites: PositiveInt = 1
+    silent_rounds: PositiveInt = 3
+    start_nodes: PositiveInt | None = None
 
 
 class Simulation(Record):
@@ -114,6 +122,10 @@ class Scenario(Record):
         if self.resources.min_sites > len(training_sites):
             raise ValueError(
                 f"resources.min_sites is {self.resources.min_sites} but {len(training_sites)} sites train: lower it"
+            )
+        if self.resources.start_nodes is not None and self.resources.start_nodes > len(self.sites):
+            raise ValueError(
+                f"resources.start_nodes is {self.resources.start_nodes} but there are {len(self.sites)} sites: lower it"
             )
         check_aggregation(self.aggregation, self.sampler, len(training_sites))
         if isinstance(self.aggregation, FALD) and self.transport.precision != "float32":

@@ -49,7 +49,8 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
     ordered, events = OrderedGrid(grid), EventLog(run_folder)
     record = RunRecord(run_folder, tempered=has_temperature(scenario.sampler))
     record.begin("roster")
-    node_ids = wait_for_simulated_nodes(ordered, len(scenario.sites), NODE_SECONDS, SETTLED_SECONDS)
+    expected = scenario.resources.start_nodes or len(scenario.sites)
+    node_ids = wait_for_simulated_nodes(ordered, expected, NODE_SECONDS, SETTLED_SECONDS)
     roster = call_roster(
         ordered,
         node_ids,

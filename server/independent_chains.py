@@ -88,7 +88,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
             SiteSamples(sites, self.bank.samples),
             self.site_weights,
             sampler=scenario.sampler,
-            sites=len(self.site_weights),
+            sites=self.planned_sites,
             start=self._mean_start(),
             generator=np.random.default_rng(scenario.seed),
         )

@@ -10,6 +10,8 @@ from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
 
+DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
+
 
 def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
     """Encode the arrays of a request; requests to several sites may share them.
@@ -61,6 +63,16 @@ def request_message(
         ttl=time_to_live,
         group_id=str(round_number),
     )
+
+
+def check_source(reply: Message, node_id: int) -> None:
+    """Check that a reply comes from the node that was asked.
+
+    Raises:
+        ValueError: if it does not; an error that the grid itself made has another source and passes.
+    """
+    if not reply.has_error() and reply.metadata.src_node_id != node_id:
+        raise ValueError("it comes from another node than was asked")
 
 
 def read_record(message: Message, kind: type[RecordT]) -> RecordT | Refusal:

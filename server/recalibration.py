@@ -19,10 +19,11 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.recalibration_section import recalibration_plan
 from server.fixed import Federation
-from server.messages import encoded, read_record, request_message
+from server.messages import DROPPED, check_source, encoded, read_record, request_message
 from server.progress import EventLog
 from server.roster import Member
 from server.run_record import RunRecord
+from server.site_weights import size_weights
 
 MESSAGE_TYPE = "train.recalibrate"
 # In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
@@ -89,10 +90,18 @@ def recalibrate_sites(
         events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
         asked = _requests(federation, plan, number, members, parameters, posterior, ledger_heads)
         problems = dict.fromkeys(names, "no reply in time")
+        waiting = asked
         for reply in grid.send_and_receive([message for message, _, _ in asked], timeout=timeout):
-            name, request = _asked_by(reply, asked)
+            # Message ids exist only once the grid has pushed the requests.
+            wanted = reply.metadata.reply_to_message_id
+            found = next((item for item in waiting if item[0].metadata.message_id == wanted), None)
+            if found is None:
+                record.warn(f"recalibration: {DROPPED}")
+                continue
+            waiting = [item for item in waiting if item is not found]
+            message, name, request = found
             try:
-                answer = _checked(reply, request)
+                answer = _checked(reply, request, message.metadata.dst_node_id)
             except ValueError as error:
                 problems[name] = str(error)
                 continue
@@ -104,8 +113,8 @@ def recalibrate_sites(
         members = tuple(member for member in members if member.card.name not in problems)
         if not members:
             break
-        units = np.array([member.card.units for member in members], np.float64)
-        parameters = np.average([own[member.card.name] for member in members], axis=0, weights=units)
+        weights = size_weights(scenario.aggregation, {member.card.name: member.card.units for member in members})
+        parameters = np.average([own[name] for name in weights], axis=0, weights=list(weights.values()))
     if not own:
         return None
     if (sentence := _noise_warning(plan, scenario.recalibration.scope, statements)) is not None:
@@ -183,14 +192,14 @@ def _requests(
     return asked
 
 
-def _asked_by(reply: Message, asked: list[Asked]) -> tuple[str, RecalibrateRequest]:
-    # Message ids exist only once the grid has pushed the requests.
-    wanted = reply.metadata.reply_to_message_id
-    return next((name, request) for message, name, request in asked if message.metadata.message_id == wanted)
-
-
-def _checked(reply: Message, request: RecalibrateRequest) -> RecalibrateReply:
-    answer = read_record(reply, RecalibrateReply)
+def _checked(reply: Message, request: RecalibrateRequest, node_id: int) -> RecalibrateReply:
+    if reply.has_error():
+        raise ValueError(f"error code {reply.error.code}")
+    try:
+        check_source(reply, node_id)
+        answer = read_record(reply, RecalibrateReply)
+    except ValueError as error:
+        raise ValueError(f"rejected: {error}") from None
     if isinstance(answer, Refusal):
         raise ValueError(answer.describe())
     if (answer.run, answer.round, answer.request) != (request.run, request.round, request_digest(request)):

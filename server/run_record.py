@@ -10,6 +10,10 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
 from fl_dpbayes.report.records import PRIVACY_COLUMNS, ROUND_COLUMNS, write_csv
 
+STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
+NOT_ASKED = "NOT ASKED"
+NO_REPLY = "no reply in time"
+
 
 @dataclass(frozen=True)
 class SiteOutcome:
@@ -33,13 +37,18 @@ class SiteOutcome:
 
     @classmethod
     def failed(cls, site: str, detail: str) -> "SiteOutcome":
-        """An error, or a reply that was rejected."""
+        """An error instead of a reply."""
         return cls(site, "FAILED", detail)
+
+    @classmethod
+    def rejected(cls, site: str, detail: str) -> "SiteOutcome":
+        """A reply that is not what was asked for."""
+        return cls(site, "REJECTED", detail)
 
     @classmethod
     def silent(cls, site: str) -> "SiteOutcome":
         """No reply before the round's deadline."""
-        return cls(site, "FAILED", "no reply in time")
+        return cls(site, "FAILED", NO_REPLY)
 
     @property
     def usable(self) -> bool:
@@ -80,6 +89,7 @@ class RunRecord:
         self.round_rows: list[dict[str, Any]] = []
         self.statements: dict[str, PrivacyStatement] = {}
         self.outcomes: dict[str, list[SiteOutcome]] = {}
+        self._statuses: dict[str, dict[int, str]] = {}
         self.seconds: dict[str, float] = {}
         self._temperatures: dict[str, list[tuple[float, float, float, float]]] = {}
         self._stage = ""
@@ -107,10 +117,11 @@ class RunRecord:
             return
         for outcome in outcomes:
             self.outcomes.setdefault(outcome.site, []).append(outcome)
+            self._statuses.setdefault(outcome.site, {})[round_number] = outcome.status
             if not outcome.usable:
                 self.warn(f"round {round_number}: {outcome.describe()}")
             self._add_privacy(round_number, outcome)
-        count = {status: sum(o.status == status for o in outcomes) for status in ("OK", "PARTIAL", "REFUSED", "FAILED")}
+        count = {status: sum(o.status == status for o in outcomes) for status in STATUSES}
         self.round_rows.append(
             {
                 "round": round_number,
@@ -120,6 +131,7 @@ class RunRecord:
                 "sites_partial": count["PARTIAL"],
                 "sites_refused": count["REFUSED"],
                 "sites_failed": count["FAILED"],
+                "sites_rejected": count["REJECTED"],
                 "bytes_up": sum(outcome.bytes_up for outcome in outcomes),
                 "bytes_down": bytes_down,
                 "samples_kept": sum(len(outcome.reply.sample_steps) for outcome in outcomes if outcome.reply),
@@ -140,14 +152,20 @@ class RunRecord:
     def status(self, site: str) -> str:
         """Say how a site's rounds went, the least usual first."""
         statuses = [outcome.status for outcome in self.outcomes.get(site, [])]
-        for status in ("FAILED", "REFUSED", "PARTIAL"):
+        for status in ("REJECTED", "FAILED", "REFUSED", "PARTIAL"):
             if status in statuses:
                 detail = next(outcome.detail for outcome in self.outcomes[site] if outcome.status == status)
                 return f"{status} {detail}".strip()
-        return "OK" if statuses else "NOT ASKED"
+        return "OK" if statuses else NOT_ASKED
+
+    def participation(self, site: str) -> list[str]:
+        """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
+        statuses = self._statuses.get(site, {})
+        return [statuses.get(row["round"], NOT_ASKED) for row in self.round_rows]
 
     def _add_privacy(self, round_number: int, outcome: SiteOutcome) -> None:
         row: dict[str, Any] = {"site": outcome.site, "round": round_number, "status": outcome.status}
+        row["reason"] = outcome.detail
         statement, reply = outcome.privacy, outcome.reply
         if statement is not None and reply is not None:
             self.statements[outcome.site] = statement

@@ -3,16 +3,17 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from logging import INFO
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
 from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dpbayes.aggregation.weights import uniform_weights, unit_weights
-from fl_dpbayes.aggregation_section import weighing
+from fl_dpbayes.aggregation_section import prior_share
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
@@ -31,11 +32,14 @@ from server.check_reply import CheckedReply, check_train_reply
 from server.check_size import check_reply_size
 from server.evaluation import Evaluation
 from server.fixed import Federation
-from server.messages import array_bytes, encoded, read_record, request_message
+from server.messages import DROPPED, array_bytes, check_source, encoded, read_record, request_message
+from server.participation import Participation
 from server.progress import EventLog
+from server.reachable import check_reachable
 from server.recalibration import Recalibration, recalibrate_sites
-from server.roster import Member
+from server.roster import Member, with_newcomers
 from server.run_record import RunRecord, SiteOutcome
+from server.site_weights import weigh_sites
 
 # Of an evaluation request there are two, posterior and last states.
 MAX_PREDICTOR_BYTES = 256 * 2**20
@@ -48,6 +52,11 @@ FINAL_REFUSALS = frozenset(
         RefusalCode.PLAN_CHANGED,
     }
 )
+
+# How long a node that came later may take to say who it is: the others wait.
+CARD_SECONDS = 60.0
+# What the grid answers in a site's place when a message's time to live is over.
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
 def point_of(state: Arrays) -> PosteriorSamples:
@@ -68,13 +77,12 @@ class PosteriorStrategy(Strategy):
         self.record = record
         self.events = events
         self.bank = PosteriorBank(federation.run_folder / "bank")
-        units = {member.card.name: member.card.units for member in federation.roster.training}
-        weigh = {"units": unit_weights, "uniform": uniform_weights}[weighing(federation.scenario.aggregation)]
-        self.site_weights: Mapping[str, float] = weigh(units)
-        self.plan = self.site_plan(len(units))
+        self.site_weights: Mapping[str, float] = self._weights()
+        self.planned_sites = len(self.site_weights)
+        self.plan = self.site_plan(self.planned_sites)
         check_reply_size(self.plan, federation)
+        self._participation = Participation(federation.scenario.resources.silent_rounds)
         self._ledger_heads: dict[str, str] = {}
-        self._finished: set[str] = set()
         self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
         self._requests: list[tuple[Metadata, Member, TrainRequest | EvaluateRequest]] = []
         self._bytes_down = 0
@@ -124,22 +132,23 @@ class PosteriorStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterator[Message]:
-        """Build one training request after the other, for each training site that has not finished."""
-        chain = self.chain_of(server_round)
-        starts_chain = (server_round - 1) % self.plan.rounds == 0
+        """Let sites that have come since join, then build one request after the other for each that goes on."""
+        if server_round > 1:
+            self._admit(server_round, grid)
         received = {name: array.numpy() for name, array in arrays.items()}
-        self._state = self.initial_state(chain) if starts_chain else received
-        members = [member for member in self.federation.roster.training if member.card.name not in self._finished]
+        self._state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
+        training = self.federation.roster.training
+        members = [member for member in training if self._participation.is_asked(member.card.name)]
         self._begin("train", server_round, members)
         for member in members:
-            start = self._state if starts_chain else self.start_arrays(member.card.name, chain, self._state)
+            start = self._start_of(member.card.name, server_round)
             request = TrainRequest(
                 run=self.federation.run,
                 round=server_round,
                 task=member.card.task,
                 model=self.federation.scenario.model,
                 plan=self.plan,
-                first_step=(server_round - 1) * self.plan.steps_per_round,
+                first_step=self._participation.first_step(self.plan, member.card.name, server_round),
                 steps=self.plan.steps_per_round,
                 start=arrays_digest(start),
                 precision=self.federation.scenario.transport.precision,
@@ -156,6 +165,7 @@ class PosteriorStrategy(Strategy):
         for reply in replies:
             member, request = self._match(reply)
             if member is None or not isinstance(request, TrainRequest):
+                self.record.warn(f"round {server_round}: {DROPPED}")
                 continue
             outcome, checked = self._outcome(reply, member, request)
             outcomes.append(outcome)
@@ -169,15 +179,18 @@ class PosteriorStrategy(Strategy):
         self._read_message_ids()
         outcomes += [SiteOutcome.silent(member.card.name) for member, _ in self._asked.values()]
         self.record.add_round(server_round, outcomes, bytes_down=self._bytes_down)
-        if not outcomes:
+        for sentence in self._participation.count(outcomes):
+            self.record.warn(sentence)
+        over = all(self._participation.has_finished(member.card.name) for member in self.federation.roster.training)
+        if not outcomes and over:
             log(INFO, "every training site has spent its budget: no further step is taken")
             return None, None
         minimum = self.federation.scenario.resources.min_sites
-        over = len(self._finished) == len(self.federation.roster.training)
         if len(good) < minimum and not over:
+            problems = "; ".join(outcome.describe() for outcome in outcomes if not outcome.usable)
             raise UserError(
                 f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
-                f"{minimum}: {'; '.join(outcome.describe() for outcome in outcomes if not outcome.usable)}"
+                f"{minimum}: {problems or 'no site is left'}"
             )
         if good:
             self._state = self.next_state(server_round, self._state, good)
@@ -253,9 +266,11 @@ class PosteriorStrategy(Strategy):
         for reply in replies:
             member, request = self._match(reply)
             if member is None or not isinstance(request, EvaluateRequest):
+                self.record.warn(f"evaluation: {DROPPED}")
                 continue
             problem = ""
             try:
+                check_source(reply, member.node_id)
                 record = read_record(reply, EvaluateReply)
                 if isinstance(record, Refusal):
                     problem = record.describe()
@@ -278,6 +293,41 @@ class PosteriorStrategy(Strategy):
         for member, _ in self._asked.values():
             self.record.warn(f"{member.card.name} sent no evaluation in time")
         return None
+
+    def _weights(self) -> Mapping[str, float]:
+        units = {member.card.name: member.card.units for member in self.federation.roster.training}
+        weights, warning = weigh_sites(self.federation.scenario.aggregation, units)
+        if warning:
+            self.record.warn(warning)
+        return weights
+
+    def _admit(self, server_round: int, grid: Grid) -> None:
+        before = self.federation.roster
+        roster = with_newcomers(
+            grid,
+            before,
+            timeout=min(CARD_SECONDS, self.federation.scenario.resources.round_timeout),
+            simulation_folder=self.federation.simulation_folder,
+        )
+        if roster is before:
+            return
+        self.federation = replace(self.federation, roster=roster)
+        for sentence in self._participation.admit(server_round, before, roster):
+            self.record.warn(sentence)
+        self.site_weights = self._weights()
+        if len(self.site_weights) > self.planned_sites and prior_share(self.federation.scenario.aggregation, 2) < 1:
+            self.record.warn(
+                f"the plan shares the prior between the {self.planned_sites} training sites of the start and more have "
+                f"joined: the posterior counts it {len(self.site_weights) / self.planned_sites:.3g} times"
+            )
+
+    def _starts_chain(self, server_round: int) -> bool:
+        return (server_round - 1) % self.plan.rounds == 0
+
+    def _start_of(self, site: str, server_round: int) -> Arrays:
+        if self._starts_chain(server_round):
+            return self._state
+        return self.start_arrays(site, self.chain_of(server_round), self._state)
 
     def _begin(self, stage: str, server_round: int, members: Iterable[Member]) -> None:
         self._bytes_down, self._asked, self._requests = 0, {}, []
@@ -326,14 +376,20 @@ class PosteriorStrategy(Strategy):
         self, reply: Message, member: Member, request: TrainRequest
     ) -> tuple[SiteOutcome, CheckedReply | None]:
         name = member.card.name
+        if reply.has_error() and reply.error.code in EXPIRED:
+            return SiteOutcome.silent(name), None
+        if reply.has_error():
+            return SiteOutcome.failed(name, f"error code {reply.error.code}"), None
         try:
+            check_source(reply, member.node_id)
             record = read_record(reply, TrainReply)
             if isinstance(record, Refusal):
                 if record.code in FINAL_REFUSALS:
-                    self._finished.add(name)
+                    self._participation.finish(name)
                 return SiteOutcome.refused(name, record), None
             checked = check_train_reply(reply, record, request, member.card, self.federation.shapes)
+            check_reachable(checked, request, member.card.units, self._start_of(name, request.round))
         except ValueError as error:
-            return SiteOutcome.failed(name, str(error)), None
+            return SiteOutcome.rejected(name, str(error)), None
         self._ledger_heads[name] = record.ledger_head
         return SiteOutcome.answered(name, record, array_bytes(reply)), checked

@@ -65,6 +65,10 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             for member in members
         ],
         "privacy": [_privacy(member.card.name, record, recalibration) for member in federation.roster.training],
+        "participation": [
+            {"site": member.card.name, "statuses": record.participation(member.card.name)}
+            for member in federation.roster.training
+        ],
         "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,

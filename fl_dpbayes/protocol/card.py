@@ -8,6 +8,8 @@ from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Task
 
 Role = Literal["train", "held_out", "shifted"]
+# More than all patients there are: beyond it a size is a mistake or a claim to all the weight.
+MAX_UNITS = 10_000_000_000
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 EvaluationRelease = Literal["public", "noised", "none"]
 
@@ -19,7 +21,7 @@ class Card(Record):
     name: SiteName
     role: Role
     task: Task
-    units: Annotated[int, Field(ge=0)]
+    units: Annotated[int, Field(ge=0, le=MAX_UNITS)]
     unit: Annotated[str, Field(max_length=100)]
     shift: Annotated[str, Field(max_length=100)] = ""
     evaluation_release: EvaluationRelease

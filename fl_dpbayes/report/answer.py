@@ -12,6 +12,7 @@ STOPPED = {
     "PARTIAL": "stopped early, at the end of the budget",
     "REFUSED": "refused a round",
     "FAILED": "failed in a round",
+    "REJECTED": "sent a reply that was rejected",
 }
 
 

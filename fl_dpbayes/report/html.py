@@ -21,6 +21,7 @@ from fl_dpbayes.report.page_tables import (
     epsilon_table,
     facts,
     metric_table,
+    participation_table,
     privacy_table,
     release_table,
     reliability_table,
@@ -82,6 +83,7 @@ def write_report(run_dir: Path | str) -> Path:
             if figure_name("sites", metric) in figures
         ],
         sites=site_table(run),
+        participation=participation_table(run),
         cost=cost_table(run),
         facts=facts(run),
     )

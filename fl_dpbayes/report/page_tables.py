@@ -148,6 +148,29 @@ def site_table(run: Summary) -> PageTable:
     return PageTable(("Site", "Role", "Units n", "Test records", "Shift"), rows, frozenset({0, 1, 4}))
 
 
+def participation_table(run: Summary) -> PageTable:
+    """Show which training sites answered in which rounds."""
+    rows = []
+    for row in run.participation:
+        used = sum(status in ("OK", "PARTIAL") for status in row.statuses)
+        spans = ", ".join(f"{_rounds(first, last)} {status}" for first, last, status in _spans(row.statuses))
+        rows.append(_cells((row.site, f"{used} of {len(row.statuses)}", spans)))
+    return PageTable(("Site", "Rounds used", "Round by round"), rows, frozenset({0, 2}))
+
+
+def _spans(statuses: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Join rounds in a row that went alike."""
+    spans: list[tuple[int, int, str]] = []
+    for number, status in enumerate(statuses, start=1):
+        first = spans.pop()[0] if spans and spans[-1][2] == status else number
+        spans.append((first, number, status))
+    return spans
+
+
+def _rounds(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
 def release_table(run: Summary) -> PageTable:
     """Show what left a site, and how."""
     rows = [_cells((release.item, release.how)) for release in run.releases]

@@ -77,6 +77,13 @@ class PrivacyRecord(SummaryPart):
         return max(self.epsilon, self.recalibration_epsilon or 0.0)
 
 
+class ParticipationRecord(SummaryPart):
+    """How a training site's rounds went, one status for each round of the run."""
+
+    site: Text
+    statuses: tuple[Text, ...] = ()
+
+
 class EvaluationPrivacyRecord(SummaryPart):
     """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
 
@@ -164,6 +171,7 @@ class Summary(SummaryPart):
     aggregation: Text = ""
     sites: tuple[SiteRecord, ...]
     privacy: tuple[PrivacyRecord, ...]
+    participation: tuple[ParticipationRecord, ...] = ()
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     calibration: tuple[CalibrationRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()

@@ -102,6 +102,8 @@ records. Epistemic is the disagreement of the posterior's samples, aleatoric the
 
 <h2 id="sites">Sites</h2>
 {{ table(sites, "Sites of the run") }}
+{% if participation.rows %}{{ table(participation, "Who took part in which round") }}{% endif %}
+
 
 <h2 id="cost">Cost</h2>
 {{ table(cost, "Bytes and seconds") }}

@@ -143,7 +143,7 @@ def test_bad_reply_is_rejected_and_the_round_goes_on(federation, expected: str) 
     )
     run.run()
     rows = [row for row in rows_of(run, "privacy.csv") if row["site"] == "south"]
-    assert {row["status"] for row in rows} == {"FAILED"}
+    assert {row["status"] for row in rows} == {"REJECTED"}
     assert any("south" in warning and expected in warning for warning in summary_of(run)["warnings"])
     stored = load_posterior(run.folder / "posterior.safetensors").samples
     assert all(np.isfinite(array).all() for array in stored.arrays.values())

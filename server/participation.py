@@ -1,0 +1,79 @@
+"""Who trains in which round: sites that join late, come back, fall silent or have finished."""
+
+from collections.abc import Iterable, Sequence
+
+from fl_dpbayes.protocol.plan import TrainingPlan
+from server.roster import Roster
+from server.run_record import NO_REPLY, SiteOutcome
+
+
+class Participation:
+    """Keeps count of the training sites between rounds."""
+
+    def __init__(self, silent_rounds: int) -> None:
+        """Start with all sites present; one is given up after `silent_rounds` rounds in a row without a reply."""
+        self._silent_rounds = silent_rounds
+        self._joined: dict[str, int] = {}
+        self._silent: dict[str, int] = {}
+        self._finished: set[str] = set()
+
+    def finish(self, site: str) -> None:
+        """Note that a site will never train again in this run, by its own word."""
+        self._finished.add(site)
+
+    def has_finished(self, site: str) -> bool:
+        """Say whether a site has finished; one that was given up has not."""
+        return site in self._finished
+
+    def is_asked(self, site: str) -> bool:
+        """Say whether a site gets a training request."""
+        return site not in self._finished and self._silent.get(site, 0) < self._silent_rounds
+
+    def admit(self, server_round: int, before: Roster, after: Roster) -> list[str]:
+        """Note who has come before a round, and say so.
+
+        Args:
+            server_round: the round that is about to begin.
+            before: the roster of the last round.
+            after: the roster of this one.
+
+        Returns:
+            A sentence for each training site that joined, and for each site that is back on another node.
+        """
+        nodes, sentences = {member.card.name: member.node_id for member in before.members}, []
+        for member in after.members:
+            name = member.card.name
+            if nodes.get(name) == member.node_id:
+                continue
+            self._silent.pop(name, None)
+            if name in nodes:
+                sentences.append(f"round {server_round}: {name} came back on another node")
+            elif member.card.role == "train":
+                self._joined[name] = server_round
+                sentences.append(f"round {server_round}: {name} joined the training")
+        return sentences
+
+    def count(self, outcomes: Sequence[SiteOutcome]) -> Iterable[str]:
+        """Note how a round went; yield a sentence for each site that is now given up."""
+        for outcome in outcomes:
+            silent = self._silent.get(outcome.site, 0) + 1 if outcome.detail == NO_REPLY else 0
+            self._silent[outcome.site] = silent
+            if silent >= self._silent_rounds:
+                yield (
+                    f"{outcome.site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked "
+                    "to train no more"
+                )
+
+    def first_step(self, plan: TrainingPlan, site: str, server_round: int) -> int:
+        """Return the first step of the plan that a site runs in a round.
+
+        A chain of a site's own has its burn-in before it whenever it starts, so a site that joins runs the schedule
+        from its beginning and ends it early; its noise was solved for all of it. Averaged chains go on where they are.
+        A step that a site may have run is never asked for again (its ledger would refuse it): a round that it missed
+        is a gap in its schedule.
+        """
+        chain, number = divmod(server_round - 1, plan.rounds)
+        joined_in, late = divmod(self._joined.get(site, 1) - 1, plan.rounds)
+        if plan.chain_start == "own_last" and joined_in == chain:
+            number -= late
+        return chain * plan.chain_steps + number * plan.steps_per_round

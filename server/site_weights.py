@@ -1,0 +1,47 @@
+"""How much each training site counts, and what to say where one site counts most."""
+
+from collections.abc import Mapping
+
+from fl_dpbayes.aggregation.weights import capped_weights, uniform_weights, unit_weights
+from fl_dpbayes.aggregation_section import Aggregation, largest_share, weighing
+
+
+def size_weights(rule: Aggregation, units: Mapping[str, int]) -> dict[str, float]:
+    """Weigh each site by its declared size, none above the rule's `largest_share`.
+
+    Args:
+        rule: the scenario's choice.
+        units: site -> number of privacy units that it declares.
+
+    Returns:
+        Site -> weight, summing to 1.
+
+    Raises:
+        ValueError: if no site declares a unit.
+    """
+    weights, share = unit_weights(units), largest_share(rule)
+    return weights if share is None else capped_weights(weights, share)
+
+
+def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, float], str | None]:
+    """Weigh the training sites as a rule asks.
+
+    Args:
+        rule: the scenario's choice.
+        units: site -> number of privacy units that it declares; at least one site.
+
+    Returns:
+        Site -> w_k, summing to 1; and a warning where one of three or more sites has most of the weight.
+
+    Raises:
+        ValueError: if sites are weighed by size and none declares a unit.
+    """
+    weights = uniform_weights(units) if weighing(rule) == "uniform" else size_weights(rule, units)
+    heaviest = max(weights, key=lambda site: weights[site])
+    if len(weights) < 3 or weights[heaviest] <= 0.5:
+        return weights, None
+    return weights, (
+        f"{heaviest} declares {units[heaviest]} of {sum(units.values())} units and has {weights[heaviest]:.0%} of the "
+        "weight, more than all other sites together; its size is its own word: set aggregation.largest_share, or "
+        "site_weights = 'uniform', if one site must not decide"
+    )

@@ -1,0 +1,246 @@
+"""Replies that are not what was asked for: rejected with a status and a reason, whichever message they answer."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message, RecordDict
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.protocol.card import MAX_UNITS
+from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
+from fl_dpbayes.report.html import write_report
+
+WEIGHT = "last/parameters/1.weight"
+
+
+def summary_of(run) -> dict:
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def privacy_rows(run, site: str) -> list[dict[str, str]]:
+    with (run.folder / "privacy.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["site"] == site]
+
+
+def with_record(change):
+    def spoil(reply: Message, first: RecordDict) -> None:
+        record = json.loads(reply.content["config"]["record"])
+        change(record)
+        reply.content["config"]["record"] = json.dumps(record)
+
+    return spoil
+
+
+def with_arrays(change):
+    def spoil(reply: Message, first: RecordDict) -> None:
+        for name, array in list(reply.content["arrays"].items()):
+            reply.content["arrays"][name] = Array(change(array.numpy()))
+
+    return spoil
+
+
+def other_round(reply: Message, first: RecordDict) -> None:
+    for name in ("config", "arrays"):
+        reply.content[name] = first[name]
+
+
+def other_model(reply: Message, first: RecordDict) -> None:
+    for name, array in list(reply.content["arrays"].items()):
+        values = array.numpy()
+        reply.content["arrays"][name] = Array(np.concatenate([values, values], axis=-1))
+
+
+def renamed(reply: Message, first: RecordDict) -> None:
+    reply.content["arrays"]["last/parameters/2.weight"] = reply.content["arrays"].pop(WEIGHT)
+
+
+def other_node(reply: Message, first: RecordDict) -> None:
+    reply.metadata.__dict__["_src_node_id"] = 99
+
+
+def huge_header(reply: Message, first: RecordDict) -> None:
+    reply.content["config"]["record"] += " " * MAX_HEADER_BYTES
+
+
+# What a hostile site does in the second round and later, one after the other, and what its rejection says.
+FAULTS = [
+    (other_round, "another request"),
+    (other_model, "declares shape"),
+    (renamed, "array names differ"),
+    (with_arrays(lambda values: values.astype(np.float16)), "not float32"),
+    (with_arrays(lambda values: values * np.float32(np.nan)), "not finite"),
+    (with_record(lambda record: record.pop("sample_weights")), "sample_weights: Field required"),
+    (with_record(lambda record: record["privacy"].update(units=-record["privacy"]["units"])), "privacy.units"),
+    (with_record(lambda record: record["privacy"].update(units=100 * record["privacy"]["units"])), "site's card"),
+    (with_arrays(lambda values: 100 * np.abs(values) + 100), "lies"),
+    (other_node, "another node"),
+    (huge_header, "the header has"),
+]
+
+
+@pytest.mark.parametrize("rule", ["mixture", "fald"])
+def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federation, rule, monkeypatch) -> None:
+    monkeypatch.setattr("server.federation.write_report", write_report)
+    rounds = len(FAULTS) + 2
+    run = federation(
+        f"training={{rounds={rounds}, steps_per_round=2, burn_in=0, thinning=2}}",
+        f"aggregation.rule={rule}",
+        "resources.min_sites=3",
+    )
+    first = {}
+
+    def change(request: Message, reply: Message) -> Message:
+        number = int(request.metadata.group_id)
+        if request.metadata.message_type == "train" and run.site_of(request) == "south":
+            if number == 1:
+                first.update(reply.content)
+            elif number - 2 < len(FAULTS):
+                FAULTS[number - 2][0](reply, first)
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = summary_of(run)
+    rows = privacy_rows(run, "south")
+    # The site's good replies before and after count; nothing that it sent in between does.
+    expected = ["OK", *["REJECTED"] * len(FAULTS), "OK"]
+    assert [row["status"] for row in rows] == expected
+    for row, (_, reason) in zip(rows[1:], FAULTS, strict=False):
+        assert reason in row["reason"]
+        assert any(f"round {row['round']}: south: REJECTED" in warning for warning in summary["warnings"])
+    statuses = {row["site"]: row["statuses"] for row in summary["participation"]}
+    assert statuses == {"north": ["OK"] * rounds, "south": expected} | dict.fromkeys(("east", "west"), ["OK"] * rounds)
+    assert next(row["status"] for row in summary["privacy"] if row["site"] == "south").startswith("REJECTED it answers")
+    with (run.folder / "rounds.csv").open(newline="") as file:
+        assert [row["sites_rejected"] for row in csv.DictReader(file)] == ["0", *["1"] * len(FAULTS), "0"]
+    page = (run.folder / "report.html").read_text()
+    assert f"1 OK, 2 to {rounds - 1} REJECTED, {rounds} OK" in page
+    assert "sent a reply that was rejected" in page
+    if rule == "mixture":
+        assert len(load_posterior(run.folder / "posterior.safetensors").samples) == 3 * rounds + 2
+
+
+def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(federation, monkeypatch) -> None:
+    monkeypatch.setattr("server.federation.write_report", write_report)
+    run = federation("resources.min_sites=3", "aggregation.rule=mixture")
+
+    def change(request: Message, reply: Message) -> Message:
+        hostile = run.site_of(request) in ("south", "east") and request.metadata.group_id == "2"
+        if request.metadata.message_type == "train" and hostile:
+            FAULTS[4][0](reply, {})
+        return reply
+
+    run.grid.change = change
+    with pytest.raises(UserError, match=r"round 2: 2 training sites.*asks for 3: south: REJECTED .*; east: REJECTED"):
+        run.run()
+    assert {row["site"]: row["statuses"][1] for row in summary_of(run)["participation"]} == {
+        "north": "OK", "south": "REJECTED", "east": "REJECTED", "west": "OK",
+    }  # fmt: skip
+    assert len(load_posterior(run.folder / "posterior.safetensors").samples) == 4 * 1 + 2 * 2
+    assert "2 REJECTED" in (run.folder / "report.html").read_text()
+
+
+def doubled(run) -> None:
+    pull = type(run.grid).pull_messages
+
+    def pull_twice(message_ids):
+        replies = list(pull(run.grid, message_ids))
+        return [*replies, *replies]
+
+    run.grid.pull_messages = pull_twice
+
+
+def test_second_reply_to_a_request_is_dropped_and_said(federation) -> None:
+    once, twice = (
+        federation("recalibration={fraction=0.2, steps=2}", "aggregation.rule=mixture", name=name)
+        for name in ("once", "twice")
+    )
+    once.run()
+    doubled(twice)
+    twice.run()
+    texts = summary_of(twice)["warnings"]
+    for stage in ("round 1", "round 2", "recalibration", "evaluation"):
+        assert any(text.startswith(f"{stage}: a reply to no open request was dropped") for text in texts)
+    posteriors = [load_posterior(run.folder / "posterior.safetensors").samples for run in (once, twice)]
+    for name, array in posteriors[0].arrays.items():
+        np.testing.assert_array_equal(array, posteriors[1].arrays[name])
+    assert summary_of(once)["calibration"] == summary_of(twice)["calibration"]
+    assert summary_of(once)["recalibration"] == summary_of(twice)["recalibration"]
+
+
+RECALIBRATION_FAULTS = {
+    "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
+    "south": (with_record(lambda record: record.update(request="0" * 64)), "rejected: it answers another request"),
+    "east": (other_node, "rejected: it comes from another node"),
+}
+EVALUATION_FAULTS = {
+    "north": (with_arrays(lambda values: values.astype(np.float32)), "rejected: array"),
+    "south": (with_arrays(lambda values: values * np.nan), "not finite"),
+    "east": (with_arrays(lambda values: -values), "rejected"),
+    "held-out": (with_record(lambda record: record.update(round=7, request="0" * 64)), "another request"),
+    "noisy-scanner": (with_arrays(lambda values: 1e15 * values), "rejected"),
+    "rotated": (other_node, "another node"),
+}
+
+
+def test_bad_replies_to_recalibration_and_evaluation_are_listed_and_left_out(federation) -> None:
+    run = federation("recalibration={fraction=0.2, steps=2}", "aggregation.rule=mixture")
+    faults = {"train.recalibrate": RECALIBRATION_FAULTS, "evaluate": EVALUATION_FAULTS}
+
+    def change(request: Message, reply: Message) -> Message:
+        spoil, _ = faults.get(request.metadata.message_type, {}).get(run.site_of(request), (None, None))
+        if spoil is not None:
+            spoil(reply, {})
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = summary_of(run)
+    for verb, of_kind in (("did not recalibrate", RECALIBRATION_FAULTS), ("sent no evaluation", EVALUATION_FAULTS)):
+        for site, (_, reason) in of_kind.items():
+            assert [text for text in summary["warnings"] if f"{site} {verb}" in text and reason in text], (site, reason)
+    assert set(summary["recalibration"]["sites"]) == {"west"}
+    assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "west"}
+
+
+@pytest.mark.parametrize("units", [-5, MAX_UNITS + 1])
+def test_site_that_declares_an_impossible_size_does_not_join(federation, units: int) -> None:
+    run = federation()
+
+    def change(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "query" and run.site_of(request) == "south":
+            with_record(lambda record: record.update(units=units))(reply, {})
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = summary_of(run)
+    assert "south" not in {row["name"] for row in summary["sites"]}
+    assert any(text.startswith("a node did not join: units") for text in summary["warnings"])
+
+
+def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> None:
+    def claim(run) -> None:
+        def change(request: Message, reply: Message) -> Message:
+            message_type = request.metadata.message_type
+            if message_type in ("query", "train") and run.site_of(request) == "south":
+                with_record(
+                    lambda record: (record if message_type == "query" else record["privacy"]).update(units=10**9)
+                )(reply, {})
+            return reply
+
+        run.grid.change = change
+        run.run()
+
+    free = federation("aggregation={rule='mixture'}", name="free")
+    capped = federation("aggregation={rule='mixture', largest_share=0.25}", name="capped")
+    claim(free)
+    claim(capped)
+    assert any("south declares 1000000000 of" in text for text in summary_of(free)["warnings"])
+    assert not any("south declares" in text for text in summary_of(capped)["warnings"])
+    for run, share in ((free, 1.0), (capped, 0.25)):
+        weights = load_posterior(run.folder / "posterior.safetensors").samples.weights.reshape(4, -1).sum(axis=1)
+        assert weights[1] == pytest.approx(share, abs=1e-5)

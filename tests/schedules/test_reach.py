@@ -1,0 +1,131 @@
+"""No chain gets out of its reach, and the reach is not far beyond what a chain can do."""
+
+import numpy as np
+import pytest
+import torch
+
+from fl_dpbayes.privacy.most_noise import most_noise
+from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.samplers.algorithm import build_algorithm
+from fl_dpbayes.samplers.slots import from_slots, to_slots
+from fl_dpbayes.scenario import load_scenario, shipped_scenarios, training_plan
+from fl_dpbayes.schedules.planned import planned_step_sizes
+from fl_dpbayes.schedules.reach import reach
+
+PARAMETERS = 60
+SAMPLERS = {
+    "sgld": {"kind": "dp-sgld"},
+    "sgd": {"kind": "dp-sgd"},
+    "momentum": {"kind": "dp-sgd", "momentum": 0.9},
+    "sghmc": {"kind": "dp-sghmc", "friction": 0.2},
+}
+PRIORS = {
+    "flat": {"kind": "flat"},
+    "gaussian": {"kind": "gaussian", "scale": 0.3},
+    "laplace": {"kind": "laplace", "scale": 0.1},
+}
+
+
+def plan_of(sampler, prior, **privacy) -> TrainingPlan:
+    return TrainingPlan.model_validate(
+        {
+            "rounds": 3, "steps_per_round": 10, "burn_in": 0, "thinning": 1, "chain_start": "own_last",
+            "sampler": {**sampler, "prior": prior, "step_size": {"kind": "exponential", "initial": 0.5, "decay": 0.99}},
+            "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.5, "clip_norm": 2.0, **privacy},
+        }
+    )  # fmt: skip
+
+
+def walk(plan, units, noise_multipliers, generator, outward: bool):
+    """Yield (|w - w0|, |m|) of a chain whose every unit pulls as hard as its clip norm allows."""
+    privacy, module = plan.privacy, torch.nn.Linear(PARAMETERS, 1, bias=False)
+    algorithm = build_algorithm(plan.sampler, module, plan.prior_share)
+    start = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
+    slots = {"parameters": start, "momentum": torch.zeros(PARAMETERS)}
+    state = from_slots(slots, plan.sampler, algorithm.kernel, 0, "cpu")
+    direction = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
+    batch = privacy.sampling_rate * units
+    for size, sigma in zip(planned_step_sizes(plan)[:10], noise_multipliers[:10], strict=True):
+        pulled = state.parameters - start if outward and (state.parameters - start).norm() > 0 else direction
+        members = generator.binomial(units, privacy.sampling_rate)
+        total = -members * privacy.clip_norm * pulled / pulled.norm()
+        noise = sigma * privacy.noise_unit * torch.from_numpy(generator.standard_normal(PARAMETERS)).float()
+        drift = (total + noise) / batch + algorithm.data_free_gradient(state.parameters) / units
+        state = algorithm.kernel.step(state, drift, float(size))
+        vectors = to_slots(state, plan.sampler)
+        momentum = float(vectors["momentum"].norm()) if "momentum" in vectors else 0.0
+        yield float((vectors["parameters"] - start).norm()), momentum
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sigma", [0.01, 1.0, 30.0])
+def test_chain_that_is_pulled_as_hard_as_can_be_stays_within_reach(sampler, prior, sigma) -> None:
+    plan, units = plan_of(SAMPLERS[sampler], PRIORS[prior], noise_multiplier=sigma), 40
+    noise = most_noise(plan, units)
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
+        bound = reach(
+            plan, noise, units=units, most_units=units, first_step=0, steps=10, parameters=PARAMETERS, start_norm=norm
+        )
+        walked = np.array(list(walk(plan, units, noise, generator, outward=seed % 2 == 0)))
+        assert (walked <= bound * (1 + 1e-5)).all()
+        # The bound is of use: such a chain goes a good part of the way, and what is a hundred times its size is seen.
+        assert walked[-1, 0] > (0.2 if sampler in ("sgld", "sgd") else 0.03) * bound[-1, 0]
+
+
+def test_reach_without_noise_or_chance_is_the_sum_of_the_clipped_steps() -> None:
+    plan = plan_of(SAMPLERS["sgld"], PRIORS["flat"], sampling_rate=1.0)
+    bound = reach(plan, np.zeros(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0)
+    np.testing.assert_allclose(bound[:, 0], 2.0 * np.cumsum(planned_step_sizes(plan)[:10]), rtol=1e-12)
+
+
+@pytest.mark.parametrize("coupling", ["constant", "temperature", "langevin", "floor"])
+@pytest.mark.parametrize("given", [False, True])
+def test_most_noise_is_the_noise_that_a_site_solves_or_just_above(coupling, given) -> None:
+    privacy: dict = {"coupling": coupling}
+    if coupling == "floor":
+        privacy["temperature"] = 3.0
+    if given and coupling in ("constant", "floor"):
+        privacy["noise_multiplier"] = 2.0
+    if given and coupling in ("temperature", "langevin"):
+        privacy["temperature"] = 2.0
+    plan = plan_of(SAMPLERS["momentum"], PRIORS["flat"], **privacy)
+    for units in (30, 3000):
+        ratio = most_noise(plan, units) / solve_plan(plan, units).noise_multipliers
+        assert (ratio >= 1).all()
+        assert ratio.min() < 1.02
+        if coupling != "floor":
+            assert ratio.max() < 1.02
+
+
+@pytest.mark.parametrize("name", shipped_scenarios())
+def test_chains_of_every_shipped_scenario_stay_within_reach(name) -> None:
+    plan, units = training_plan(load_scenario(name), prior_share=1.0, chain_start="own_last"), 250
+    steps = min(10, plan.chain_steps)
+    noise = most_noise(plan, units)
+    for seed in range(20):
+        norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
+        bound = reach(
+            plan, noise, units=units, most_units=units, first_step=0, steps=steps, parameters=PARAMETERS,
+            start_norm=norm,
+        )  # fmt: skip
+        walked = np.array(list(walk(plan, units, noise, np.random.default_rng(seed), outward=seed % 2 == 0)))
+        assert (walked <= bound * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "privacy"),
+    [
+        ({"kind": "dp-adam"}, {}),
+        ({"kind": "dp-bbp"}, {}),
+        ({"kind": "sgld"}, {"kind": "none", "sampling_rate": 0.5}),
+    ],
+)
+def test_no_bound_is_claimed_where_there_is_none(sampler, privacy) -> None:
+    content = plan_of(SAMPLERS["sgld"], PRIORS["flat"]).model_dump()
+    content["sampler"] = {**sampler, "step_size": {"kind": "constant", "initial": 0.5}}
+    plan = TrainingPlan.model_validate(content | ({"privacy": privacy} if privacy else {}))
+    assert reach(plan, np.ones(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0) is None
