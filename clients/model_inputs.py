@@ -1,4 +1,4 @@
-"""What a model sees of a site's records: the records themselves, or fixed features of them."""
+"""What a model's trained layers see of a site's records: the records themselves, or fixed features of them."""
 
 from dataclasses import replace
 
@@ -12,7 +12,8 @@ from fl_dpbayes.data.site import Part
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
-from fl_dpbayes.protocol.features import BackboneFeatures
+from fl_dpbayes.models.frozen_body import body_size, frozen_body
+from fl_dpbayes.protocol.features import BackboneFeatures, Features, FrozenBody
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.task import Model
 
@@ -24,21 +25,27 @@ def model_inputs(site_file: SiteFile, model: Model, part: Part) -> Part:
 
     Args:
         site_file: the site; it says where the cache and the backbones' weights lie.
-        model: its features are public constants of the federation.
+        model: its features and its frozen body are public constants of the federation.
         part: records for one purpose.
 
     Returns:
-        The part, its features of shape (N, D) where the model has features of its own.
+        The part, its features of shape (N, D) where the model has features or a frozen body.
 
     Raises:
         RefusedError: BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be
-            computed by weights from the internet and the site's policy does not allow that.
-        UserError: if the site has not got the backbone's weights.
+            computed by weights from the internet and the site's policy does not allow that, or by a larger body than
+            it allows.
+        UserError: if the site has not got the weights of the backbone or of the body.
         OSError: if the cache cannot be written.
     """
-    features = model.features
-    if features is None:
-        return part
+    if model.features is not None:
+        part = _with_features(site_file, model.features, part)
+    if model.frozen_body is not None:
+        part = _with_body(site_file, model, model.frozen_body, part)
+    return part
+
+
+def _with_features(site_file: SiteFile, features: Features, part: Part) -> Part:
     downloads = isinstance(features, BackboneFeatures) and features.weights is None
     if downloads and not site_file.policy.allow_downloads:
         raise RefusedError(RefusalCode.POLICY_DENIED, "model.features.weights")
@@ -53,3 +60,20 @@ def model_inputs(site_file: SiteFile, model: Model, part: Part) -> Part:
         return feature_map(features, shape, backbone_folder=site_file.backbone_folder, device=device)(records)
 
     return replace(part, features=cached_features(site_file.cache_folder, features, part.features, computed))
+
+
+def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: Part) -> Part:
+    shape = part.features.shape[1:]
+    try:
+        size = body_size(model, shape)
+    except (UserError, RuntimeError):
+        # RuntimeError is how torch refuses a layer whose size does not fit its integers.
+        raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
+    if size > site_file.policy.max_parameters:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "model.frozen_body")
+
+    def computed(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        device = compute_device(site_file)
+        return frozen_body(model, body, shape, weights_folder=site_file.backbone_folder, device=device)(records)
+
+    return replace(part, features=cached_features(site_file.cache_folder, model, part.features, computed))

@@ -143,6 +143,11 @@ class Scenario(Record):
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
                 "model.kind 'mlp' or 'cnn', or another sampler"
             )
+        if isinstance(self.sampler, MCDropout) and self.model.frozen_body is not None:
+            raise ValueError(
+                f"sampler.kind {self.sampler.kind!r} drops hidden units, and those of model.frozen_body are fixed: "
+                "remove frozen_body, or choose another sampler"
+            )
         try:
             training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from fl_dpbayes.aggregation import fedpa
 from fl_dpbayes.aggregation.aggregate import Aggregate
+from fl_dpbayes.aggregation.alignment import state_warnings
 from fl_dpbayes.aggregation.fald import average_states
 from fl_dpbayes.aggregation_section import FedPA, prior_scale
 from fl_dpbayes.errors import UserError
@@ -65,6 +66,8 @@ class FedPAStrategy(PosteriorStrategy):
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
             states = self.bank.states_of(list(replies), chain)
+            for warning in state_warnings(states):
+                self.record.warn(warning)
             moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples

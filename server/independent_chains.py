@@ -42,7 +42,9 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
                 "without precision matrices"
             )
-        aligned = isinstance(self.rule, Mixture) or isinstance(federation.scenario.model, LogisticModel)
+        model = federation.scenario.model
+        # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
+        aligned = isinstance(self.rule, Mixture) or isinstance(model, LogisticModel) or model.frozen_body is not None
         if self.plan.chains > 1 and not aligned:
             record.warn(
                 f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "

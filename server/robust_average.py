@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from fl_dpbayes.aggregation.alignment import state_warnings
 from fl_dpbayes.aggregation.fald import average_states
 from fl_dpbayes.aggregation.robust import bound_move, coordinate_median, trimmed_mean
 from fl_dpbayes.aggregation_section import AveragingRule
@@ -23,9 +24,10 @@ def average_of_states(
         site_weights: site -> w_k, for the average that is not robust.
 
     Returns:
-        The average, and a sentence for each site whose move was shortened and for sites too few to trim.
+        The average, and a sentence for each site whose hidden units are in another order or whose move was shortened,
+        and for sites too few to trim.
     """
-    warnings = []
+    warnings = list(state_warnings(states))
     if rule.norm_bound is not None:
         bounded = {}
         for site, state in states.items():

@@ -117,3 +117,16 @@ def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(t
 def test_dropout_without_hidden_units_is_refused_before_anything_runs() -> None:
     with pytest.raises(UserError, match="has none: choose"):
         load_scenario("quickstart", ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture", "model.kind=logistic"])
+
+
+def test_dropout_on_a_frozen_body_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="frozen_body are fixed: remove frozen_body"):
+        load_scenario(
+            "quickstart",
+            ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture", "model={kind='mlp', frozen_body={seed=1}}"],
+        )
+
+
+def test_a_logistic_model_has_no_body_to_freeze() -> None:
+    with pytest.raises(UserError, match=r"model\.frozen_body"):
+        load_scenario("quickstart", ["model.kind=logistic", "model.frozen_body.seed=1"])

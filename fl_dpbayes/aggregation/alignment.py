@@ -7,17 +7,20 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+
+Vector = npt.NDArray[np.float64]
 # Units that hardly differ swap by chance without harm; halving the distance is far beyond that.
 _WORTH_REORDERING = 0.5
 
 
-def unaligned_units(
-    first: npt.NDArray[np.float64], second: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[str, ...]:
-    """Name the weight arrays whose units match better in another order.
+def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Name the weight arrays whose hidden units match better in another order.
 
     A unit is a row of an array (units, ...) with at least two axes. An array is named if the best assignment pi makes
-    sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2.
+    sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2. The last module's rows (that of
+    the highest number) are outputs, whose order the
+    task fixes: two noisy rows of opposite signs would else look swapped.
 
     Args:
         first: parameters, shape (d,).
@@ -32,14 +35,75 @@ def unaligned_units(
     """
     named = []
     start = 0
+    outputs = _last_module(shapes)
     for name, shape in shapes.items():
         end = start + math.prod(shape)
-        if len(shape) >= 2 and shape[0] >= 2:
+        if len(shape) >= 2 and shape[0] >= 2 and _module(name) != outputs:
             rows = (vector[start:end].reshape(shape[0], -1) for vector in (first, second))
             if _is_permuted(*rows):
                 named.append(name)
         start = end
     return tuple(named)
+
+
+def alignment_warnings(
+    reference: tuple[str, Vector], other: tuple[str, Vector], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[str, ...]:
+    """Warn where one site's hidden units match another's better in another order.
+
+    Args:
+        reference: name and parameters (d,) of a site.
+        other: those of the site that is compared with it.
+        shapes: parameter name -> shape, in the order of the vectors.
+
+    Returns:
+        One sentence per weight array.
+    """
+    (first, vector), (site, compared) = reference, other
+    return tuple(
+        f"the units of {name!r} at site {site!r} match those at {first!r} better in another order: the sites started "
+        "from different weights or have swapped hidden units, so averaging weights mixes unlike units"
+        for name in unaligned_units(vector, compared, shapes)
+    )
+
+
+def state_warnings(states: Mapping[str, Arrays]) -> tuple[str, ...]:
+    """Warn of each site whose state has its hidden units in another order than the first site's by name.
+
+    Args:
+        states: site -> arrays of its parameters, or of a chain's state, of which `parameters/<name>` is compared;
+            looked at one by one.
+
+    Returns:
+        One sentence per site and weight array.
+    """
+    sites = sorted(states)
+    reference = _parameters(states[sites[0]])
+    shapes = {name: array.shape for name, array in reference.items()}
+    first = (sites[0], _vector(reference))
+    # One site after the other: the states may lie on disk, and be many.
+    return tuple(
+        text
+        for site in sites[1:]
+        for text in alignment_warnings(first, (site, _vector(_parameters(states[site]))), shapes)
+    )
+
+
+def _parameters(state: Arrays) -> Arrays:
+    return without_prefix("parameters", state) or state
+
+
+def _vector(arrays: Arrays) -> npt.NDArray[np.float64]:
+    return np.concatenate([array.astype(np.float64).ravel() for array in arrays.values()])
+
+
+def _last_module(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    # Arrays that were stored come back in the order of text, where "10" stands before "3": the order of numbers counts.
+    return max(map(_module, shapes), key=lambda module: [(len(part), part) for part in module.split(".")])
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _is_permuted(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation.alignment import unaligned_units
+from fl_dpbayes.aggregation.alignment import alignment_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays
 
@@ -70,7 +70,7 @@ def chains(site_samples: Mapping[str, PosteriorSamples]) -> Iterator[Chain]:
         if reference is None:
             reference = (site, chain.mean)
         else:
-            chain = replace(chain, warnings=_alignment_warnings(reference, chain, shapes))
+            chain = replace(chain, warnings=alignment_warnings(reference, (site, chain.mean), shapes))
         yield chain
 
 
@@ -158,14 +158,3 @@ def _flatten(
         raise ValueError(f"the arrays of {owner!r} have other names or shapes than those of the first site")
     rows = [np.asarray(arrays[name], np.float64).reshape(len(arrays[name]), -1) for name in shapes]
     return np.concatenate(rows, axis=1)
-
-
-def _alignment_warnings(
-    reference: tuple[str, npt.NDArray[np.float64]], chain: Chain, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[str, ...]:
-    first, mean = reference
-    return tuple(
-        f"the units of {name!r} at site {chain.site!r} match those at {first!r} better in another order: the sites "
-        "started from different weights or have swapped hidden units, so averaging weights mixes unlike units"
-        for name in unaligned_units(mean, chain.mean, shapes)
-    )

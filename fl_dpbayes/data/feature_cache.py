@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.features import Features
-from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.protocol.record import Record, digest
 
 # Raise it when the code gives other features for the same record.
 VERSION = 1
@@ -25,7 +24,7 @@ MAX_BYTES = 8 * 2**30
 Array = npt.NDArray[np.float32]
 
 
-def cached_features(folder: Path, features: Features, records: Array, compute: Callable[[Array], Array]) -> Array:
+def cached_features(folder: Path, features: Record, records: Array, compute: Callable[[Array], Array]) -> Array:
     """Return the features of records, from the cache if they are there.
 
     Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
@@ -55,7 +54,7 @@ def cached_features(folder: Path, features: Features, records: Array, compute: C
     return values if stored is None else stored
 
 
-def _key(features: Features, records: Array) -> str:
+def _key(features: Record, records: Array) -> str:
     hasher = hashlib.blake2b(f"{VERSION}|{digest(features)}|{records.shape}".encode(), digest_size=16)
     hasher.update(np.ascontiguousarray(records, "<f4").data)
     return hasher.hexdigest()

@@ -57,9 +57,10 @@ class Policy(Record):
     """What a site allows a request to ask for.
 
     `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are infinite
-    too: for simulation. `max_parameters` bounds the numbers of a model, times its weight draws. `allow_downloads` lets
-    a request name a frozen network whose weights torchvision fetches. `max_test_records_per_unit` caps what one patient
-    can add to a noised evaluation table; further records of that unit are left out of it.
+    too: for simulation. `max_parameters` bounds the trained numbers of a model, times its weight draws, and those of
+    its frozen body. `allow_downloads` lets a request name a frozen network whose weights torchvision fetches.
+    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table; further records of that unit
+    are left out of it.
     """
 
     max_run_epsilon: PositiveOrInfinite

@@ -76,7 +76,7 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         network = torchvision.models.get_model(features.architecture, weights=None)
     last_layer, _ = LAST_LAYER[features.architecture]
     setattr(network, last_layer, nn.Identity())
-    state, origin = _downloaded_state(features) if features.weights is None else _stored_state(features.weights, folder)
+    state, origin = _downloaded_state(features) if features.weights is None else stored_state(features.weights, folder)
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
         network.load_state_dict({name: _as_float32(value) for name, value in body.items()}, strict=True, assign=True)
@@ -103,7 +103,19 @@ def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], st
         ) from None
 
 
-def _stored_state(digest: str, folder: Path | None) -> tuple[dict[str, Tensor], str]:
+def stored_state(digest: str, folder: Path | None) -> tuple[dict[str, Tensor], str]:
+    """Read the file of weights that has a digest.
+
+    Args:
+        digest: SHA-256 of the file, in hexadecimal.
+        folder: where to look.
+
+    Returns:
+        Name -> values, not yet checked; and the file, for an error.
+
+    Raises:
+        UserError: if no file has that digest, or it holds other things than weights by name.
+    """
     if folder is None:
         raise UserError(
             f"weights {digest[:12]}... are needed but no folder of weight files is known: set backbone_folder"

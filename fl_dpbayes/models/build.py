@@ -17,6 +17,7 @@ def build_model(model: Model, task: Task, seed: int) -> nn.Module:
 
     Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in) (He et al. 2015, eq. 10); biases and the output layer
     are zero, so every model starts at the uniform prediction. torch's global generator is neither read nor moved.
+    Of a model with a frozen body only the last layer is built: it has the names that it has in the whole network.
 
     Args:
         model: which architecture.
@@ -29,22 +30,35 @@ def build_model(model: Model, task: Task, seed: int) -> nn.Module:
     Raises:
         UserError: if the architecture cannot take records of this shape.
     """
-    module = _architecture(model, task).to_empty(device="cpu")
-    generator = torch.Generator().manual_seed(seed)
-    layers = [layer for layer in module.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
-    with torch.no_grad():
-        for layer in layers[:-1]:
-            bound = math.sqrt(6 / layer.weight[0].numel())
-            layer.weight.uniform_(-bound, bound, generator=generator)
-        layers[-1].weight.zero_()
-        for layer in layers:
-            if layer.bias is not None:
-                layer.bias.zero_()
+    module = _trained_layers(model, task).to_empty(device="cpu")
+    _draw_hidden_weights(module[:-1], seed)
+    for parameter in module[-1].parameters():
+        parameter.data.zero_()
     return module
 
 
+def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequential:
+    """Build all layers but the last, as `build_model` would at the same seed.
+
+    Args:
+        model: which architecture.
+        input_shape: of a record, or (D,) of its features.
+        seed: seed of the initial parameters, any integer that torch accepts.
+
+    Returns:
+        The module (N, *input_shape) -> (N, width), on the CPU, in float32.
+
+    Raises:
+        UserError: if the architecture cannot take records of this shape.
+    """
+    layers, _ = body_layers(model, input_shape)
+    body = layers.to_empty(device="cpu")
+    _draw_hidden_weights(body, seed)
+    return body
+
+
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a model's parameters without allocating them.
+    """Return the names and shapes of a model's trained parameters without allocating them.
 
     Args:
         model: which architecture.
@@ -56,52 +70,86 @@ def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     Raises:
         UserError: if the architecture cannot take records of this shape.
     """
-    return parameter_shapes(_architecture(model, task))
+    return parameter_shapes(_trained_layers(model, task))
 
 
 def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
     """Return the shape of what a model sees of one record: the record's own, or that of its features.
 
     Args:
-        model: its features, if it has any.
+        model: its features and frozen body, if it has any.
         task: shape of a record.
 
     Returns:
-        (D,) with features, else the task's shape.
+        (width,) of a frozen body, (D,) with features, else the task's shape.
 
     Raises:
         UserError: if records of this shape have no such features.
     """
-    return task.input_shape if model.features is None else feature_shape(model.features, task.input_shape)
+    shape = _body_input_shape(model, task)
+    return shape if model.frozen_body is None else (body_layers(model, shape)[1],)
 
 
-def _architecture(model: Model, task: Task) -> nn.Module:
+def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
+    """Return all layers but the last on the meta device, where they take no memory, and how many outputs they have.
+
+    Args:
+        model: which architecture.
+        input_shape: of a record, or (D,) of its features.
+
+    Returns:
+        The layers, and their width.
+
+    Raises:
+        UserError: if the architecture cannot take records of this shape.
+    """
     # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
     with torch.device("meta"):
         match model:
             case LogisticModel():
-                return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(model_input_shape(model, task)), task.classes))
+                return nn.Sequential(nn.Flatten()), math.prod(input_shape)
             case MLPModel():
-                return _mlp(model, task)
+                return _mlp_body(model, input_shape), model.hidden[-1]
             case CNNModel():
-                return _cnn(model, task)
+                return _cnn_body(model, input_shape), model.hidden
 
 
-def _mlp(model: MLPModel, task: Task) -> nn.Module:
-    widths = [math.prod(model_input_shape(model, task)), *model.hidden]
+def _body_input_shape(model: Model, task: Task) -> tuple[int, ...]:
+    return task.input_shape if model.features is None else feature_shape(model.features, task.input_shape)
+
+
+def _trained_layers(model: Model, task: Task) -> nn.Sequential:
+    body, width = body_layers(model, _body_input_shape(model, task))
+    with torch.device("meta"):
+        whole = nn.Sequential(*body, nn.Linear(width, task.classes))
+    return whole if model.frozen_body is None else whole[-1:]
+
+
+def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in layers:
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                bound = math.sqrt(6 / layer.weight[0].numel())
+                layer.weight.uniform_(-bound, bound, generator=generator)
+                if layer.bias is not None:
+                    layer.bias.zero_()
+
+
+def _mlp_body(model: MLPModel, input_shape: tuple[int, ...]) -> nn.Sequential:
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(widths):
+    for inputs, outputs in itertools.pairwise([math.prod(input_shape), *model.hidden]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], task.classes))
+    return nn.Sequential(*layers)
 
 
-def _cnn(model: CNNModel, task: Task) -> nn.Module:
-    if len(task.input_shape) != 3:
+def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:
+    if len(input_shape) != 3:
         raise UserError(
-            f"model kind 'cnn' needs records of shape (channels, height, width), not {task.input_shape}: "
+            f"model kind 'cnn' needs records of shape (channels, height, width), not {input_shape}: "
             "choose model kind 'mlp' or 'logistic'"
         )
-    channels, height, width = task.input_shape
+    channels, height, width = input_shape
     blocks = len(model.channels)
     if min(height, width) < 2**blocks:
         raise UserError(
@@ -117,5 +165,4 @@ def _cnn(model: CNNModel, task: Task) -> nn.Module:
         ]
         channels = outputs
     flat = channels * (height // 2**blocks) * (width // 2**blocks)
-    dense = [nn.Flatten(), nn.Linear(flat, model.hidden), nn.ReLU(), nn.Linear(model.hidden, task.classes)]
-    return nn.Sequential(*layers, *dense)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, model.hidden), nn.ReLU())

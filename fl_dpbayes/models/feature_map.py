@@ -31,7 +31,7 @@ class FeatureMap:
 
     Attributes:
         output_shape: (D,).
-        transform: a batch (N, channels, height, width) -> (N, D), on `device`.
+        transform: a batch (N, *input_shape) -> (N, D), on `device`.
         records_per_pass: how many records are transformed at a time.
         device: where it runs.
     """
@@ -45,7 +45,7 @@ class FeatureMap:
         """Map records to features.
 
         Args:
-            records: float32, (N, *input_shape), pixels in [0, 1]; N may be 0.
+            records: float32, (N, *input_shape), of images pixels in [0, 1]; N may be 0.
 
         Returns:
             Float32, (N, D).

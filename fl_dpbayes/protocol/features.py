@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fl_dpbayes.protocol.record import Record
 
@@ -40,6 +40,24 @@ class BackboneFeatures(Record):
     architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = "efficientnet_b1"
     weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     image_size: Annotated[int, Field(ge=32, le=512)] = 224
+
+
+class FrozenBody(Record):
+    """All layers of a network before its last, held at public values: the sites train and release the last layer alone.
+
+    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, which each site looks for
+    in its own `backbone_folder`. They must come from public data, or from a release that was paid for. A site's privacy
+    does not rest on them: gradients of the last layer are clipped and noised whatever it reads.
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "FrozenBody":
+        if self.weights is not None and self.seed != 0:
+            raise ValueError("seed and weights both give the body's values: give one of them")
+        return self
 
 
 Features = Annotated[ScatteringFeatures | BackboneFeatures, Field(discriminator="kind")]

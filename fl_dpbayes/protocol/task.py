@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.protocol.features import Features
+from fl_dpbayes.protocol.features import Features, FrozenBody
 from fl_dpbayes.protocol.record import Record
 
 Width = Annotated[int, Field(gt=0, le=8192)]
@@ -22,6 +22,7 @@ class LogisticModel(Record):
 
     kind: Literal["logistic"] = "logistic"
     features: Features | None = None
+    frozen_body: None = None
 
 
 class MLPModel(Record):
@@ -30,6 +31,7 @@ class MLPModel(Record):
     kind: Literal["mlp"] = "mlp"
     hidden: Annotated[tuple[Width, ...], Field(min_length=1, max_length=8)] = (64,)
     features: Features | None = None
+    frozen_body: FrozenBody | None = None
 
 
 class CNNModel(Record):
@@ -40,6 +42,7 @@ class CNNModel(Record):
     kernel_size: Literal[3, 5] = 3
     hidden: Width = 64
     features: None = None
+    frozen_body: FrozenBody | None = None
 
 
 Model = Annotated[LogisticModel | MLPModel | CNNModel, Field(discriminator="kind")]

@@ -82,7 +82,10 @@ def attack_membership(
         posterior = {name: np.concatenate([part[name] for part in samples]) for name in samples[0]}
     else:
         posterior, weights = {n: array[None] for n, array in without_prefix("parameters", last).items()}, [1.0]
-    losses = [_losses(module, posterior, np.array(weights), part) for part in (site.train, site.test)]
+    from clients.model_inputs import model_inputs
+
+    parts = [model_inputs(site_file, scenario.model, part) for part in (site.train, site.test)]
+    losses = [_losses(module, posterior, np.array(weights), part) for part in parts]
     return loss_threshold_attack(
         *losses, epsilon=math.inf if epsilon is None else epsilon, delta=scenario.privacy.delta
     )

@@ -38,8 +38,8 @@ def audited_plan(scenario: Scenario) -> TrainingPlan:
 
 
 def audited_model(scenario: Scenario) -> Model:
-    """Return the scenario's model on raw records: features are fixed before the mechanism and no part of it."""
-    return scenario.model.model_copy(update={"features": None})
+    """Return the scenario's model on raw records, all of it trained: what is fixed is no part of the mechanism."""
+    return scenario.model.model_copy(update={"features": None, "frozen_body": None})
 
 
 def substitutions(scenario: Scenario) -> str:
@@ -51,4 +51,6 @@ def substitutions(scenario: Scenario) -> str:
         replaced.append(f"{private_settings(scenario).clipping.kind} clipping by flat clipping")
     if scenario.model.features is not None:
         replaced.append(f"{scenario.model.features.kind} features by raw records")
+    if scenario.model.frozen_body is not None:
+        replaced.append("the frozen body by one that is trained")
     return " and ".join(replaced)

@@ -17,6 +17,7 @@ from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
 from fl_dpbayes.posterior.store import load_posterior
@@ -136,11 +137,13 @@ def _predict(run_dir: Path, data: Path, *, labelled: bool) -> tuple[NewRecords, 
     scenario = load_scenario(str(run_dir / "scenario.toml"))
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
-    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
-    samples, features, inputs = stored.samples, stored.metadata.model.features, records.features
-    if features is not None:
-        backbones = backbone_folder(source.folder if isinstance(source, BuiltIn) else None)
-        inputs = feature_map(features, inputs.shape[1:], backbone_folder=backbones)(inputs)
+    samples, model, inputs = stored.samples, stored.metadata.model, records.features
+    module = build_model(model, stored.metadata.task, seed=0)
+    backbones = backbone_folder(source.folder if isinstance(source, BuiltIn) else None)
+    if model.features is not None:
+        inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
+    if model.frozen_body is not None:
+        inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
     if text := one_sample_warning(len(samples.weights)):
         # On the error stream: what goes to the other may be CSV or JSON for a program.
         Console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)

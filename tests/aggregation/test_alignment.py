@@ -5,13 +5,14 @@ import pytest
 
 from fl_dpbayes.aggregation import barycenters, consensus, fedavg, fedbe, fedpa, mixture, predbayes, product
 from fl_dpbayes.aggregation import product_low_rank as low_rank
-from fl_dpbayes.aggregation.alignment import unaligned_units
+from fl_dpbayes.aggregation.alignment import state_warnings, unaligned_units
 from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.task import CNNModel, MLPModel, Task
 
 HIDDEN = 12
@@ -128,5 +129,25 @@ def test_filters_of_a_convolution_are_units():
 def test_independent_starts_in_a_wide_layer_need_not_match():
     # In many dimensions no other order of independent units is much better: nothing is claimed.
     generator = np.random.default_rng(3)
-    shapes = {"0.weight": (20, 200)}
-    assert unaligned_units(generator.normal(size=4000), generator.normal(size=4000), shapes) == ()
+    shapes = {"0.weight": (20, 200), "2.weight": (2, 20)}
+    assert unaligned_units(generator.normal(size=4040), generator.normal(size=4040), shapes) == ()
+
+
+@pytest.mark.parametrize("names", [("0.weight", "9.weight", "12.weight"), ("0.weight", "12.weight", "9.weight")])
+def test_outputs_are_classes_whose_order_is_fixed(names):
+    shapes = dict.fromkeys(names, (2, 2))
+    first = np.array([1.0, 1, -1, -1] * 3)
+    assert set(unaligned_units(first, -first, shapes)) == {"0.weight", "9.weight"}
+
+
+def test_states_of_a_round_are_compared_with_the_first_site():
+    start = prefixed("parameters", START) | {"momentum/" + name: np.zeros_like(value) for name, value in START.items()}
+    order = np.random.default_rng(7).permutation(HIDDEN)
+    swapped = start | {f"parameters/{name}": START[name][order] for name in NAMES[:2]}
+    swapped |= {"momentum/" + NAMES[0]: np.random.default_rng(1).normal(size=START[NAMES[0]].shape)}
+    assert state_warnings({"a": start, "b": start}) == ()
+    (text,) = state_warnings({"b": swapped, "c": start, "a": start})
+    assert f"{NAMES[0]!r} at site 'b' match those at 'a'" in text
+    assert state_warnings(
+        {site: without_prefix("parameters", s) for site, s in {"a": start, "b": swapped}.items()}
+    ) == (text,)

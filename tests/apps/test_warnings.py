@@ -2,6 +2,10 @@
 
 import json
 
+import numpy as np
+import pytest
+from flwr.app import Array
+
 WIDE = ["training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", "privacy.coupling=floor"]
 
 
@@ -31,3 +35,74 @@ def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
     one = warnings_of(federation("training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", name="one"))
     assert sum("point estimate" in text for text in one) == 1
     assert not any("point estimate" in text for text in warnings_of(federation(name="more")))
+
+
+def reorder_hidden_units(run) -> None:
+    """Let site `west` number the hidden units from the other end in the first round, from which its chain goes on."""
+
+    def change(request, reply):
+        first = request.metadata.message_type == "train" and '"round":1,' in request.content["config"]["record"]
+        if first and run.site_of(request) == "west":
+            for name, array in reply.content["arrays"].items():
+                units = {"1.weight": -2, "1.bias": -1, "3.weight": -1}.get(name.rpartition("/")[2])
+                if units is not None:
+                    values = np.ascontiguousarray(np.flip(array.numpy(), units))
+                    reply.content["arrays"][name] = Array(values)
+        return reply
+
+    run.grid.change = change
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "{rule='fald'}",
+        "{rule='fald', robust='median', site_weights='uniform'}",
+        "{rule='fedavg'}",
+        "{rule='fedavg', robust='median', site_weights='uniform'}",
+        "{rule='fedbe'}",
+        "{rule='fedpa'}",
+        "{rule='consensus-uniform'}",
+        "{rule='consensus-diagonal'}",
+        "{rule='product-diagonal'}",
+        "{rule='product-low-rank'}",
+        "{rule='wasserstein'}",
+        "{rule='reverse-kl'}",
+    ],
+)
+def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(federation, rule: str) -> None:
+    # Little noise: the start still shows in the weights.
+    settings = [
+        f"aggregation={rule}",
+        "model={kind='mlp', hidden=[8]}",
+        "sites.held-out=",
+        "sites.noisy-scanner=",
+        "sites.rotated=",
+        "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}",
+        "sampler.step_size.initial=0.01",
+    ]
+    swapped = federation(*settings, name="swapped")
+    reorder_hidden_units(swapped)
+    said = "'1.weight' at site 'west' match those at 'east' better in another order"
+    assert any(said in text for text in warnings_of(swapped))
+    assert not any("another order" in text for text in warnings_of(federation(*settings, name="aligned")))
+
+
+@pytest.mark.slow
+def test_mixture_needs_no_order_of_hidden_units(federation) -> None:
+    run = federation("aggregation={rule='mixture'}", "model={kind='mlp', hidden=[8]}", "sampler.step_size.initial=0.01")
+    reorder_hidden_units(run)
+    assert not any("another order" in text for text in warnings_of(run))
+
+
+@pytest.mark.slow
+def test_fedpa_compares_states_in_rounds_without_samples_too(federation) -> None:
+    run = federation(
+        "aggregation={rule='fedpa'}",
+        "model={kind='mlp', hidden=[8]}",
+        "training={rounds=2, steps_per_round=4, burn_in=4, thinning=2}",
+        "sampler.step_size.initial=0.01",
+    )
+    reorder_hidden_units(run)
+    assert any("'1.weight' at site 'west'" in text for text in warnings_of(run))

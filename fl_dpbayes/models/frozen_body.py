@@ -1,0 +1,94 @@
+"""The layers of a network before its last as a fixed feature map, their values random or from a local file."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.backbone import stored_state
+from fl_dpbayes.models.build import body_layers, build_body
+from fl_dpbayes.models.feature_map import FeatureMap
+from fl_dpbayes.protocol.features import FrozenBody
+from fl_dpbayes.protocol.task import Model
+
+RECORDS_PER_PASS = 64
+_SAMPLES = "samples/"
+
+
+def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
+    """Count the parameters of a frozen body without allocating them.
+
+    Args:
+        model: which architecture.
+        input_shape: of a record, or (D,) of its features.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        UserError: if the architecture cannot take records of this shape.
+    """
+    layers, _ = body_layers(model, input_shape)
+    return sum(parameter.numel() for parameter in layers.parameters())
+
+
+def frozen_body(
+    model: Model,
+    body: FrozenBody,
+    input_shape: tuple[int, ...],
+    *,
+    weights_folder: Path | None = None,
+    device: str | torch.device = "cpu",
+) -> FeatureMap:
+    """Prepare the map from records, or their features, to what a model's last layer reads.
+
+    Args:
+        model: which architecture.
+        body: where the values come from.
+        input_shape: of a record, or (D,) of its features.
+        weights_folder: where weight files lie (.safetensors, .pth, .pt), under any name; not needed for random values.
+        device: where it runs.
+
+    Returns:
+        The map.
+
+    Raises:
+        UserError: if the architecture cannot take records of this shape, no file has the digest, or the file holds
+            other parameters than this body's, or one that is not finite.
+    """
+    layers, width = body_layers(model, input_shape)
+    if body.weights is None:
+        layers = build_body(model, input_shape, body.seed)
+    else:
+        _load(layers, *stored_state(body.weights, weights_folder))
+    layers.requires_grad_(False).to(device)
+    return FeatureMap((width,), layers, RECORDS_PER_PASS, torch.device(device))
+
+
+def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:
+    last_layer = f"{len(layers)}."
+    try:
+        network = _one_network(state, origin).items()
+        values = {name: value.float() for name, value in network if not name.startswith(last_layer)}
+        layers.load_state_dict(values, strict=True, assign=True)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same architecture on records "
+            "of the same shape, or correct frozen_body.weights"
+        ) from None
+    if not all(torch.isfinite(value).all() for value in layers.parameters()):
+        raise UserError(f"{origin} holds a weight that is not a finite number: give other weights")
+
+
+def _one_network(state: dict[str, Tensor], origin: str) -> dict[str, Tensor]:
+    """Take the network out of a run's posterior file of one sample; leave a plain file of weights as it is."""
+    samples = {name.removeprefix(_SAMPLES): value for name, value in state.items() if name.startswith(_SAMPLES)}
+    if not samples:
+        return state
+    if any(value.shape[:1] != (1,) for value in samples.values()):
+        raise UserError(
+            f"{origin} is a posterior of several samples, whose hidden layers differ: give one network, such as that "
+            "of a run with aggregation.rule 'fedavg'"
+        )
+    return {name: value[0] for name, value in samples.items()}

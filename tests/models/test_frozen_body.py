@@ -1,0 +1,177 @@
+"""The last layer on a frozen body is the last layer of the whole network: values, gradients, sensitivity."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.gradients.engine import gradient_engine
+from fl_dpbayes.models.build import build_body, build_model, model_input_shape, model_shapes
+from fl_dpbayes.models.frozen_body import body_size, frozen_body
+from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.protocol.features import FrozenBody, ScatteringFeatures
+from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
+
+TASK = Task(input_shape=(1, 8, 8), classes=3)
+BODY = FrozenBody(seed=4)
+MODELS = [
+    MLPModel(hidden=(7, 5), frozen_body=BODY),
+    MLPModel(hidden=(5,), features=ScatteringFeatures(), frozen_body=BODY),
+    CNNModel(channels=(3,), hidden=6, frozen_body=BODY),
+]
+NAMES = ["mlp", "mlp on features", "cnn"]
+CLIP_NORM = 0.4
+
+
+def records_of(model, count=9):
+    shape = (324,) if model.features else TASK.input_shape
+    return np.random.default_rng(0).random((count, *shape), dtype=np.float32)
+
+
+def whole_network(model, seed=4):
+    whole = build_model(model.model_copy(update={"frozen_body": None}), TASK, seed)
+    generator = torch.Generator().manual_seed(1)
+    for value in whole[-1].parameters():
+        value.data = torch.randn(value.shape, generator=generator)
+    return whole
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_last_layer_on_the_body_is_the_whole_network(model):
+    records, whole = records_of(model), whole_network(model)
+    mapped = frozen_body(model, BODY, records.shape[1:])
+    head = build_model(model, TASK, seed=9)
+    assert mapped.output_shape == model_input_shape(model, TASK)
+    assert list(parameter_shapes(head)) == list(parameter_shapes(whole))[-2:]
+    assert model_shapes(model, TASK) == parameter_shapes(head)
+    assert torch.equal(to_vector(head), torch.zeros_like(to_vector(head)))
+    head.load_state_dict({name: value for name, value in whole.state_dict().items() if name in head.state_dict()})
+    with torch.no_grad():
+        torch.testing.assert_close(head(torch.tensor(mapped(records))), whole(torch.tensor(records)))
+    assert mapped(records[:0]).shape == (0, *mapped.output_shape)
+    assert body_size(model, records.shape[1:]) == to_vector(whole).numel() - to_vector(head).numel()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_clipped_sum_is_that_of_the_last_layer_in_a_loop_over_records(model):
+    records, whole = records_of(model), whole_network(model)
+    targets = torch.arange(len(records)) % TASK.classes
+    gradients = []
+    for record, target in zip(torch.tensor(records), targets, strict=True):
+        loss = functional.cross_entropy(whole(record[None]), target[None])
+        parts = torch.autograd.grad(loss, list(whole[-1].parameters()))
+        gradients.append(torch.cat([part.reshape(-1) for part in parts]).double())
+    assert any(gradient.norm() > CLIP_NORM for gradient in gradients)
+    expected = sum(gradient * min(1.0, CLIP_NORM / gradient.norm()) for gradient in gradients)
+
+    head = build_model(model, TASK, seed=0)
+    head.load_state_dict({name: value for name, value in whole.state_dict().items() if name in head.state_dict()})
+    inputs = torch.tensor(frozen_body(model, BODY, records.shape[1:])(records))
+    engine = gradient_engine(head, inputs.shape[1:])
+    assert engine.name == "book_keeping"
+    found = engine.clipped_sum(head, inputs, targets, clip_norm=CLIP_NORM).total.double()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for left_out in range(len(records)):
+        others = torch.arange(len(records)) != left_out
+        fewer = engine.clipped_sum(head, inputs[others], targets[others], clip_norm=CLIP_NORM).total.double()
+        assert (found - fewer).norm() <= CLIP_NORM * (1 + 1e-5)
+
+
+def test_same_seed_gives_the_body_that_whole_training_starts_from_and_global_generator_stays():
+    model = MODELS[0]
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    body = build_body(model, TASK.input_shape, seed=4)
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(to_vector(body), to_vector(whole_network(model)[:-1]))
+    assert not torch.equal(to_vector(body), to_vector(build_body(model, TASK.input_shape, seed=5)))
+
+
+def test_a_huge_body_is_counted_without_memory():
+    assert body_size(MLPModel(hidden=(8192,) * 8), (100_000,)) > 10**9
+
+
+def stored(folder, state, name="body.safetensors"):
+    path = folder / name
+    if path.suffix == ".safetensors":
+        safetensors.torch.save_file({key: value.contiguous() for key, value in state.items()}, path)
+    else:
+        torch.save(state, path)
+    return FrozenBody(weights=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("name", ["any name.safetensors", "body.pth"])
+@pytest.mark.parametrize("end", [None, -1], ids=["whole network", "body alone"])
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_weights_of_a_file_are_the_body(model, name, end, tmp_path):
+    records, whole = records_of(model), whole_network(model, seed=8)
+    body = stored(tmp_path, whole[:end].state_dict(), name)
+    found = frozen_body(model, body, records.shape[1:], weights_folder=tmp_path)(records)
+    with torch.no_grad():
+        np.testing.assert_array_equal(found, whole[:-1](torch.tensor(records)).numpy())
+
+
+def posterior_file(folder, model, count):
+    whole = whole_network(model, seed=8)
+    arrays = {
+        name: np.repeat(array[None], count, 0) for name, array in vector_to_arrays(to_vector(whole), whole).items()
+    }
+    path = folder / "posterior.safetensors"
+    plain = model.model_copy(update={"frozen_body": None})
+    save_posterior(path, PosteriorSamples(arrays, np.ones(count), np.zeros(count)), plain, TASK, "")
+    return whole, FrozenBody(weights=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_a_posterior_of_one_network_is_a_body(tmp_path):
+    model, records = MODELS[0], records_of(MODELS[0])
+    whole, body = posterior_file(tmp_path, model, count=1)
+    found = frozen_body(model, body, TASK.input_shape, weights_folder=tmp_path)(records)
+    with torch.no_grad():
+        np.testing.assert_array_equal(found, whole[:-1](torch.tensor(records)).numpy())
+
+
+def test_a_posterior_of_several_networks_is_refused(tmp_path):
+    _, body = posterior_file(tmp_path, MODELS[0], count=2)
+    with pytest.raises(UserError, match=r"several samples.*'fedavg'"):
+        frozen_body(MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda state: {name: value for name, value in state.items() if name != "1.bias"}, "1.bias"),
+        (lambda state: state | {"1.bias": torch.zeros(6)}, "size mismatch"),
+        (lambda state: state | {"9.weight": torch.zeros(2, 2)}, "9.weight"),
+        (lambda state: state | {"1.bias": torch.full((7,), torch.nan)}, "not a finite number"),
+        (lambda state: {"samples/1.bias": torch.tensor(1.0)}, "several samples"),
+    ],
+)
+def test_another_file_is_refused(spoil, said, tmp_path):
+    body = stored(tmp_path, spoil(whole_network(MODELS[0]).state_dict()))
+    with pytest.raises(UserError, match=said):
+        frozen_body(MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named_by_its_digest(tmp_path):
+    with pytest.raises(UserError, match=r"0{64}"):
+        frozen_body(MODELS[0], FrozenBody(weights="0" * 64), TASK.input_shape, weights_folder=tmp_path)
+
+
+def test_values_have_one_origin_and_a_logistic_model_has_no_body():
+    with pytest.raises(ValueError, match="give one of them"):
+        FrozenBody(seed=1, weights="0" * 64)
+    with pytest.raises(ValueError, match="frozen_body"):
+        LogisticModel.model_validate({"frozen_body": {"seed": 1}})
+
+
+def test_nothing_of_a_body_can_be_trained():
+    mapped = frozen_body(MODELS[2], BODY, TASK.input_shape)
+    assert isinstance(mapped.transform, nn.Module)
+    assert not any(value.requires_grad for value in mapped.transform.parameters())
