@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.aggregation_section import Aggregation, Mixture, check_aggregation
+from fl_dpbayes.aggregation_section import PVI, Aggregation, Mixture, check_aggregation
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
@@ -15,6 +15,7 @@ from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import MCDropout, Sampler
 from fl_dpbayes.protocol.task import LogisticModel, Model
+from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.recalibration_section import Recalibration
 from fl_dpbayes.validation_text import explain
 
@@ -116,9 +117,11 @@ class Scenario(Record):
                 "model.kind 'mlp' or 'cnn', or another sampler"
             )
         try:
-            training_plan(self, prior_share=1.0, chain_start="own_last")
+            plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
+        if isinstance(self.aggregation, PVI):
+            pvi_plan(plan)
         return self
 
 

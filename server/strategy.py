@@ -17,6 +17,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -82,6 +83,10 @@ class PosteriorStrategy(Strategy):
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return where a site's chain goes on this round, given the current server state."""
 
+    def cavity(self, site: str) -> Arrays:
+        """Return the Gaussian that a site's next request carries as its prior; none unless the plan asks for it."""
+        return {}
+
     @abstractmethod
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Return the server state after a round."""
@@ -127,6 +132,7 @@ class PosteriorStrategy(Strategy):
             if member.card.name in self._finished:
                 continue
             start = self._state if starts_chain else self.start_arrays(member.card.name, chain, self._state)
+            cavity = self.cavity(member.card.name)
             request = TrainRequest(
                 run=self.federation.run,
                 round=server_round,
@@ -136,9 +142,11 @@ class PosteriorStrategy(Strategy):
                 first_step=(server_round - 1) * self.plan.steps_per_round,
                 steps=self.plan.steps_per_round,
                 start=arrays_digest(start),
+                cavity=arrays_digest(cavity) if cavity else None,
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
-            self._add_request(request, prefixed("start", start), member, MessageType.TRAIN, server_round)
+            sent = prefixed("start", start) | prefixed(CAVITY, cavity)
+            self._add_request(request, sent, member, MessageType.TRAIN, server_round)
         self._begin("train", server_round)
         return [message for message, _, _ in self._requests]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_dpbayes.aggregation.chains import at_unit_temperature, chains
-from fl_dpbayes.aggregation.natural import NaturalGaussian, positive_part
+from fl_dpbayes.aggregation.natural import Array, NaturalGaussian, positive_part
 from fl_dpbayes.aggregation.precision import diagonal_gaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
@@ -78,8 +78,8 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
         damping: rho in (0, 1].
 
     Returns:
-        The new state. A factor with a negative precision would make a cavity improper: it is dropped in those
-        directions, with a warning.
+        The new state. A factor with a negative precision could make a cavity improper: in those directions it gets
+        precision 0, with a warning, and moves the site's mean as far as it did.
 
     Raises:
         ValueError: if the damping is outside (0, 1].
@@ -94,13 +94,28 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
     for site in sorted(new_posteriors):
         nothing = state.prior.power(0)
         changed = damped_factor(state.factors.get(site, nothing), new_posteriors[site], posterior, damping)
-        factors[site], dropped = positive_part(changed)
-        if dropped:
+        # By its definition positive, where cavity times factor may round to 0.
+        damped = posterior.power(1 - damping) + new_posteriors[site].power(damping)
+        factors[site], raised = _sharpening(changed, state.cavity(site), damped.mean)
+        if raised:
             warnings.append(
-                f"the factor of site {site!r} has a negative precision in {dropped} of {len(changed.precision_mean)} "
-                "directions and is dropped there: lower the damping factor or send more samples"
+                f"the factor of site {site!r} has a negative precision in {raised} of {len(changed.precision_mean)} "
+                "directions, where it now counts for the mean only: lower the damping or send more samples"
             )
     return PVIState(state.prior, factors, tuple(warnings))
+
+
+def _sharpening(factor: NaturalGaussian, cavity: NaturalGaussian, mean: Array) -> tuple[NaturalGaussian, int]:
+    """Give a factor the positive part T+ of its precision, and keep the mean m of cavity times factor.
+
+    h+ = (L + T+) m - h, (L, h) the cavity in natural parameters.
+    """
+    kept, raised = positive_part(factor)
+    if not raised:
+        return factor, 0
+    precision = cavity.precision + kept.precision
+    target = precision * mean if precision.ndim == 1 else precision @ mean
+    return NaturalGaussian(kept.precision, target - cavity.precision_mean), raised
 
 
 def update_from_samples(state: PVIState, site_samples: Mapping[str, PosteriorSamples], *, damping: float) -> PVIState:
