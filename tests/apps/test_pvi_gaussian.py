@@ -17,7 +17,7 @@ from fl_dpbayes.samplers.chain import run_chain
 from server.federation import STRATEGIES
 from server.pvi import PVIStrategy
 
-PIXELS, ROWS, STEP_SIZE, PRIOR_PRECISION = 64, 128, 0.1, 30.0
+PIXELS, ROWS, STEP_SIZE, PRIOR_PRECISION = 64, 128, 0.2, 200.0
 SITES = ("north", "south", "east", "west")
 
 
@@ -65,11 +65,11 @@ def predicted(units: dict[str, int], step_size: float, damping: float, rounds: i
 
 
 def assert_centred(values: np.ndarray) -> None:
-    assert abs(values.mean()) < 4 * values.std(ddof=1) / np.sqrt(len(values))
+    assert abs(values.mean()) < 4 * values.std(ddof=1) / np.sqrt(values.size)
 
 
-def refined(federation, monkeypatch: pytest.MonkeyPatch, settings: str, rounds: int, temperature: float):
-    """Run it; return the strategy, whose q has one row per output, and the run."""
+def refined(federation, monkeypatch: pytest.MonkeyPatch, settings: str, rounds: int, temperature: float) -> PVIStrategy:
+    """Run it; return the strategy, which holds q."""
     strategies = []
 
     class Watched(PVIStrategy):
@@ -83,13 +83,13 @@ def refined(federation, monkeypatch: pytest.MonkeyPatch, settings: str, rounds: 
     run = federation(
         f"aggregation={{rule='pvi', {settings}}}",
         *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")),
-        f"training={{rounds={rounds}, steps_per_round=560, burn_in=60, thinning=5}}",
+        f"training={{rounds={rounds}, steps_per_round=640, burn_in=40, thinning=6}}",
         f"sampler={{kind='sgld', step_size={{kind='constant', initial={STEP_SIZE}}}, "
         f"prior={{kind='gaussian', scale={PRIOR_PRECISION**-0.5!r}}}}}",
         f"privacy={{kind='none', sampling_rate=1.0, temperature={temperature}, delta=1e-3}}",
     )
     run.run()
-    return strategies[0], run
+    return strategies[0]
 
 
 def by_output(vector: np.ndarray) -> np.ndarray:
@@ -99,19 +99,29 @@ def by_output(vector: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("damping", "rounds", "temperature"), [(0.4, 8, 1.0), (0.4, 2, 2.5)])
+@pytest.mark.parametrize(("damping", "rounds", "temperature"), [(0.4, 6, 1.0), (0.4, 2, 2.5)])
 def test_federation_lands_on_the_predicted_posterior(
     federation, monkeypatch: pytest.MonkeyPatch, damping: float, rounds: int, temperature: float
 ) -> None:
-    strategy, run = refined(federation, monkeypatch, f"damping={damping}, draws=2000", rounds, temperature)
+    strategy = refined(federation, monkeypatch, f"damping={damping}, draws=4000", rounds, temperature)
     units = {member.card.name: member.card.units for member in strategy.federation.roster.training}
     precision, mean = predicted(units, STEP_SIZE, damping, rounds)
-    strategy.posterior()
-    found = strategy._refined.posterior
-    print(
-        (by_output(found.precision) / precision - 1).mean(),
-        ((by_output(found.mean) - mean) * np.sqrt(precision)).mean(),
-    )
-    assert_centred((by_output(found.precision) / precision - 1).ravel())
-    assert_centred(((by_output(found.mean) - mean) * np.sqrt(precision)).ravel())
-    assert not strategy._refined.warnings, strategy._refined.warnings
+    draws = strategy.posterior()
+    q = strategy._refined.posterior
+    assert_centred(by_output(q.precision) / precision - 1)
+    assert_centred((by_output(q.mean) - mean) * np.sqrt(precision))
+    weights = draws.arrays["1.weight"].reshape(4000, -1).astype(np.float64)
+    whitened = (weights - q.mean[: 10 * PIXELS]) * np.sqrt(q.precision[: 10 * PIXELS])
+    assert abs(whitened.mean()) < 4 / np.sqrt(whitened.size)
+    assert abs(whitened.var() - 1) < 4 * np.sqrt(2 / whitened.size)
+
+
+def test_prediction_without_a_step_is_the_posterior_given_all_records() -> None:
+    units = dict.fromkeys(SITES, 200)
+    exact = PRIOR_PRECISION + sum(INFORMATION.values())
+    for rounds, damping in ((60, 0.4), (1, 1.0)):
+        precision, mean = predicted(units, 0.0, damping, rounds)
+        np.testing.assert_allclose(precision, exact, rtol=1e-10)
+        np.testing.assert_allclose(mean, sum(EVIDENCE.values()) / exact, rtol=1e-10)
+    precision, _ = predicted(units, 0.0, 0.4, 2)
+    np.testing.assert_allclose(precision, PRIOR_PRECISION + 0.64 * sum(INFORMATION.values()), rtol=1e-10)
