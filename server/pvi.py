@@ -14,8 +14,10 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
 from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.sampler import state_slots
 from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.scenario import training_plan
+from fl_dpbayes.schedules.planned import planned_step_sizes
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
@@ -24,6 +26,7 @@ from server.site_samples import SiteSamples
 from server.strategy import PosteriorStrategy, point_of
 
 ENOUGH_EVIDENCE = 0.95
+MOST_STIFFNESS = 0.4
 
 
 class PVIStrategy(PosteriorStrategy):
@@ -76,11 +79,26 @@ class PVIStrategy(PosteriorStrategy):
         self._refine(self.plan.total_rounds)
         if not self._refined.factors:
             return None
-        for warning in self._refined.warnings:
+        for warning in (*self._refined.warnings, *self._step_warnings()):
             self.record.warn(warning)
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
         return posterior_aggregate(draws, self.federation.shapes, ()).samples
+
+    def _step_warnings(self) -> tuple[str, ...]:
+        # A site's chain feels the whole of q over its own few units: at step a its stationary variance in a direction
+        # of precision L is 1 / (1 - a L / (2 n)) times too large, and beyond a L / n = 2 it grows without end.
+        if state_slots(self.plan.sampler) != ("parameters",):
+            return ()
+        smallest = min(self.federation.roster.training, key=lambda member: member.card.units).card
+        stiffness = float(planned_step_sizes(self.plan).max() * self._refined.posterior.precision.max())
+        if stiffness / smallest.units <= MOST_STIFFNESS:
+            return ()
+        return (
+            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (their "
+            f"product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too wide: "
+            "lower sampler.step_size.initial",
+        )
 
     def last(self) -> PosteriorSamples | None:
         """Return q's mean, or None if no site has a factor."""

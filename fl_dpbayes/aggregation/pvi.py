@@ -1,8 +1,13 @@
 """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), refined one site factor at a time or all at once.
 
 Convention A in effect: each site samples p(D_k|w) times the cavity q(w) / t_k(w), so that its factor t_k is its
-likelihood alone and precisions add. The factors are functions of released samples, so the server can keep them and the
-sites stay stateless. Draws are brought to temperature 1 by the sites' public temperatures.
+likelihood alone and precisions add. The factors are functions of released samples, so the server keeps them and the
+sites stay stateless. That is better than factors at the sites: none can present one that its released samples do not
+have, and they survive a restart. Draws are brought to temperature 1 by the sites' public temperatures.
+
+q_new has the means and variances of a site's samples, the projection of expectation propagation; with likelihoods that
+are diagonal Gaussians this is the site's optimum. Its precision is uncertain by sqrt(2 / M) for M effective samples, of
+the whole q and not of the site's part of it, so a factor that is small beside q is mostly noise unless it is damped.
 """
 
 from collections.abc import Mapping

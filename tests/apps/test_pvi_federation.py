@@ -110,6 +110,7 @@ def test_few_rounds_for_their_damping_are_warned_about(federation) -> None:
     run = federation("aggregation={rule='pvi', damping=0.4}", *FOUR, TRAINING.replace("rounds=3", "rounds=2"))
     run.run()
     assert "2 rounds at damping 0.4 use only 64% of the evidence" in warnings_of(run)
+    assert "the step size is long" not in warnings_of(run)
 
 
 @pytest.mark.parametrize(

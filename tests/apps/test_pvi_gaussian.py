@@ -104,6 +104,7 @@ def test_federation_lands_on_the_predicted_posterior(
     federation, monkeypatch: pytest.MonkeyPatch, damping: float, rounds: int, temperature: float
 ) -> None:
     strategy = refined(federation, monkeypatch, f"damping={damping}, draws=4000", rounds, temperature)
+    assert any("the step size is long for q's largest precision" in text for text in strategy.record.warnings)
     units = {member.card.name: member.card.units for member in strategy.federation.roster.training}
     precision, mean = predicted(units, STEP_SIZE, damping, rounds)
     draws = strategy.posterior()
