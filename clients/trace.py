@@ -9,6 +9,7 @@ from torch import nn
 
 from fl_dpbayes.data.site import Part
 from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 
@@ -20,7 +21,7 @@ log = logging.getLogger("fl_dpbayes")
 
 @contextmanager
 def local_trace(
-    site_file: SiteFile, request: TrainRequest, part: Part, module: nn.Module
+    site_file: SiteFile, request: TrainRequest, part: Part, module: nn.Module, cavity: Cavity | None
 ) -> Iterator[LocalTrace | None]:
     """Trace the chain that runs while the context lasts, where the site file names a folder for it.
 
@@ -32,6 +33,7 @@ def local_trace(
         request: what is asked; its plan has sampler, prior and prior share.
         part: the training records, as the model takes them.
         module: the plain model.
+        cavity: the prior where the request carries it.
 
     Yields:
         What `run_chain` is to call after each step; None without a folder.
@@ -43,7 +45,7 @@ def local_trace(
     likelihood = log_likelihood_estimate(
         module, part.features, part.labels, records=MOST_RECORDS, generator=np.random.default_rng(RECORDS_SEED)
     )
-    trace = LocalTrace(request.plan.sampler, request.plan.prior_share, likelihood)
+    trace = LocalTrace(request.plan.sampler, request.plan.prior_share, likelihood, cavity=cavity)
     try:
         yield trace
     finally:

@@ -7,17 +7,17 @@ from flwr.app import Message
 from torch import nn
 
 from clients.device import compute_device
-from clients.messages import read_arrays
 from clients.model_inputs import model_inputs
 from clients.policy import check_training_policy
 from clients.privacy_statement import open_ledger, privacy_statement
 from clients.refused import RefusedError
+from clients.start_arrays import cavity_vectors, read_start
 from clients.stored_reply import pack_reply, unpack_reply
 from clients.trace import local_trace
 from fl_dpbayes.data.site import Part, Site, load_site
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.privacy.events import History, history_of_steps
 from fl_dpbayes.privacy.filter import noise_of_steps
@@ -25,15 +25,13 @@ from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger_state import Spending
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.precision import encode_samples
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
-from fl_dpbayes.protocol.sampler import state_shapes
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
 from fl_dpbayes.samplers.slots import state_arrays, state_vectors
 from fl_dpbayes.schedules.planned import noise_without_privacy
@@ -52,7 +50,7 @@ def train_chain(
     Args:
         site_file: the site.
         request: what is asked.
-        message: the Flower message that carries the start state `start/<name>`.
+        message: the Flower message that carries the start state `start/<name>`, and `cavity/<name>`.
 
     Returns:
         The reply, and its arrays `samples/<name>` and `last/<name>`.
@@ -62,7 +60,7 @@ def train_chain(
         LedgerError: if the ledger cannot be used; nothing was then released.
     """
     settings = check_training_policy(site_file, request)
-    start = _start_state(request, message)
+    start, cavity = read_start(request, message)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
@@ -90,15 +88,7 @@ def train_chain(
             case Refused(code, field):
                 raise RefusedError(code, field)
             case Reserved() as reserved:
-                return _run_and_commit(ledger, reserved, site_file, site, part, request, history, start)
-
-
-def _start_state(request: TrainRequest, message: Message) -> Arrays:
-    shapes = state_shapes(request.plan.sampler, model_shapes(request.model, request.task))
-    start = without_prefix("start", read_arrays(message, prefixed("start", shapes)))
-    if arrays_digest(start) != request.start:
-        raise RefusedError(RefusalCode.BAD_REQUEST, "start")
-    return start
+                return _run_and_commit(ledger, reserved, site_file, site, part, request, history, start, cavity)
 
 
 def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:
@@ -132,10 +122,11 @@ def _run_and_commit(
     request: TrainRequest,
     history: History,
     start: Arrays,
+    cavity: Arrays,
 ) -> tuple[TrainReply, dict[str, npt.NDArray]]:
     try:
         module = build_model(request.model, request.task, seed=0)
-        result = _run(site_file, site, part, request, history, reserved.steps, module, start)
+        result = _run(site_file, site, part, request, history, reserved.steps, module, start, cavity)
         arrays = prefixed("last", state_arrays({k: torch.from_numpy(v) for k, v in result.last.items()}, module))
         if len(result.samples):
             samples = vector_to_arrays(torch.from_numpy(result.samples), module)
@@ -157,9 +148,11 @@ def _run(
     steps: int,
     module: nn.Module,
     start: Arrays,
+    cavity: Arrays,
 ) -> ChainResult:
-    streams = _streams(site_file, request)
-    with local_trace(site_file, request, part, module) as trace:
+    streams, device = _streams(site_file, request), compute_device(site_file)
+    prior = cavity_vectors(cavity, module, device)
+    with local_trace(site_file, request, part, module, prior) as trace:
         return run_chain(
             module,
             part.features,
@@ -177,7 +170,8 @@ def _run(
                 pre_noise=streams.generator("pre-noise"),
                 model=streams.generator("model"),
             ),
-            device=compute_device(site_file),
+            cavity=prior,
+            device=device,
             on_step=trace,
         )
 

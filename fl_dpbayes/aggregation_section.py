@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
+from fl_dpbayes.pvi_plan import LEAST_SAMPLES
 from fl_dpbayes.schedules.planned import has_temperature
 
 SiteWeights = Literal["units", "uniform"]
@@ -118,13 +119,26 @@ class FedPA(Record):
     learning_rate: PositiveFloat | None = None
 
 
+class PVI(Record):
+    """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), diagonal, of which `draws` are taken.
+
+    Each round every site samples its likelihood times q without its own factor, which then moves by `damping` towards
+    what was found: without it by 1/K, with which K sites that all learn the same do not overshoot together.
+    `training.burn_in` and `thinning` count the steps of a round, since each has another target.
+    """
+
+    rule: Literal["pvi"]
+    damping: Annotated[float, Field(gt=0, le=1)] | None = None
+    draws: Draws = 100
+
+
 def _mixture_by_default(value: Any) -> Any:
     return {"rule": "mixture"} | value if isinstance(value, dict) else value
 
 
 Aggregation = Annotated[
     Annotated[
-        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter,
+        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI,
         Field(discriminator="rule"),
     ],
     BeforeValidator(_mixture_by_default),
@@ -139,10 +153,11 @@ def prior_share(rule: Aggregation, sites: int) -> float:
         sites: number of training sites K, >= 1.
 
     Returns:
-        1 for the rules on whole local posteriors and for the divided prior, 1/K (convention A) for all others.
+        1 for the rules on whole local posteriors, for the divided prior and for PVI, whose cavity holds the prior;
+        1/K (convention A) for all others.
     """
     match rule:
-        case Mixture() | Barycenter() | Product(prior="divided"):
+        case Mixture() | Barycenter() | Product(prior="divided") | PVI():
             return 1.0
         case _:
             return 1.0 / sites
@@ -151,7 +166,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
 def weighing(rule: Aggregation) -> SiteWeights:
     """Say how a rule weighs sites; those that weigh by precision count all alike in what they average plainly."""
     match rule:
-        case Consensus() | Product() | FedPA():
+        case Consensus() | Product() | FedPA() | PVI():
             return "uniform"
         case _:
             return rule.site_weights
@@ -174,13 +189,14 @@ def least_samples(rule: Aggregation, parameters: int) -> int:
         parameters: number of the model's parameters, d.
 
     Returns:
-        d + 4 for precision matrices, 5 for precisions of single parameters, 2 for variances, else 1.
+        d + 4 for precision matrices, 5 for precisions of single parameters (PVI: in each round), 2 for variances,
+        else 1.
     """
     match rule.rule:
         case "consensus-full" | "product-full":
             return parameters + 4
-        case "consensus-diagonal" | "product-diagonal" | "reverse-kl":
-            return 5
+        case "consensus-diagonal" | "product-diagonal" | "reverse-kl" | "pvi":
+            return LEAST_SAMPLES
         case "product-low-rank" | "wasserstein":
             return 2
         case _:
@@ -203,7 +219,7 @@ def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) 
             f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
             f"{sampler.kind!r}: choose rule 'mixture'"
         )
-    if isinstance(rule, Consensus | Product | Barycenter | FedPA) and not has_temperature(sampler):
+    if isinstance(rule, Consensus | Product | Barycenter | FedPA | PVI) and not has_temperature(sampler):
         raise ValueError(
             f"aggregation.rule {rule.rule!r} needs the spread of samples at a known temperature, which sampler.kind "
             f"{sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
@@ -217,6 +233,11 @@ def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) 
         raise ValueError(
             f"aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind is "
             f"{sampler.prior.kind!r}: choose prior.kind 'gaussian'"
+        )
+    if isinstance(rule, PVI) and not isinstance(sampler.prior, GaussianPrior):
+        raise ValueError(
+            f"aggregation.rule 'pvi' refines a Gaussian prior, and sampler.prior.kind is {sampler.prior.kind!r}: "
+            "choose prior.kind 'gaussian'"
         )
     if isinstance(rule, AveragingRule) and rule.trimmed is not None and 2 * rule.trimmed >= training_sites:
         raise ValueError(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.aggregation_section import FALD, Aggregation, Mixture, check_aggregation
+from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, Mixture, check_aggregation
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
@@ -16,6 +16,7 @@ from fl_dpbayes.protocol.precision import Precision
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import MCDropout, Sampler
 from fl_dpbayes.protocol.task import LogisticModel, Model
+from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.recalibration_section import Recalibration
 from fl_dpbayes.validation_text import explain
 
@@ -149,9 +150,11 @@ class Scenario(Record):
                 "remove frozen_body, or choose another sampler"
             )
         try:
-            training_plan(self, prior_share=1.0, chain_start="own_last")
+            plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
+        if isinstance(self.aggregation, PVI):
+            pvi_plan(plan)
         return self
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation_section import FedPA
+from fl_dpbayes.aggregation_section import PVI, FedPA
 from fl_dpbayes.posterior.convergence import summarise_convergence, temperature_warning, warning
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.plan import PrivacyPlan
@@ -30,8 +30,8 @@ def convergence_rows(strategy: PosteriorStrategy) -> list[dict[str, Any]]:
         nothing speaks against the chains. No row where the sampler is no Markov chain on the posterior.
     """
     scenario = strategy.federation.scenario
-    # FedPA's sites start anew from the server's state in every round: what they sent is no chain.
-    if not has_temperature(scenario.sampler) or isinstance(scenario.aggregation, FedPA):
+    # Sites that start anew from the server's state in every round send no chain.
+    if not has_temperature(scenario.sampler) or isinstance(scenario.aggregation, FedPA | PVI):
         return []
     rows = []
     for name in strategy.chain_names():

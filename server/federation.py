@@ -22,12 +22,13 @@ from server.fixed import Federation
 from server.independent_chains import IndependentChainsStrategy
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
+from server.pvi import PVIStrategy
 from server.roster import Roster, call_roster, wait_for_simulated_nodes
 from server.run_record import RunRecord
 from server.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
-STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy}
+STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy, "pvi": PVIStrategy}
 NODE_SECONDS = 30.0
 SETTLED_SECONDS = 2.0
 

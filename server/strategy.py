@@ -20,6 +20,7 @@ from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -97,6 +98,10 @@ class PosteriorStrategy(Strategy):
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return where a site's chain goes on this round, given the current server state."""
 
+    def cavity(self, site: str) -> Arrays:
+        """Return the Gaussian that a site's next request carries as its prior; none unless the plan asks for it."""
+        return {}
+
     @abstractmethod
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Return the server state after a round."""
@@ -142,6 +147,7 @@ class PosteriorStrategy(Strategy):
         self._begin("train", server_round, members)
         for member in members:
             start = self._start_of(member.card.name, server_round)
+            cavity = self.cavity(member.card.name)
             request = TrainRequest(
                 run=self.federation.run,
                 round=server_round,
@@ -151,10 +157,12 @@ class PosteriorStrategy(Strategy):
                 first_step=self._participation.first_step(self.plan, member.card.name, server_round),
                 steps=self.plan.steps_per_round,
                 start=arrays_digest(start),
+                cavity=arrays_digest(cavity) if cavity else None,
                 precision=self.federation.scenario.transport.precision,
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
-            yield self._request(request, encoded(prefixed("start", start)), member, MessageType.TRAIN, server_round)
+            sent = encoded(prefixed("start", start) | prefixed(CAVITY, cavity))
+            yield self._request(request, sent, member, MessageType.TRAIN, server_round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -22,11 +22,14 @@ RULES = {
     "product-low-rank": (0.25, 2, "uniform"),
     "wasserstein": (1.0, 2, "units"),
     "reverse-kl": (1.0, 5, "units"),
+    "pvi": (1.0, 5, "uniform"),
 }
 
 
 def section(*overrides: str):
-    return load_scenario("quickstart", list(overrides)).aggregation
+    # Enough samples in every round for any rule.
+    training = "training={rounds=2, steps_per_round=20, burn_in=10, thinning=2}"
+    return load_scenario("quickstart", [training, *overrides]).aggregation
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -94,6 +97,8 @@ def test_contradiction_is_refused_in_one_line(content: str) -> None:
         ("fald", "sampler.kind=dp-mc-dropout", "averages states"),
         ("product-diagonal", "sampler.prior.kind=laplace", "'laplace' is none"),
         ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
+        ("pvi", "sampler.prior.kind=laplace", "refines a Gaussian prior"),
+        ("pvi", "sampler.kind=dp-bbp", "known temperature"),
     ],
 )
 def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, said: str) -> None:

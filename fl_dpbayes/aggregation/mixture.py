@@ -1,8 +1,9 @@
 """Mixture of the sites' posteriors: an ensemble of all their samples.
 
-Each site targets its own posterior p(w | D_k) with the whole prior (s = 1). The mixture is not the posterior given all
-records: it does not sharpen as sites are added. It needs no alignment of weights between sites, and is calibrated where
-the sites agree.
+No convention: no precision is added or averaged. Each site targets its own posterior p(w | D_k) with the whole prior
+(s = 1); unequal temperatures are not corrected, which `predbayes.temperature_warnings` says. The mixture is not the
+posterior given all records: it does not sharpen as sites are added. It needs no alignment of weights between sites, and
+is calibrated where the sites agree.
 """
 
 from collections.abc import Iterable, Mapping

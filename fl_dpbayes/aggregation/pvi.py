@@ -1,15 +1,20 @@
 """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), refined one site factor at a time or all at once.
 
 Convention A in effect: each site samples p(D_k|w) times the cavity q(w) / t_k(w), so that its factor t_k is its
-likelihood alone and precisions add. The factors are functions of released samples, so the server can keep them and the
-sites stay stateless. Draws are brought to temperature 1 by the sites' public temperatures.
+likelihood alone and precisions add. The factors are functions of released samples, so the server keeps them and the
+sites stay stateless. That is better than factors at the sites: none can present one that its released samples do not
+have, and they survive a restart. Draws are brought to temperature 1 by the sites' public temperatures.
+
+q_new has the means and variances of a site's samples, the projection of expectation propagation; with likelihoods that
+are diagonal Gaussians this is the site's optimum. Its precision is uncertain by sqrt(2 / M) for M effective samples, of
+the whole q and not of the site's part of it, so a factor that is small beside q is mostly noise unless it is damped.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_dpbayes.aggregation.chains import at_unit_temperature, chains
-from fl_dpbayes.aggregation.natural import NaturalGaussian, positive_part
+from fl_dpbayes.aggregation.natural import Array, NaturalGaussian, positive_part
 from fl_dpbayes.aggregation.precision import diagonal_gaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
@@ -78,8 +83,8 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
         damping: rho in (0, 1].
 
     Returns:
-        The new state. A factor with a negative precision would make a cavity improper: it is dropped in those
-        directions, with a warning.
+        The new state. A factor with a negative precision could make a cavity improper: in those directions it gets
+        precision 0, with a warning, and moves the site's mean as far as it did.
 
     Raises:
         ValueError: if the damping is outside (0, 1].
@@ -94,13 +99,28 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
     for site in sorted(new_posteriors):
         nothing = state.prior.power(0)
         changed = damped_factor(state.factors.get(site, nothing), new_posteriors[site], posterior, damping)
-        factors[site], dropped = positive_part(changed)
-        if dropped:
+        # By its definition positive, where cavity times factor may round to 0.
+        damped = posterior.power(1 - damping) + new_posteriors[site].power(damping)
+        factors[site], raised = _sharpening(changed, state.cavity(site), damped.mean)
+        if raised:
             warnings.append(
-                f"the factor of site {site!r} has a negative precision in {dropped} of {len(changed.precision_mean)} "
-                "directions and is dropped there: lower the damping factor or send more samples"
+                f"the factor of site {site!r} has a negative precision in {raised} of {len(changed.precision_mean)} "
+                "directions, where it now counts for the mean only: lower the damping or send more samples"
             )
     return PVIState(state.prior, factors, tuple(warnings))
+
+
+def _sharpening(factor: NaturalGaussian, cavity: NaturalGaussian, mean: Array) -> tuple[NaturalGaussian, int]:
+    """Give a factor the positive part T+ of its precision, and keep the mean m of cavity times factor.
+
+    h+ = (L + T+) m - h, (L, h) the cavity in natural parameters.
+    """
+    kept, raised = positive_part(factor)
+    if not raised:
+        return factor, 0
+    precision = cavity.precision + kept.precision
+    target = precision * mean if precision.ndim == 1 else precision @ mean
+    return NaturalGaussian(kept.precision, target - cavity.precision_mean), raised
 
 
 def update_from_samples(state: PVIState, site_samples: Mapping[str, PosteriorSamples], *, damping: float) -> PVIState:

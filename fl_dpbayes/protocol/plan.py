@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.protocol.clipping import AutomaticClipping, Clipping, FlatClipping, GlobalClipping
 from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.sampler import Prior, Sampler, StepSizeSchedule
+from fl_dpbayes.protocol.sampler import BayesByBackprop, Prior, Sampler, StepSizeSchedule
 
 Adjacency = Literal["add_or_remove_one", "replace_one"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
@@ -128,7 +128,8 @@ class TrainingPlan(Record):
     """Everything about a run's chains that is fixed before their first step.
 
     The chains run one after the other, each of `rounds * steps_per_round` steps with the schedule from its start;
-    `burn_in` and `thinning` hold for each. What all of them cost is one account.
+    `burn_in` and `thinning` hold for each. What all of them cost is one account. The chains' prior is the sampler's to
+    the power `prior_share`, or in its place the `cavity` that each request carries.
     """
 
     rounds: PositiveInt
@@ -138,6 +139,7 @@ class TrainingPlan(Record):
     thinning: PositiveInt
     sampler: Sampler
     prior_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    prior_source: Literal["sampler", "cavity"] = "sampler"
     privacy: AnyPrivacyPlan
     chain_start: Literal["broadcast", "own_last"]
 
@@ -178,6 +180,15 @@ class TrainingPlan(Record):
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} is private, but privacy.kind is 'none': choose "
                 f"'{self.sampler.kind[3:]}', or give a privacy budget"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cavity_fits(self) -> "TrainingPlan":
+        if self.prior_source == "cavity" and (self.prior_share != 1 or isinstance(self.sampler, BayesByBackprop)):
+            raise ValueError(
+                "prior_source 'cavity' is the whole prior of a chain of weights: it needs prior_share 1 and a "
+                "sampler.kind other than Bayes by backprop"
             )
         return self
 

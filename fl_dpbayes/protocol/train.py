@@ -22,6 +22,8 @@ class TrainRequest(Record):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
     `precision` is how the reply's samples are rounded for transport.
+    Where the plan takes its prior from a cavity, that travels as arrays `cavity/mean/<name>` and
+    `cavity/precision/<name>`, and `cavity` is their digest.
     """
 
     protocol: Literal[1] = 1
@@ -34,7 +36,14 @@ class TrainRequest(Record):
     steps: PositiveInt
     start: Digest
     precision: Precision = "float32"
+    cavity: Digest | None = None
     ledger_head: Digest | None = None
+
+    @model_validator(mode="after")
+    def _cavity_fits_plan(self) -> "TrainRequest":
+        if (self.cavity is not None) != (self.plan.prior_source == "cavity"):
+            raise ValueError("cavity must be given exactly when the plan's prior_source is 'cavity'")
+        return self
 
     @model_validator(mode="after")
     def _steps_fit_plan(self) -> "TrainRequest":

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_dpbayes.gradients.loss import RecordLoss, mean_over_draws
 from fl_dpbayes.models import dropout, variational
-from fl_dpbayes.models.priors import prior_gradient
+from fl_dpbayes.models.priors import Cavity, prior_gradient
 from fl_dpbayes.protocol.sampler import SGD, SGHMC, SGLD, Adam, BayesByBackprop, MCDropout, Sampler
 from fl_dpbayes.samplers import adam, sgd, sghmc, sgld
 from fl_dpbayes.samplers.kernel import Kernel
@@ -42,20 +42,22 @@ class Algorithm:
     record_loss: Callable[[RecordLoss], RecordLoss] = _same
 
 
-def build_algorithm(sampler: Sampler, module: nn.Module, prior_share: float) -> Algorithm:
+def build_algorithm(sampler: Sampler, module: nn.Module, prior_share: float, cavity: Cavity | None = None) -> Algorithm:
     """Put together the sampler that a plan names.
 
     Args:
         sampler: the plan's algorithm.
         module: the plain model.
         prior_share: s in (0, 1], this site's share of the prior.
+        cavity: takes the place of the sampler's prior, for samplers of plain weights.
 
     Returns:
         Its parts.
     """
+    prior = sampler.prior if cavity is None else cavity
 
     def minus_log_prior_gradient(position: torch.Tensor) -> torch.Tensor:
-        return prior_gradient(sampler.prior, position).mul_(-prior_share)
+        return prior_gradient(prior, position).mul_(-prior_share)
 
     def position_itself(position: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
         return position

@@ -12,6 +12,7 @@ from torch import nn
 from fl_dpbayes.gradients.clipping import ClippedSum
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import load_vector
+from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.samplers import drift
 from fl_dpbayes.samplers.algorithm import build_algorithm
@@ -89,6 +90,7 @@ def run_chain(
     steps: int,
     start: Slots,
     streams: ChainStreams,
+    cavity: Cavity | None = None,
     loss: RecordLoss = summed_cross_entropy,
     device: str | torch.device = "cpu",
     on_step: Callable[[int, ChainState, ClippedSum], None] | None = None,
@@ -112,6 +114,7 @@ def run_chain(
         steps: how many steps, >= 1, all within one chain.
         start: the state before `first_step`, vectors by name, each of shape (d,).
         streams: the chain's generators.
+        cavity: the prior where the plan takes it from the request, on `device`.
         loss: minus the log likelihood of records, summed.
         device: where the arithmetic runs.
         on_step: called after each step with its number, the state after it and its clipped sum. What it sees of the
@@ -121,7 +124,8 @@ def run_chain(
         Samples, weights, temperatures and the last state.
 
     Raises:
-        ValueError: if the stretch does not lie within one planned chain, or lengths differ.
+        ValueError: if the stretch does not lie within one planned chain, lengths differ, or the plan asks for a cavity
+            and none is given or the other way round.
         UserError: if the module mixes the records of a batch.
         ChainDivergedError: if the last state is not finite.
     """
@@ -137,6 +141,8 @@ def run_chain(
             f"steps {first_step} to {stop} with {len(noise_multipliers)} noise multipliers do not fit a plan of "
             f"{plan.chains} chains of {plan.chain_steps} steps"
         )
+    if (cavity is not None) != (plan.prior_source == "cavity"):
+        raise ValueError(f"a cavity must be given exactly where prior_source is 'cavity', not {plan.prior_source!r}")
     privacy = plan.privacy
     expected_batch_size = privacy.sampling_rate * units
     sizes = planned_step_sizes(plan)
@@ -148,7 +154,7 @@ def run_chain(
         units=units,
         friction=friction(plan.sampler),
     )
-    algorithm = build_algorithm(plan.sampler, module, plan.prior_share)
+    algorithm = build_algorithm(plan.sampler, module, plan.prior_share, cavity)
     algorithm.module.to(device)
     batch_gradient = BatchGradient(
         algorithm.module,

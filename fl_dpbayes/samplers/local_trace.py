@@ -19,8 +19,8 @@ from torch.func import functional_call
 from fl_dpbayes.gradients.clipping import ClippedSum
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
-from fl_dpbayes.models.priors import log_prior
-from fl_dpbayes.protocol.sampler import Sampler
+from fl_dpbayes.models.priors import Cavity, log_prior
+from fl_dpbayes.protocol.sampler import Prior, Sampler
 from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.slots import to_slots
 
@@ -95,15 +95,23 @@ class LocalTrace:
         prior_share: s in (0, 1], this site's share of the prior.
         log_likelihood: parameters of the plain model, shape (d,) -> estimate of the log likelihood of all the site's
             records.
+        cavity: takes the place of the sampler's prior.
         max_rows: most rows to keep, >= 2.
     """
 
     def __init__(
-        self, sampler: Sampler, prior_share: float, log_likelihood: LogLikelihood, *, max_rows: int = 2000
+        self,
+        sampler: Sampler,
+        prior_share: float,
+        log_likelihood: LogLikelihood,
+        *,
+        cavity: Cavity | None = None,
+        max_rows: int = 2000,
     ) -> None:
         if max_rows < 2:
             raise ValueError(f"max_rows is {max_rows}: keep at least 2 rows")
         self._sampler = sampler
+        self._prior: Prior | Cavity = sampler.prior if cavity is None else cavity
         self._prior_share = prior_share
         self._log_likelihood = log_likelihood
         self._max_rows = max_rows
@@ -150,7 +158,7 @@ class LocalTrace:
     def _row(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> StepTrace:
         parameters = to_slots(state, self._sampler)["parameters"]
         likelihood = self._log_likelihood(parameters)
-        prior = float(log_prior(self._sampler.prior, parameters))
+        prior = float(log_prior(self._prior, parameters))
         return StepTrace(
             step=number,
             units=clipped_sum.units,

@@ -67,13 +67,39 @@ def test_order_of_sites_does_not_matter(linear_gaussian):
     np.testing.assert_array_equal(one.precision, other.precision)
 
 
-def test_negative_factor_is_dropped_and_said():
+@pytest.mark.parametrize("damping", [0.3, 1.0])
+def test_wider_answer_moves_the_mean_only_and_is_said(damping):
     state = PVIState(NaturalGaussian(np.ones(2), np.zeros(2)))
-    wide = NaturalGaussian(np.array([0.5, 3.0]), np.array([1.0, 1.0]))
-    updated = update(state, {"a": wide}, damping=1.0)
-    np.testing.assert_allclose(updated.posterior.precision, [1.0, 3.0])
-    np.testing.assert_allclose(updated.posterior.precision_mean, [0.0, 1.0])
+    answer = NaturalGaussian(np.array([0.5, 3.0]), np.array([1.0, 1.0]))
+    updated = update(state, {"a": answer}, damping=damping)
+    damped = (1 - damping) + damping * answer.precision
+    np.testing.assert_allclose(updated.posterior.precision, [1.0, damped[1]])
+    np.testing.assert_allclose(updated.posterior.mean, damping * answer.precision_mean / damped)
     assert "'a' has a negative precision in 1 of 2 directions" in updated.warnings[0]
+
+
+def test_wider_direction_of_a_matrix_is_treated_as_in_its_own_axes():
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(2, 2)))[0]
+    axes = NaturalGaussian(np.array([0.5, 3.0]), np.array([1.0, 1.0]))
+    turned = NaturalGaussian(turn @ np.diag(axes.precision) @ turn.T, turn @ axes.precision_mean)
+    one = update(PVIState(NaturalGaussian(np.ones(2), np.zeros(2))), {"a": axes}, damping=0.4).posterior
+    other = update(PVIState(NaturalGaussian(np.eye(2), np.zeros(2))), {"a": turned}, damping=0.4)
+    np.testing.assert_allclose(other.posterior.precision, turn @ np.diag(one.precision) @ turn.T, atol=1e-12)
+    np.testing.assert_allclose(other.posterior.mean, turn @ one.mean, atol=1e-12)
+    assert other.warnings
+
+
+def test_extreme_answers_leave_every_cavity_proper():
+    generator = np.random.default_rng(2)
+    state = PVIState(NaturalGaussian(np.ones(50), np.zeros(50)))
+    for damping in (1.0, 0.5, 0.1, 1.0):
+        answers = {
+            site: NaturalGaussian(10.0 ** generator.uniform(-12, 12, 50), generator.normal(size=50)) for site in "abc"
+        }
+        state = update(state, answers, damping=damping)
+        for site in "abcd":
+            assert (state.cavity(site).precision >= 1).all()
+            assert np.isfinite(state.cavity(site).mean).all()
 
 
 def test_absent_sites_keep_their_factor(linear_gaussian):

@@ -122,7 +122,8 @@ class TableSite:
         return app(message, Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={}))
 
     def train(self, **changes: object) -> Message:
-        """Ask for a round; `plan` and `privacy` are changes of the plan and its privacy."""
+        """Ask for a round; `plan` and `privacy` are changes of the plan and its privacy, `arrays` sent beside."""
+        extra: Arrays = dict(changes.pop("arrays", {}))  # type: ignore[call-overload]
         plan, privacy, start = (dict(changes.pop(key, {})) for key in ("plan", "privacy", "start"))  # type: ignore[call-overload]
         task = Task(input_shape=(2,), classes=self.CLASSES)
         shapes = model_shapes(LogisticModel(), task)
@@ -142,7 +143,7 @@ class TableSite:
                 "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 1.0, "clip_norm": self.CLIP_NORM} | privacy,
             } | plan,
         }  # fmt: skip
-        return self.answer("train", content | changes, prefixed("start", arrays))
+        return self.answer("train", content | changes, prefixed("start", arrays) | extra)
 
     def ledger(self) -> Ledger:
         return Ledger.open_existing(self.folder / "ledger/north.sqlite", "north 2026")

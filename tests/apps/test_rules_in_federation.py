@@ -21,12 +21,14 @@ from fl_dpbayes.run.stored_posterior import predict_records
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
     "mixture": 40, "fald": 2, "fedavg": 1, "fedbe": 15, "fedpa": 1, "consensus-diagonal": 100,
-    "consensus-uniform": 100, "product-diagonal": 100, "wasserstein": 100, "reverse-kl": 100,
+    "consensus-uniform": 100, "product-diagonal": 100, "wasserstein": 100, "reverse-kl": 100, "pvi": 100,
 }  # fmt: skip
-WHOLE_PRIOR = ("mixture", "wasserstein", "reverse-kl")
+WHOLE_PRIOR = ("mixture", "wasserstein", "reverse-kl", "pvi")
 # Sites that only evaluate take time and no part in a rule.
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
+# A round of partitioned variational inference keeps samples of its own.
+PVI_KEPT = [*FOUR, "training={rounds=3, steps_per_round=20, burn_in=4, thinning=1}"]
 
 
 def summary_of(run) -> dict:
@@ -53,7 +55,8 @@ def silence(run, site: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
-    run = federation(f"aggregation.rule={rule}", *KEPT)
+    kept = PVI_KEPT if rule == "pvi" else KEPT
+    run = federation(f"aggregation.rule={rule}", *kept)
     run.run()
     summary = summary_of(run)
     assert summary["aggregation"] == rule

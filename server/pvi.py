@@ -1,0 +1,162 @@
+"""Strategy: partitioned variational inference, whose site factors the server keeps."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fl_dpbayes.aggregation.aggregate import posterior_aggregate
+from fl_dpbayes.aggregation.chains import unflatten
+from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
+from fl_dpbayes.aggregation_section import PVI, prior_scale
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.cavity import check_cavity
+from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.sampler import state_slots
+from fl_dpbayes.pvi_plan import pvi_plan
+from fl_dpbayes.scenario import training_plan
+from fl_dpbayes.schedules.planned import planned_step_sizes
+from server.check_reply import CheckedReply
+from server.fixed import Federation
+from server.progress import EventLog
+from server.run_record import RunRecord
+from server.site_samples import SiteSamples
+from server.strategy import PosteriorStrategy, point_of
+
+ENOUGH_EVIDENCE = 0.95
+MOST_STIFFNESS = 0.4
+
+
+class PVIStrategy(PosteriorStrategy):
+    """Each round every site samples its likelihood times its cavity, starting from the mean of the global q.
+
+    The factors follow from the bank alone, by replaying its rounds: sites keep nothing between rounds, none of them
+    can present a factor that its released samples do not have, and a server that was stopped finds them again.
+    """
+
+    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
+        super().__init__(federation, record, events)
+        rule = federation.scenario.aggregation
+        assert isinstance(rule, PVI)
+        self._draws, self._damping = rule.draws, rule.damping or 1 / len(self.site_weights)
+        self._rounds, self._refined = 0, self._prior()
+        used = 1 - (1 - self._damping) ** self.plan.total_rounds
+        if used < ENOUGH_EVIDENCE:
+            record.warn(
+                f"aggregation.rule 'pvi': {self.plan.total_rounds} rounds at damping {self._damping:g} use only "
+                f"{used:.0%} of the evidence: run more rounds, or raise damping"
+            )
+
+    def site_plan(self, sites: int) -> TrainingPlan:
+        """Return the scenario's plan, each round of it a chain with the cavity for a prior."""
+        return pvi_plan(training_plan(self.federation.scenario, prior_share=1.0, chain_start="broadcast"))
+
+    def initial_state(self, chain: int) -> Arrays:
+        """Return q's mean after as many rounds, or the model's initial weights before the first factor.
+
+        Hidden units need not be zero but must agree between sites: the prior's mean would not tell them apart.
+        """
+        self._refine(chain)
+        state = super().initial_state(0)
+        return state | prefixed("parameters", self._mean()) if self._refined.factors else state
+
+    def cavity(self, site: str) -> Arrays:
+        """Return q without the site's own factor, as it stood when the round's start was formed."""
+        return self._arrays(self._refined.cavity(site))
+
+    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
+        """Return the broadcast state: no chain outlasts its round."""
+        return arrays
+
+    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
+        """Update the factors of the sites that answered, and return q's mean."""
+        return self.initial_state(round_number)
+
+    def posterior(self) -> PosteriorSamples | None:
+        """Return draws from q, the same at every call, or None if no site has a factor."""
+        self._refine(self.plan.total_rounds)
+        if not self._refined.factors:
+            return None
+        for warning in (*self._refined.warnings, *self._step_warnings()):
+            self.record.warn(warning)
+        generator = np.random.default_rng(self.federation.scenario.seed)
+        draws = self._refined.posterior.sample(self._draws, generator)
+        return posterior_aggregate(draws, self.federation.shapes, ()).samples
+
+    def _step_warnings(self) -> tuple[str, ...]:
+        # A site's chain feels the whole of q over its own few units: at step a its stationary variance in a direction
+        # of precision L is 1 / (1 - a L / (2 n)) times too large, and beyond a L / n = 2 it grows without end.
+        if state_slots(self.plan.sampler) != ("parameters",):
+            return ()
+        smallest = min(self.federation.roster.training, key=lambda member: member.card.units).card
+        stiffness = float(planned_step_sizes(self.plan).max() * self._refined.posterior.precision.max())
+        if stiffness / smallest.units <= MOST_STIFFNESS:
+            return ()
+        return (
+            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (their "
+            f"product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too wide: "
+            "lower sampler.step_size.initial",
+        )
+
+    def last(self) -> PosteriorSamples | None:
+        """Return q's mean, or None if no site has a factor."""
+        self._refine(self.plan.total_rounds)
+        return point_of(prefixed("parameters", self._mean())) if self._refined.factors else None
+
+    def _prior(self) -> PVIState:
+        parameters = sum(int(np.prod(shape)) for shape in self.federation.shapes.values())
+        precision = np.full(parameters, prior_scale(self.federation.scenario.sampler) ** -2)
+        return PVIState(NaturalGaussian(precision, np.zeros(parameters)))
+
+    def _refine(self, rounds: int) -> None:
+        if rounds < self._rounds:
+            self._rounds, self._refined = 0, self._prior()
+        for number in range(self._rounds + 1, rounds + 1):
+            self._refined = self._updated(self._refined, number)
+            self._rounds = number
+
+    def _updated(self, state: PVIState, round_number: int) -> PVIState:
+        sampled = [site for site in self.site_weights if self._samples(site, round_number) is not None]
+        if not sampled:
+            return state
+        try:
+            return self._combined(state, sampled, round_number)
+        except ValueError as error:
+            # What one site sent must not cost the others their round, whose privacy is spent.
+            fitting = []
+            for site in sampled:
+                try:
+                    self._combined(state, [site], round_number)
+                    fitting.append(site)
+                except ValueError as reason:
+                    self.record.warn(f"round {round_number}: {site} keeps its old factor: {reason}")
+            if fitting == sampled:
+                raise UserError(f"round {round_number}: {error}") from None
+            return self._combined(state, fitting, round_number) if fitting else state
+
+    def _combined(self, state: PVIState, sites: list[str], round_number: int) -> PVIState:
+        samples = SiteSamples(sites, lambda site: self._samples(site, round_number))
+        updated = update_from_samples(state, samples, damping=self._damping)
+        for site in self.site_weights:
+            check_cavity(self._arrays(updated.cavity(site)), self.federation.shapes)
+        return updated
+
+    def _samples(self, site: str, round_number: int) -> PosteriorSamples | None:
+        samples = self.bank.round_samples(site, round_number, self.chain_of(round_number))
+        if samples is None:
+            return None
+        # The order of the parameters in q must not depend on that in a file.
+        arrays = {name: samples.arrays[name] for name in self.federation.shapes}
+        return PosteriorSamples(arrays, samples.weights, samples.temperatures)
+
+    def _mean(self) -> Arrays:
+        mean = unflatten(self._refined.posterior.mean[np.newaxis], self.federation.shapes)
+        return {name: array[0] for name, array in mean.items()}
+
+    def _arrays(self, gaussian: NaturalGaussian) -> Arrays:
+        rows = unflatten(np.stack([gaussian.mean, gaussian.precision]), self.federation.shapes)
+        return prefixed("mean", {name: array[0] for name, array in rows.items()}) | prefixed(
+            "precision", {name: array[1] for name, array in rows.items()}
+        )

@@ -1,0 +1,127 @@
+"""Partitioned variational inference in whole runs: what is sent, what is kept, and what is left out."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, Error, Message
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.protocol.arrays import without_prefix
+from fl_dpbayes.scenario import load_scenario
+from server.federation import STRATEGIES
+from server.pvi import PVIStrategy
+
+FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
+TRAINING = "training={rounds=3, steps_per_round=10, burn_in=2, thinning=1}"
+
+
+def posterior_of(run) -> dict[str, np.ndarray]:
+    return load_posterior(run.folder / "posterior.safetensors").samples.arrays
+
+
+def warnings_of(run) -> str:
+    return "\n".join(json.loads((run.folder / "summary.json").read_text())["warnings"])
+
+
+def training_requests(run) -> list[Message]:
+    return [message for message in run.grid.requests if message.metadata.message_type == "train"]
+
+
+def sent(message: Message, prefix: str) -> np.ndarray:
+    arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
+    return np.concatenate([array.ravel() for _, array in sorted(without_prefix(prefix, arrays).items())])
+
+
+def test_requests_carry_the_cavity_and_start_at_the_mean_of_q(federation) -> None:
+    run = federation("aggregation={rule='pvi', damping=0.3}", *FOUR, TRAINING)
+    run.run()
+    first, second = training_requests(run)[:4], training_requests(run)[4:8]
+    for message in first:
+        assert (sent(message, "cavity/mean") == 0).all()
+        assert (sent(message, "cavity/precision") == 1).all()
+    precisions = np.stack([sent(message, "cavity/precision") for message in second])
+    shifts = precisions * np.stack([sent(message, "cavity/mean") for message in second])
+    # Each cavity is the prior times the other three factors, so their sum is 4 priors and 3 times all factors.
+    precision, shift = (precisions.sum(axis=0) - 1) / 3, shifts.sum(axis=0) / 3
+    assert (precisions >= 1).all()
+    assert (precisions > 1).mean() > 0.5
+    for message in second:
+        np.testing.assert_allclose(sent(message, "start/parameters"), shift / precision, rtol=1e-3, atol=1e-4)
+        plan = json.loads(str(message.content["config"]["record"]))["plan"]
+        assert (plan["prior_source"], plan["chains"], plan["rounds"]) == ("cavity", 3, 1)
+
+
+def test_factors_follow_from_the_bank_alone(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = []
+
+    class Watched(PVIStrategy):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            strategies.append(self)
+
+    monkeypatch.setitem(STRATEGIES, "pvi", Watched)
+    run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
+    run.run()
+    ran = strategies[0]
+    restarted = PVIStrategy(ran.federation, ran.record, ran.events)
+    for name, array in posterior_of(run).items():
+        np.testing.assert_array_equal(restarted.posterior().arrays[name], array)
+    for name, array in ran.initial_state(1).items():
+        np.testing.assert_array_equal(restarted.initial_state(1)[name], array)
+
+
+def test_silent_site_has_no_factor_and_the_run_goes_on(federation) -> None:
+    run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
+    run.grid.change = lambda request, reply: (
+        Message(Error(5, ""), reply_to=request)
+        if request.metadata.message_type == "train" and run.site_of(request) == "south"
+        else reply
+    )
+    run.run()
+    last = {run.site_of(message): message for message in training_requests(run)[-4:]}
+    # The cavity of a site without a factor is q itself, which is at least as sharp as every other site's cavity.
+    others = [sent(last[site], "cavity/precision") for site in last if site != "south"]
+    assert all((sent(last["south"], "cavity/precision") >= other * (1 - 1e-6)).all() for other in others)
+    assert len(posterior_of(run)["1.weight"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [(lambda array: 1e-8 * array, "lies outside"), (lambda array: 0 * array, "do not vary")]
+)
+def test_site_whose_samples_fit_no_gaussian_is_named_and_costs_the_others_nothing(federation, change, said) -> None:
+    run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
+
+    def crafted(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "train" and run.site_of(request) == "east":
+            arrays = reply.content["arrays"]
+            arrays.update({name: Array(np.float32(change(array.numpy()))) for name, array in arrays.items()})
+        return reply
+
+    run.grid.change = crafted
+    run.run()
+    assert "east keeps its old factor" in warnings_of(run)
+    assert said in warnings_of(run)
+    assert np.abs(posterior_of(run)["1.weight"]).max() < 100
+
+
+def test_few_rounds_for_their_damping_are_warned_about(federation) -> None:
+    run = federation("aggregation={rule='pvi', damping=0.4}", *FOUR, TRAINING.replace("rounds=3", "rounds=2"))
+    run.run()
+    assert "2 rounds at damping 0.4 use only 64% of the evidence" in warnings_of(run)
+    assert "the step size is long" not in warnings_of(run)
+
+
+@pytest.mark.parametrize(
+    ("training", "said"),
+    [
+        ("{rounds=2, steps_per_round=10, burn_in=6, thinning=1}", "keep 4 samples: it needs at least 5"),
+        ("{rounds=2, steps_per_round=10, burn_in=12, thinning=1}", "keep 0 samples"),
+        ("{rounds=2, steps_per_round=10, burn_in=0, thinning=1, chains=2}", "set chains = 1"),
+        ("{rounds=1001, steps_per_round=10, burn_in=0, thinning=1}", "at most 1000"),
+    ],
+)
+def test_training_that_does_not_fit_is_refused_when_the_scenario_is_read(training: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_scenario("quickstart", ["aggregation.rule=pvi", f"training={training}"])
