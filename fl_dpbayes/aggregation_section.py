@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from fl_dpbayes.distillation_section import Distillation, PredBayes
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
 from fl_dpbayes.schedules.planned import has_temperature
@@ -116,7 +117,7 @@ def _mixture_by_default(value: Any) -> Any:
 
 Aggregation = Annotated[
     Annotated[
-        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter,
+        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | Distillation | PredBayes,
         Field(discriminator="rule"),
     ],
     BeforeValidator(_mixture_by_default),
@@ -134,7 +135,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
         1 for the rules on whole local posteriors and for the divided prior, 1/K (convention A) for all others.
     """
     match rule:
-        case Mixture() | Barycenter() | Product(prior="divided"):
+        case Mixture() | Barycenter() | Product(prior="divided") | Distillation() | PredBayes():
             return 1.0
         case _:
             return 1.0 / sites
@@ -143,7 +144,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
 def weighing(rule: Aggregation) -> SiteWeights:
     """Say how a rule weighs sites; those that weigh by precision count all alike in what they average plainly."""
     match rule:
-        case Consensus() | Product() | FedPA():
+        case Consensus() | Product() | FedPA() | PredBayes():
             return "uniform"
         case _:
             return rule.site_weights

@@ -7,6 +7,7 @@ import numpy as np
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.mixture import combine
 from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
+from fl_dpbayes.distillation_section import DistillingRule
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
@@ -41,7 +42,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
                 "without precision matrices"
             )
-        aligned = isinstance(self.rule, Mixture) or isinstance(federation.scenario.model, LogisticModel)
+        aligned = isinstance(self.rule, Mixture | DistillingRule) or isinstance(federation.scenario.model, LogisticModel)
         if self.plan.chains > 1 and not aligned:
             record.warn(
                 f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "
