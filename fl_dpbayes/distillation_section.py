@@ -54,7 +54,7 @@ class DistillingRule(Record):
     `iterations` bounds the L-BFGS iterations of that fit.
     """
 
-    public: PublicInputs = SyntheticInputs()
+    public: PublicInputs
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 500
 
 
@@ -72,7 +72,7 @@ class PredBayes(DistillingRule):
     """
 
     rule: Literal["predbayes"]
-    beta: Annotated[float | Literal["fitted"], BeforeValidator(_number_or_fitted)] = 0.5
+    beta: Annotated[float | Literal["fitted"], BeforeValidator(_number_or_fitted)] = 0.25
 
     @model_validator(mode="after")
     def _labels_to_fit_to(self) -> "PredBayes":

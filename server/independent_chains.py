@@ -42,7 +42,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
                 "without precision matrices"
             )
-        aligned = isinstance(self.rule, Mixture | DistillingRule) or isinstance(federation.scenario.model, LogisticModel)
+        on_predictions = isinstance(self.rule, Mixture | DistillingRule)
+        aligned = on_predictions or isinstance(federation.scenario.model, LogisticModel)
         if self.plan.chains > 1 and not aligned:
             record.warn(
                 f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "

@@ -52,7 +52,7 @@ def server_inputs(public: PublicInputs, task: Task, model: Model, *, labelled: b
     if isinstance(public, PublicFile):
         records = read_public_records(public.path, task, most=public.count, labelled=labelled)
         inputs, labels = records.features, records.labels
-        description = {"kind": "file", "file": public.path.name, "statement": public.statement}
+        description: dict[str, Any] = {"kind": "file", "file": public.path.name, "statement": public.statement}
     else:
         _check_size(public.count, task.input_shape)
         inputs = made_up_inputs(public.pattern, public.count, task.input_shape, np.random.default_rng(public.seed))

@@ -47,9 +47,7 @@ def made_up_inputs(
     return np.stack([_smooth_picture(input_shape, width, generator) for width in widths])
 
 
-def _smooth_picture(
-    shape: tuple[int, ...], width: float, generator: np.random.Generator
-) -> npt.NDArray[np.float32]:
+def _smooth_picture(shape: tuple[int, ...], width: float, generator: np.random.Generator) -> npt.NDArray[np.float32]:
     picture = gaussian_filter(generator.normal(size=shape), (0, width, width), mode="wrap")
     lowest, highest = picture.min(), picture.max()
     # A picture of one pixel has no range.

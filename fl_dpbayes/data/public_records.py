@@ -79,7 +79,8 @@ def _archive(path: Path, task: Task, most: int, *, labelled: bool) -> PublicReco
             labels = _array(archive, "labels", path) if labelled else None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise UserError(f"public records {path} cannot be read as a .npz archive of plain arrays: {error}") from None
-    if features.ndim < 2 or not len(features) or features.size != len(features) * inputs or features.dtype.kind not in "fiu":
+    fits = features.ndim > 1 and len(features) > 0 and features.size == len(features) * inputs
+    if not fits or features.dtype.kind not in "fiu":
         raise UserError(
             f"public records {path}: 'features' has shape {features.shape} of type {features.dtype}: give at least one "
             f"row of {inputs} numbers, of shape {task.input_shape}"
@@ -130,8 +131,8 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
         classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         if len(classes) != task.classes or any(file.parent.parent != folder for file in files):
             raise UserError(
-                f"public records {folder} have {len(classes)} sub-folders: to have labels, each image must lie in one of "
-                f"{task.classes}, one per class"
+                f"public records {folder} have {len(classes)} sub-folders: for labels each image must lie in one "
+                f"of {task.classes}, one per class"
             )
         labels = np.array([classes.index(file.parent.name) for file in files[:most]], np.int64)
     files = files[: min(most, MAX_VALUES // (channels * height * width))]

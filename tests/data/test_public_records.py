@@ -101,9 +101,9 @@ def test_damaged_or_missing_archive_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match="cannot be read"):
         read(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("features.npy", content)
     with pytest.raises(UserError, match="cannot be read"):
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("features.npy", content)
         read(path)
     other = path.rename(tmp_path / "public.pkl")
     with pytest.raises(UserError, match=r"give a \.npz file"):
