@@ -1,4 +1,16 @@
-"""The rules of `[aggregation]` that end in one distilled network, and `[aggregation.public]`, the inputs they need."""
+"""The rules of `[aggregation]` that end in one distilled network, and `[aggregation.public]`, the inputs they need.
+
+Measured on the quickstart (logistic model, four sites, 3 seeds, 250 held-out digits; accuracy, NLL, ECE):
+
+    teacher                     itself            250 public digits   1000 strokes      1000 pictures of noise
+    mixture                     .820 .875 .325    .775 .916 .270      .721 .933 .169    .640 1.279 .219
+    predbayes, beta .25         .756 .778 .063    .743 .803 .070      .747 .828 .079    .673 1.045 .098
+    predbayes, beta fitted      .793 .693 .102    .775 .720 .090      .749 .748 .065    .712  .878 .077
+
+The fitted beta was .11 to .13. A product of predictions (beta = 1) of these hot chains is far too sure (NLL 2.1). So: public
+records, labelled ones if there are any; made-up inputs only where nothing else is to be had, and never plain noise for
+pictures if strokes fit them.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
