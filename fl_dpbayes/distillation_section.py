@@ -7,9 +7,9 @@ Measured on the quickstart (logistic model, four sites, 3 seeds, 250 held-out di
     predbayes, beta .25         .756 .778 .063    .743 .803 .070      .747 .828 .079    .673 1.045 .098
     predbayes, beta fitted      .793 .693 .102    .775 .720 .090      .749 .748 .065    .712  .878 .077
 
-The fitted beta was .11 to .13; a product of predictions (beta = 1) of these hot chains is far too sure (NLL 2.1). With a
-hidden layer of 32 at epsilon 20: mixture .897 .680 .332, beta .25 .879 .378 .052, distilled with the public digits .859
-.435 .055. So: public records, labelled ones if there are any; made-up inputs only where nothing else is to be had.
+The fitted beta was .11 to .13; a product of predictions (beta = 1) of these hot chains is far too sure (NLL 2.1). With
+a hidden layer of 32 at epsilon 20: mixture .897 .680 .332, beta .25 .879 .378 .052, distilled with the public digits
+.859 .435 .055. So: public records, labelled ones if there are any; made-up inputs only where there is nothing else.
 """
 
 from collections.abc import Callable

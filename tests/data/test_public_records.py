@@ -54,9 +54,10 @@ def test_table_values_need_not_be_pixels(tmp_path):
         ({"features": GOOD.astype(complex)}, "not of plain numbers"),
         ({"features": GOOD.astype(object)}, "not of plain numbers"),
         ({"features": GOOD * np.nan}, "not a finite number"),
+        ({"features": GOOD * 1e300}, "not a finite number"),
         ({"features": GOOD * 16}, r"pixels from 0 to 16: .* divide by the largest grey level"),
     ],
-    ids=["name", "shape", "empty", "flat", "text", "complex", "pickle", "nan", "unscaled"],
+    ids=["name", "shape", "empty", "flat", "text", "complex", "pickle", "nan", "overflow", "unscaled"],
 )
 def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
     with pytest.raises(UserError, match=said) as caught:
@@ -108,6 +109,29 @@ def test_damaged_or_missing_archive_is_refused(tmp_path, content):
     other = path.rename(tmp_path / "public.pkl")
     with pytest.raises(UserError, match=r"give a \.npz file"):
         read(other)
+
+
+def test_no_crafted_archive_ends_in_another_error(tmp_path):
+    path = tmp_path / "public.npz"
+    np.savez_compressed(path, features=GOOD)
+    content, generator = path.read_bytes(), np.random.default_rng(0)
+    header = io.BytesIO()
+    np.save(header, GOOD)
+    refused = 0
+    for trial in range(400):
+        damaged = bytearray(content if trial % 2 else header.getvalue())
+        for place in generator.integers(len(damaged), size=3):
+            damaged[place] = generator.integers(256)
+        if trial % 2:
+            path.write_bytes(damaged)
+        else:
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("features.npy", bytes(damaged))
+        try:
+            read(path)
+        except UserError:
+            refused += 1
+    assert refused > 200
 
 
 def folder_of_images(folder, per_class=2):
