@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from fl_dpbayes.distillation_section import Distillation, PredBayes
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
 from fl_dpbayes.pvi_plan import LEAST_SAMPLES
@@ -138,7 +139,17 @@ def _mixture_by_default(value: Any) -> Any:
 
 Aggregation = Annotated[
     Annotated[
-        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI,
+        Mixture
+        | FALD
+        | FedAvg
+        | FedBE
+        | FedPA
+        | Consensus
+        | Product
+        | Barycenter
+        | PVI
+        | Distillation
+        | PredBayes,
         Field(discriminator="rule"),
     ],
     BeforeValidator(_mixture_by_default),
@@ -157,7 +168,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
         1/K (convention A) for all others.
     """
     match rule:
-        case Mixture() | Barycenter() | Product(prior="divided") | PVI():
+        case Mixture() | Barycenter() | Product(prior="divided") | PVI() | Distillation() | PredBayes():
             return 1.0
         case _:
             return 1.0 / sites
@@ -166,7 +177,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
 def weighing(rule: Aggregation) -> SiteWeights:
     """Say how a rule weighs sites; those that weigh by precision count all alike in what they average plainly."""
     match rule:
-        case Consensus() | Product() | FedPA() | PVI():
+        case Consensus() | Product() | FedPA() | PVI() | PredBayes():
             return "uniform"
         case _:
             return rule.site_weights

@@ -9,6 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, Mixture, check_aggregation
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
+from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
@@ -220,7 +221,8 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
         _override(content, assignment)
     content.setdefault("name", path.stem)
     scenario = read_scenario(content, f"scenario {name_or_path!r}")
-    return scenario.model_copy(update={"data": with_absolute_path(scenario.data)})
+    aggregation = with_public_path(scenario.aggregation, Path.resolve)
+    return scenario.model_copy(update={"data": with_absolute_path(scenario.data), "aggregation": aggregation})
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:

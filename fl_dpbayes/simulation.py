@@ -8,6 +8,7 @@ from pathlib import Path
 from fl_dpbayes.data.site_file import Policy
 from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.scenario import Scenario, write_scenario
@@ -103,5 +104,6 @@ def run_identifier(scenario: Scenario) -> str:
     place = {"folder": None} if isinstance(source, BuiltIn) else {"path": Path(source.path.name)}
     data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
     simulation = scenario.simulation.model_copy(update={"traces": False})
-    named = scenario.model_copy(update={"data": data, "simulation": simulation})
+    aggregation = with_public_path(scenario.aggregation, lambda path: Path(path.name))
+    named = scenario.model_copy(update={"data": data, "simulation": simulation, "aggregation": aggregation})
     return hashlib.sha256(f"run:{digest(named)}".encode()).hexdigest()[:32]

@@ -16,6 +16,7 @@ from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, 
 from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
+from server.distillation import DistillingStrategy
 from server.fald import FALDStrategy
 from server.fedpa import FedPAStrategy
 from server.fixed import Federation
@@ -28,7 +29,13 @@ from server.run_record import RunRecord
 from server.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
-STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy, "pvi": PVIStrategy}
+STRATEGIES: dict[str, type[PosteriorStrategy]] = {
+    "fald": FALDStrategy,
+    "fedpa": FedPAStrategy,
+    "pvi": PVIStrategy,
+    "distillation": DistillingStrategy,
+    "predbayes": DistillingStrategy,
+}
 NODE_SECONDS = 30.0
 SETTLED_SECONDS = 2.0
 

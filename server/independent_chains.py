@@ -7,6 +7,7 @@ import numpy as np
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.mixture import combine_stored
 from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
+from fl_dpbayes.distillation_section import DistillingRule
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
@@ -43,8 +44,9 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 "without precision matrices"
             )
         model = federation.scenario.model
+        on_predictions = isinstance(self.rule, Mixture | DistillingRule)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
-        aligned = isinstance(self.rule, Mixture) or isinstance(model, LogisticModel) or model.frozen_body is not None
+        aligned = on_predictions or isinstance(model, LogisticModel) or model.frozen_body is not None
         if self.plan.chains > 1 and not aligned:
             record.warn(
                 f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "

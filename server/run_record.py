@@ -85,6 +85,7 @@ class RunRecord:
         self.run_folder = run_folder
         self._tempered = tempered
         self.warnings: list[str] = []
+        self.aggregation_inputs: dict[str, Any] | None = None
         self.privacy_rows: list[dict[str, Any]] = []
         self.round_rows: list[dict[str, Any]] = []
         self.statements: dict[str, PrivacyStatement] = {}

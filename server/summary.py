@@ -53,6 +53,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "sampler": scenario.sampler.kind,
         "chains": scenario.training.chains,
         "aggregation": scenario.aggregation.rule,
+        "aggregation_inputs": record.aggregation_inputs,
         "sites": [
             {
                 "name": member.card.name,

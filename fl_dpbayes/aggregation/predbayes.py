@@ -8,7 +8,7 @@ The product of K identical calibrated predictions is p^K, overconfident; the mix
 agree; beta between 0 (mixture) and 1 (product) is a setting or is fitted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +32,68 @@ class GaussianPrediction:
     variance: Array
 
 
-def combine(probabilities: Array, *, beta: float, prior_probabilities: Array | None = None) -> Array:
+@dataclass(frozen=True)
+class Ends:
+    """Logarithms of the product (beta = 1) and of the mixture (beta = 0), not normalised, shape (N, classes)."""
+
+    log_product: Array
+    log_mixture: Array
+
+
+def product_and_mixture(probabilities: Iterable[Array], *, prior_probabilities: Array | None = None) -> Ends:
+    """Add up the sites' predictions, of which memory need hold one site's at a time.
+
+    log_product = sum_k log p_k(y|x) - (K-1) log p_0(y|x),   log_mixture = log sum_k p_k(y|x).
+
+    Args:
+        probabilities: p_k(y|x) of each site, shape (N, classes), rows summing to 1.
+        prior_probabilities: p_0(y|x), shape (N, classes); None for a uniform one, which cancels.
+
+    Returns:
+        Both ends, from which any beta follows.
+
+    Raises:
+        ValueError: if there is no site.
+
+    References:
+        As `combine`.
+    """
+    log_product, log_mixture, sites = np.zeros(()), np.full((), -np.inf), 0
+    for single in probabilities:
+        logs = np.log(np.maximum(single, _TINY))
+        log_product, log_mixture, sites = log_product + logs, np.logaddexp(log_mixture, logs), sites + 1
+    if not sites:
+        raise ValueError("there is no site whose predictions could be combined")
+    if prior_probabilities is not None:
+        log_product = log_product - (sites - 1) * np.log(np.maximum(prior_probabilities, _TINY))
+    # The mixture's 1/K cancels when probabilities are normalised.
+    return Ends(log_product, log_mixture)
+
+
+def between(ends: Ends, beta: float) -> Array:
+    """Return `combine`'s probabilities, shape (N, classes), from sums over the sites.
+
+    Args:
+        ends: of `product_and_mixture`.
+        beta: 0 (mixture) to 1 (product).
+
+    Returns:
+        Probabilities, rows summing to 1.
+
+    Raises:
+        ValueError: if beta is outside [0, 1].
+    """
+    _check(beta)
+    return np.exp(log_softmax(beta * ends.log_product + (1 - beta) * ends.log_mixture, axis=1))
+
+
+def combine(probabilities: Iterable[Array], *, beta: float, prior_probabilities: Array | None = None) -> Array:
     """Combine the sites' class probabilities.
 
     p(y|x) ~ [prod_k p_k(y|x) / p_0(y|x)^{K-1}]^beta [(1/K) sum_k p_k(y|x)]^{1-beta}, computed from logarithms.
 
     Args:
-        probabilities: p_k(y|x), shape (K, N, classes), K >= 1, rows summing to 1.
+        probabilities: p_k(y|x) of each of K >= 1 sites, shape (N, classes), rows summing to 1.
         beta: 0 (mixture) to 1 (product).
         prior_probabilities: p_0(y|x), shape (N, classes); None for a uniform one, which cancels.
 
@@ -51,20 +106,19 @@ def combine(probabilities: Array, *, beta: float, prior_probabilities: Array | N
     References:
         Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
     """
-    _check(beta, len(probabilities))
-    log_product, log_mixture = _ends(probabilities, prior_probabilities)
-    return np.exp(log_softmax(beta * log_product + (1 - beta) * log_mixture, axis=1))
+    _check(beta)
+    return between(product_and_mixture(probabilities, prior_probabilities=prior_probabilities), beta)
 
 
 def fitted_beta(
-    probabilities: Array, labels: npt.NDArray[np.integer], *, prior_probabilities: Array | None = None
+    probabilities: Iterable[Array], labels: npt.NDArray[np.integer], *, prior_probabilities: Array | None = None
 ) -> float:
     """Return the beta in [0, 1] with the least negative log-likelihood on labelled server data.
 
     -sum_i log p_beta(y_i|x_i) is convex in beta: p_beta is an exponential family in it.
 
     Args:
-        probabilities: p_k(y|x) on the server's records, shape (K, N, classes).
+        probabilities: p_k(y|x) of each site on the server's records, shape (N, classes).
         labels: their classes, shape (N,).
         prior_probabilities: as in `combine`.
 
@@ -77,14 +131,28 @@ def fitted_beta(
     References:
         As `combine`, which fits beta by gradient steps on the same loss.
     """
-    _check(0.0, len(probabilities))
+    return best_between(product_and_mixture(probabilities, prior_probabilities=prior_probabilities), labels)
+
+
+def best_between(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
+    """Return `fitted_beta`'s beta from sums over the sites.
+
+    Args:
+        ends: of `product_and_mixture`, on N labelled records.
+        labels: their classes, shape (N,).
+
+    Returns:
+        beta.
+
+    Raises:
+        ValueError: if there is no record.
+    """
     if not len(labels):
         raise ValueError("beta cannot be fitted: there is no labelled record")
-    log_product, log_mixture = _ends(probabilities, prior_probabilities)
     rows = np.arange(len(labels))
 
     def loss(beta: float) -> float:
-        scores = beta * log_product + (1 - beta) * log_mixture
+        scores = beta * ends.log_product + (1 - beta) * ends.log_mixture
         return float((logsumexp(scores, axis=1) - scores[rows, labels]).mean())
 
     inside = minimize_scalar(loss, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-6})
@@ -111,7 +179,9 @@ def combine_gaussian(means: Array, variances: Array, *, beta: float) -> Gaussian
     References:
         As `combine`.
     """
-    _check(beta, len(means))
+    _check(beta)
+    if not len(means):
+        raise ValueError("there is no site whose predictions could be combined")
     product_precision = (1 / variances).sum(axis=0)
     product_shift = (means / variances).sum(axis=0)
     mixture_mean = means.mean(axis=0)
@@ -143,17 +213,6 @@ def temperature_warnings(site_samples: Mapping[str, PosteriorSamples]) -> tuple[
     )
 
 
-def _ends(probabilities: Array, prior_probabilities: Array | None) -> tuple[Array, Array]:
-    logs = np.log(np.maximum(probabilities, _TINY))
-    log_product = logs.sum(axis=0)
-    if prior_probabilities is not None:
-        log_product = log_product - (len(logs) - 1) * np.log(np.maximum(prior_probabilities, _TINY))
-    # The mixture's 1/K cancels when probabilities are normalised.
-    return log_product, logsumexp(logs, axis=0)
-
-
-def _check(beta: float, sites: int) -> None:
+def _check(beta: float) -> None:
     if not 0 <= beta <= 1:
         raise ValueError(f"beta is {beta}: it must lie in [0, 1], from mixture to product")
-    if not sites:
-        raise ValueError("there is no site whose predictions could be combined")

@@ -21,9 +21,8 @@ MAX_REPLY_BYTES = 512 * 2**20
 class TrainRequest(Record):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
-    `precision` is how the reply's samples are rounded for transport.
-    Where the plan takes its prior from a cavity, that travels as arrays `cavity/mean/<name>` and
-    `cavity/precision/<name>`, and `cavity` is their digest.
+    `precision` is how the reply's samples are rounded for transport. Where the plan takes its prior from a cavity, that
+    travels as arrays `cavity/mean/<name>` and `cavity/precision/<name>`, and `cavity` is their digest.
     """
 
     protocol: Literal[1] = 1

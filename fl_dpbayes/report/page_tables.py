@@ -241,9 +241,30 @@ def facts(run: Summary) -> Mapping[str, str]:
     known = {
         "Scenario": run.scenario,
         "Aggregation": run.aggregation,
+        **_aggregation_inputs(run),
         "Seed of partition and model": "" if run.seed is None else str(run.seed),
         "Label heterogeneity (mean total variation)": "" if run.heterogeneity is None else decimal(run.heterogeneity),
         "Configurations tried": "" if run.configurations_tried is None else count(run.configurations_tried),
         "Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
     }
     return {name: value for name, value in known.items() if value}
+
+
+def _aggregation_inputs(run: Summary) -> dict[str, str]:
+    """Say what the server used beyond released samples, and what it made of it."""
+    inputs = run.aggregation_inputs
+    if inputs is None:
+        return {}
+    number = "" if inputs.count is None else f"{count(inputs.count)} "
+    if inputs.kind == "file":
+        labelled = "with labels" if inputs.labelled else "without labels"
+        used = f"{number}records of {inputs.file}, {labelled}, declared public: {inputs.statement}"
+    else:
+        used = f"{number}made-up inputs ({inputs.pattern}), no record"
+    return {
+        "Server's own inputs": used,
+        "beta of PredBayes": "" if inputs.beta is None else decimal(inputs.beta),
+        "Divergence of the distilled network from its teacher, nats per input": (
+            "" if inputs.divergence is None else decimal(inputs.divergence)
+        ),
+    }

@@ -153,6 +153,22 @@ class ReleaseRecord(SummaryPart):
     how: Text
 
 
+class AggregationInputs(SummaryPart):
+    """What the server's rule consumed beyond released samples: made-up inputs, or records declared public.
+
+    `divergence` is the mean KL(teacher || student) in nats at these inputs.
+    """
+
+    kind: Text
+    pattern: Text = ""
+    file: Text = ""
+    statement: Text = ""
+    count: int | None = None
+    labelled: bool = False
+    beta: Number = None
+    divergence: Number = None
+
+
 class Traffic(SummaryPart):
     """Bytes per round, from the sites (up) and to them (down)."""
 
@@ -169,6 +185,7 @@ class Summary(SummaryPart):
     adjacency: Text
     seeded: bool = False
     aggregation: Text = ""
+    aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
     privacy: tuple[PrivacyRecord, ...]
     participation: tuple[ParticipationRecord, ...] = ()

@@ -1,0 +1,207 @@
+"""The rules `distillation` and `predbayes` in whole runs in this process."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message
+
+from fl_dpbayes.aggregation.predbayes import combine, fitted_beta
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.report.html import write_report
+from server.bank import PosteriorBank
+
+TASK = Task(input_shape=(1, 8, 8), classes=10)
+# Sites that only evaluate take time; two of them give records that no site trains on.
+SPARE = ["sites.noisy-scanner=", "sites.rotated=", "sites.spare={role='held_out', records=400}"]
+KEPT = [*SPARE, "training={rounds=2, steps_per_round=20, burn_in=20, thinning=5}"]
+STATEMENT = "digits that came with the library"
+
+
+def held_back(run, site: str) -> Records:
+    (path,) = (run.folder / "sites").glob(f"*-{site}.toml")
+    return load_site(read_site_file(path)).test
+
+
+def public_section(path: Path, more: str = "") -> str:
+    return f"public={{kind='file', path='{path}', statement='{STATEMENT}'{more}}}"
+
+
+def write_public(run, path: Path) -> None:
+    part = held_back(run, "spare")
+    np.savez(path, features=part.features, labels=part.labels)
+
+
+def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
+    path = tmp_path / "public.npz"
+    run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
+    write_public(run, path)
+    return run
+
+
+def summary_of(run) -> dict:
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def student_of(run):
+    return load_posterior(run.folder / "posterior.safetensors").samples
+
+
+def module_of(run):
+    return build_model(run.scenario.model, TASK, 0)
+
+
+def site_predictions(run, features) -> list[np.ndarray]:
+    bank = PosteriorBank(run.folder / "bank")
+    samples = [bank.samples(site) for site in ("north", "south", "east", "west")]
+    return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
+
+
+def predictions(run, features) -> np.ndarray:
+    found = student_of(run)
+    return predictive_probabilities(module_of(run), found.arrays, found.weights, features)
+
+
+def divergence(teacher, student) -> float:
+    return float((teacher * np.log(teacher / student)).sum(axis=1).mean())
+
+
+@pytest.mark.slow
+def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation, tmp_path: Path) -> None:
+    run = federation_with_public_file(federation, tmp_path, "rule='distillation'")
+    run.run()
+    units = {site["name"]: site["n"] for site in summary_of(run)["sites"] if site["role"] == "train"}
+    said = summary_of(run)["aggregation_inputs"]
+    public, unseen = held_back(run, "spare").features, held_back(run, "held-out").features
+    for features, bound in ((public, 0.03), (unseen, 0.06)):
+        teacher = np.average(site_predictions(run, features), axis=0, weights=list(units.values()))
+        assert divergence(teacher, predictions(run, features)) < bound
+        if features is public:
+            assert said["divergence"] == pytest.approx(divergence(teacher, predictions(run, features)), rel=1e-4)
+    assert len(student_of(run)) == 1
+    assert student_of(run).temperatures.tolist() == [0.0]
+    share = {
+        json.loads(str(message.content["config"]["record"]))["plan"]["prior_share"]
+        for message in run.grid.requests
+        if message.metadata.message_type == "train"
+    }
+    assert share == {1.0}
+    assert (said["kind"], said["file"], said["count"], said["labelled"]) == ("file", "public.npz", 400, False)
+    page = write_report(run.folder).read_text()
+    assert f"400 records of public.npz, without labels, declared public: {STATEMENT}" in page
+
+
+@pytest.mark.slow
+def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, tmp_path: Path) -> None:
+    run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'")
+    run.run()
+    part, said = held_back(run, "spare"), summary_of(run)["aggregation_inputs"]
+    single = site_predictions(run, part.features)
+    assert said["beta"] == pytest.approx(fitted_beta(single, part.labels), abs=1e-4)
+    assert 0 < said["beta"] < 1
+    assert said["labelled"]
+    assert divergence(combine(single, beta=said["beta"]), predictions(run, part.features)) < 0.03
+    unseen = held_back(run, "held-out").features
+    teacher = combine(site_predictions(run, unseen), beta=said["beta"])
+    assert divergence(teacher, predictions(run, unseen)) < 0.06
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["noise", "strokes"])
+def test_made_up_inputs_need_no_record_and_are_warned_about(federation, pattern: str) -> None:
+    run = federation(
+        f"aggregation={{rule='predbayes', beta=0.5, public={{kind='synthetic', pattern='{pattern}', count=300}}}}",
+        *KEPT,
+    )
+    run.run()
+    summary = summary_of(run)
+    said = summary["aggregation_inputs"]
+    assert (said["kind"], said["pattern"], said["count"], said["statement"], said["beta"]) == (
+        "synthetic", pattern, 300, "", 0.5,
+    )  # fmt: skip
+    assert any("at made-up inputs only" in warning for warning in summary["warnings"])
+    assert f"300 made-up inputs ({pattern}), no record" in write_report(run.folder).read_text()
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_students(federation) -> None:
+    rule = "aggregation={rule='distillation', iterations=20, public={kind='synthetic', count=100}}"
+    runs = [federation(rule, *KEPT, name=name) for name in ("first", "second")]
+    for run in runs:
+        run.run()
+    for first, second in zip(*(student_of(run).arrays.values() for run in runs), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["distillation", "predbayes"])
+def test_order_of_a_sites_hidden_units_does_not_matter(federation, rule: str) -> None:
+    overrides = (
+        f"aggregation={{rule='{rule}', iterations=15, public={{kind='synthetic', count=100}}}}",
+        'model={ kind = "mlp", hidden = [5] }',
+        *SPARE,
+        "training={rounds=1, steps_per_round=20, burn_in=10, thinning=5}",
+    )
+    plain, permuted = (federation(*overrides, name=name) for name in ("plain", "permuted"))
+    permuted.grid.change = lambda request, reply: _permuted(permuted, request, reply)
+    for run in (plain, permuted):
+        run.run()
+    banks = [PosteriorBank(run.folder / "bank").samples("south").arrays for run in (plain, permuted)]
+    assert not np.allclose(banks[0]["1.weight"], banks[1]["1.weight"], atol=1e-3)
+    features = held_back(plain, "spare").features
+    np.testing.assert_allclose(predictions(plain, features), predictions(permuted, features), atol=1e-4)
+
+
+def _permuted(run, request: Message, reply: Message) -> Message:
+    if request.metadata.message_type == "train" and run.site_of(request) == "south":
+        arrays, order = reply.content["arrays"], [3, 0, 4, 1, 2]
+        for name, array in arrays.items():
+            values = array.numpy()
+            if name.startswith("samples/1."):
+                values = values[:, order]
+            elif name == "samples/3.weight":
+                values = values[:, :, order]
+            arrays[name] = Array(np.ascontiguousarray(values))
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("arrays", "more", "rule", "said"),
+    [
+        (None, "", "rule='distillation'", "does not exist"),
+        ({"features": np.zeros((4, 63))}, "", "rule='distillation'", "give at least one row of 64 numbers"),
+        ({"features": np.zeros((4, 64))}, "", "rule='predbayes', beta='fitted'", "no array 'labels'"),
+        ({"features": np.zeros((4, 64), object)}, "", "rule='distillation'", "not of plain numbers"),
+    ],
+    ids=["absent", "shape", "labels", "pickle"],
+)
+def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
+    federation, tmp_path: Path, arrays, more: str, rule: str, said: str
+) -> None:
+    path = tmp_path / "public.npz"
+    if arrays is not None:
+        np.savez(path, **arrays)
+    run = federation(f"aggregation={{{rule}, {public_section(path, more)}}}")
+    with pytest.raises(UserError, match=said):
+        run.run()
+    assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
+
+
+@pytest.mark.slow
+def test_inputs_reach_the_model_as_its_features(federation) -> None:
+    run = federation(
+        "aggregation={rule='distillation', iterations=20, public={kind='synthetic', count=50}}",
+        "model={kind='logistic', features={kind='scattering', scales=1, angles=4}}",
+        *SPARE,
+    )
+    run.run()
+    assert summary_of(run)["aggregation_inputs"]["count"] == 50
+    assert student_of(run).arrays["1.weight"].shape[2] != 64

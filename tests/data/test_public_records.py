@@ -1,0 +1,167 @@
+"""Public records on the server: read if they fit, refused in one line if not, and never unpickled."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_dpbayes.data import public_records
+from fl_dpbayes.data.public_records import read_public_records
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.task import Task
+
+PIXELS = Task(input_shape=(1, 2, 2), classes=3)
+NUMBERS = Task(input_shape=(2,), classes=3)
+GOOD = np.array([[0.0, 1.0, 0.5, 0.25]] * 3)
+
+
+def archive(folder, **arrays):
+    path = folder / "public.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def read(path, task=PIXELS, *, most=100, labelled=False):
+    return read_public_records(path, task, most=most, labelled=labelled)
+
+
+def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
+    path = archive(tmp_path, features=GOOD, labels=np.array([0, 2, 1]))
+    records = read(path, labelled=True, most=2)
+    assert records.features.shape == (2, 1, 2, 2)
+    assert records.features.dtype == np.float32
+    assert records.labels is not None
+    assert records.labels.tolist() == [0, 2]
+    shaped = read(archive(tmp_path, features=GOOD.reshape(3, 1, 2, 2)))
+    np.testing.assert_array_equal(shaped.features[:2], records.features)
+    assert shaped.labels is None
+
+
+def test_table_values_need_not_be_pixels(tmp_path):
+    assert len(read(archive(tmp_path, features=np.array([[-3, 200]])), NUMBERS).features) == 1
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"inputs": GOOD}, "no array 'features': the archive has inputs"),
+        ({"features": GOOD[:, :3]}, r"shape \(3, 3\) of type float64: give at least one row of 4 numbers"),
+        ({"features": GOOD[:0]}, "at least one row"),
+        ({"features": GOOD[0]}, "at least one row"),
+        ({"features": GOOD.astype("U4")}, "not of plain numbers"),
+        ({"features": GOOD.astype(complex)}, "not of plain numbers"),
+        ({"features": GOOD.astype(object)}, "not of plain numbers"),
+        ({"features": GOOD * np.nan}, "not a finite number"),
+        ({"features": GOOD * 1e300}, "not a finite number"),
+        ({"features": GOOD * 16}, r"pixels from 0 to 16: .* divide by the largest grey level"),
+    ],
+    ids=["name", "shape", "empty", "flat", "text", "complex", "pickle", "nan", "overflow", "unscaled"],
+)
+def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
+    with pytest.raises(UserError, match=said) as caught:
+        read(archive(tmp_path, **arrays))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (None, "no array 'labels'"),
+        (np.array([0, 1]), r"shape \(2,\)"),
+        (np.array([0.0, 1.0, 2.0]), "type float64"),
+        (np.array([0, 1, 3]), "whole numbers from 0 to 2"),
+        (np.array([0, 1, -1]), "whole numbers from 0 to 2"),
+        (np.array([{}, {}, {}], dtype=object), "not of plain numbers"),
+    ],
+    ids=["absent", "count", "type", "high", "low", "pickle"],
+)
+def test_labels_matter_only_where_asked_for(tmp_path, labels, said):
+    path = archive(tmp_path, features=GOOD, **({} if labels is None else {"labels": labels}))
+    assert read(path).labels is None
+    with pytest.raises(UserError, match=said):
+        read(path, labelled=True)
+
+
+def test_header_that_claims_too_much_is_refused_before_memory_is_taken(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    path = tmp_path / "public.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("features.npy", header.getvalue())
+    with pytest.raises(UserError, match="at most 268435456 numbers are read"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", [b"<html>not found</html>", b"PK\x03\x04" + bytes(40)])
+def test_damaged_or_missing_archive_is_refused(tmp_path, content):
+    path = tmp_path / "public.npz"
+    with pytest.raises(UserError, match="does not exist"):
+        read(path)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        read(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("features.npy", content)
+    with pytest.raises(UserError, match="cannot be read"):
+        read(path)
+    other = path.rename(tmp_path / "public.pkl")
+    with pytest.raises(UserError, match=r"give a \.npz file"):
+        read(other)
+
+
+def test_no_crafted_archive_ends_in_another_error(tmp_path):
+    path = tmp_path / "public.npz"
+    np.savez_compressed(path, features=GOOD)
+    content, generator = path.read_bytes(), np.random.default_rng(0)
+    header = io.BytesIO()
+    np.save(header, GOOD)
+    refused = 0
+    for trial in range(400):
+        damaged = bytearray(content if trial % 2 else header.getvalue())
+        for place in generator.integers(len(damaged), size=3):
+            damaged[place] = generator.integers(256)
+        if trial % 2:
+            path.write_bytes(damaged)
+        else:
+            with zipfile.ZipFile(path, "w") as file:
+                file.writestr("features.npy", bytes(damaged))
+        try:
+            read(path)
+        except UserError:
+            refused += 1
+    assert refused > 200
+
+
+def folder_of_images(folder, per_class=2):
+    for number, name in enumerate(("a", "b", "c")):
+        (folder / name).mkdir()
+        for index in range(per_class):
+            Image.new("L", (4, 4), 100 * number).save(folder / name / f"{index}.png")
+    return folder
+
+
+def test_folder_of_images_with_and_without_labels(tmp_path):
+    folder = folder_of_images(tmp_path)
+    records = read(folder, labelled=True)
+    assert records.labels is not None
+    assert records.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    np.testing.assert_allclose(records.features[:, 0, 0, 0] * 255, [0, 0, 100, 100, 200, 200], atol=1e-3)
+    assert len(read(folder, most=3).features) == 3
+    with pytest.raises(UserError, match="each image must lie in one of 4"):
+        read(folder, PIXELS.model_copy(update={"classes": 4}), labelled=True)
+    with pytest.raises(UserError, match="are no images"):
+        read(folder, NUMBERS)
+
+
+def test_folder_without_an_image_or_with_a_bad_or_huge_one_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="hold no image"):
+        read(tmp_path)
+    folder_of_images(tmp_path, per_class=1)
+    monkeypatch.setattr(public_records, "MAX_PICTURE_PIXELS", 15)
+    with pytest.raises(UserError, match="has 16 pixels, allowed are 15"):
+        read(tmp_path)
+    (tmp_path / "a" / "0.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"0\.png cannot be read"):
+        read(tmp_path)
