@@ -6,7 +6,6 @@ server's strategies call; only the messages between them are left out.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,18 +31,10 @@ CENTRAL = "central"
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """What is chosen for a chain.
-
-    Attributes:
-        step_size: a.
-        clip_norm: C.
-        temperature: None: the noise is what the budget asks for; else it is at least Langevin noise of this
-            temperature, so that samples spread as the posterior does.
-    """
+    """What is chosen for a chain: step size a and clip norm C. The noise is what the budget asks for."""
 
     step_size: float
     clip_norm: float
-    temperature: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Chains:
-    """Released samples by site (or of the one chain that all sites share), and the costliest site's history."""
+    """Released samples by site (or of the one chain that all sites share), and what each site's chain cost."""
 
     samples: Mapping[str, PosteriorSamples]
     history: History
@@ -74,9 +65,6 @@ def plan_of(settings: ChainSettings, budget: Budget, *, prior_share: float, roun
     Returns:
         The plan.
     """
-    coupling: dict[str, Any] = {"coupling": "constant"}
-    if settings.temperature is not None:
-        coupling = {"coupling": "floor", "temperature": settings.temperature}
     return TrainingPlan.model_validate(
         {
             "rounds": rounds, "steps_per_round": STEPS // rounds, "burn_in": BURN_IN, "thinning": THINNING,
@@ -85,7 +73,7 @@ def plan_of(settings: ChainSettings, budget: Budget, *, prior_share: float, roun
                 "kind": "dp-sgld", "step_size": {"kind": "constant", "initial": settings.step_size},
                 "prior": {"kind": "gaussian", "scale": PRIOR_SCALE},
             },
-            "privacy": {**asdict(budget), **coupling, "clip_norm": settings.clip_norm, "sampling_rate": 1.0},
+            "privacy": {**asdict(budget), "clip_norm": settings.clip_norm, "sampling_rate": 1.0},
         }
     )  # fmt: skip
 
@@ -106,12 +94,12 @@ def independent_chains(
         Each site's samples after burn-in.
     """
     plan = plan_of(settings, budget, prior_share=prior_share)
-    samples, costs = {}, []
-    for name, records in hospitals.training.items():
-        site = _Site(hospitals, name, records, plan, seed)
-        samples[name] = site.stretch(0, STEPS, site.start()).samples
-        costs.append(site.solved)
-    return Chains(samples, _costliest(costs))
+    solved = _solved(plan)
+    samples = {
+        name: _Site(hospitals, name, records, plan, solved, seed).from_start()
+        for name, records in hospitals.training.items()
+    }
+    return Chains(samples, solved.history)
 
 
 def central_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget, seed: int) -> Chains:
@@ -128,8 +116,9 @@ def central_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget,
     """
     sites = hospitals.training.values()
     pooled = Labelled(np.concatenate([s.features for s in sites]), np.concatenate([s.labels for s in sites]))
-    site = _Site(hospitals, CENTRAL, pooled, plan_of(settings, budget, prior_share=1.0), seed)
-    return Chains({CENTRAL: site.stretch(0, STEPS, site.start()).samples}, _costliest([site.solved]))
+    plan = plan_of(settings, budget, prior_share=1.0)
+    solved = _solved(plan)
+    return Chains({CENTRAL: _Site(hospitals, CENTRAL, pooled, plan, solved, seed).from_start()}, solved.history)
 
 
 def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget, rounds: int, seed: int) -> Chains:
@@ -146,9 +135,10 @@ def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget
         The averaged chain's samples after burn-in under the name `averaged chain`.
     """
     plan = plan_of(settings, budget, prior_share=1 / len(hospitals.training), rounds=rounds)
-    sites = {name: _Site(hospitals, name, records, plan, seed) for name, records in hospitals.training.items()}
+    solved = _solved(plan)
+    sites = {name: _Site(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()}
     weights = {name: float(len(records.labels)) for name, records in hospitals.training.items()}
-    state, kept = next(iter(sites.values())).start(), []
+    state, kept = next(iter(sites.values())).start, []
     for first in range(0, STEPS, plan.steps_per_round):
         ends = {name: site.stretch(first, plan.steps_per_round, state) for name, site in sites.items()}
         state = average_states({name: end.last for name, end in ends.items()}, weights)
@@ -158,7 +148,7 @@ def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget
             temperature = averaged_temperature({name: end.temperature for name, end in ends.items()}, weights)
             arrays = {name: array[np.newaxis] for name, array in state.items()}
             kept.append(PosteriorSamples(arrays, np.ones(1), np.array([temperature])))
-    return Chains({"averaged chain": concatenate(kept)}, _costliest([site.solved for site in sites.values()]))
+    return Chains({"averaged chain": concatenate(kept)}, solved.history)
 
 
 def fedpa_point(hospitals: Hospitals, settings: ChainSettings, budget: Budget, rounds: int, seed: int) -> Chains:
@@ -175,9 +165,10 @@ def fedpa_point(hospitals: Hospitals, settings: ChainSettings, budget: Budget, r
         The server's last state under the name `server state`.
     """
     plan = plan_of(settings, budget, prior_share=1 / len(hospitals.training), rounds=rounds)
-    sites = {name: _Site(hospitals, name, records, plan, seed) for name, records in hospitals.training.items()}
+    solved = _solved(plan)
+    sites = {name: _Site(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()}
     uniform = dict.fromkeys(sites, 1.0)
-    state = next(iter(sites.values())).start()
+    state = next(iter(sites.values())).start
     for first in range(0, STEPS, plan.steps_per_round):
         ends = {name: site.stretch(first, plan.steps_per_round, state) for name, site in sites.items()}
         counts = {len(end.samples) for end in ends.values()}
@@ -190,7 +181,7 @@ def fedpa_point(hospitals: Hospitals, settings: ChainSettings, budget: Budget, r
         )  # fmt: skip
         state = {name: array[0] for name, array in moved.samples.arrays.items()}
     point = PosteriorSamples({name: array[np.newaxis] for name, array in state.items()}, np.ones(1), np.zeros(1))
-    return Chains({"server state": point}, _costliest([site.solved for site in sites.values()]))
+    return Chains({"server state": point}, solved.history)
 
 
 @dataclass(frozen=True)
@@ -203,33 +194,34 @@ class _Stretch:
 class _Site:
     """One site's side of a federation: its records, its noise, and its random streams, which go on between rounds."""
 
-    def __init__(self, hospitals: Hospitals, name: str, records: Labelled, plan: TrainingPlan, seed: int) -> None:
-        self.records, self.plan = records, plan
-        self.module = build_model(hospitals.model, hospitals.task, seed=0)
-        self._start = _arrays(to_vector(self.module), self.module)
-        self.solved: SolvedNoise = solve_plan(plan, len(records.labels))
+    def __init__(
+        self, hospitals: Hospitals, name: str, records: Labelled, plan: TrainingPlan, solved: SolvedNoise, seed: int
+    ) -> None:
+        self._records, self._plan, self._solved = records, plan, solved
+        self._module = build_model(hospitals.model, hospitals.task, seed=0)
+        self.start = _arrays(to_vector(self._module), self._module)
         streams = Streams.from_insecure_seed(seed, f"aggregation {name}")
         self._streams = ChainStreams(*map(streams.generator, ("sampling", "noise", "pre-noise", "model")))
 
-    def start(self) -> Arrays:
-        """Return the untrained model's parameters."""
-        return self._start
+    def from_start(self) -> PosteriorSamples:
+        """Run the whole chain."""
+        return self.stretch(0, STEPS, self.start).samples
 
     def stretch(self, first: int, steps: int, start: Arrays) -> _Stretch:
         """Take steps from a given state."""
         found: ChainResult = run_chain(
-            self.module, self.records.features, self.records.labels, np.arange(len(self.records.labels)),
-            plan=self.plan, noise_multipliers=self.solved.noise_multipliers, units=len(self.records.labels),
-            first_step=first, steps=steps, start={"parameters": arrays_to_vector(start, self.module)},
+            self._module, self._records.features, self._records.labels, np.arange(len(self._records.labels)),
+            plan=self._plan, noise_multipliers=self._solved.noise_multipliers, units=len(self._records.labels),
+            first_step=first, steps=steps, start={"parameters": arrays_to_vector(start, self._module)},
             streams=self._streams,
         )  # fmt: skip
         samples = PosteriorSamples(
-            vector_to_arrays(torch.from_numpy(found.samples), self.module),
+            vector_to_arrays(torch.from_numpy(found.samples), self._module),
             np.array(found.sample_weights),
             np.array(found.sample_temperatures),
         )
         return _Stretch(
-            samples, _arrays(torch.from_numpy(found.last["parameters"]), self.module), found.temperature_mean
+            samples, _arrays(torch.from_numpy(found.last["parameters"]), self._module), found.temperature_mean
         )
 
 
@@ -237,5 +229,6 @@ def _arrays(vector: torch.Tensor, module: torch.nn.Module) -> Arrays:
     return {name: array[0] for name, array in vector_to_arrays(vector[None], module).items()}
 
 
-def _costliest(costs: list[SolvedNoise]) -> History:
-    return max(costs, key=lambda one: one.epsilon).history
+def _solved(plan: TrainingPlan) -> SolvedNoise:
+    # With full batches and noise that does not follow the step size, the number of records does not enter.
+    return solve_plan(plan, units=1)
