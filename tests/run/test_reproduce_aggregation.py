@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -13,6 +14,7 @@ from fl_dpbayes.aggregation.predbayes import combine
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.report.numbers import UNDEFINED
 from fl_dpbayes.run.reproduce import aggregation as experiment
 from fl_dpbayes.run.reproduce import aggregation_chains as chains
 from fl_dpbayes.run.reproduce import aggregation_predictors as predictors
@@ -21,6 +23,8 @@ from fl_dpbayes.run.reproduce.aggregation_settings import DIRICHLET, PNEUMONIA, 
 from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals, hospitals
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled
 from fl_dpbayes.run.reproduce.experiment import CellResult, StoredRow
+from fl_dpbayes.run.reproduce.summarise import summarise
+from fl_dpbayes.run.reproduce.table import markdown_table
 
 NEEDS_DATA = pytest.mark.skipif("FL_DPBAYES_DATA" not in os.environ, reason="FL_DPBAYES_DATA names no data folder")
 BUDGET = chains.Budget(epsilon=2.0, delta=1e-4)
@@ -128,15 +132,23 @@ def test_each_hospital_alone_is_measured_at_its_own_records_and_by_the_mean_else
 
 def test_cell_has_a_row_per_method_and_an_empty_one_for_full_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "hospitals", lambda *_: synthetic())
-    cell = experiment.aggregation_cells(0, False)[0]
+    first = experiment.aggregation_cells(0, False)[0]
+    same = dict.fromkeys(predictors.METHODS, asdict(SETTINGS))
+    cell = replace(first, settings={**first.settings, "chosen": same})
     measurement = experiment.measure_aggregation(cell, None)
     assert [row.method for row in measurement.rows] == [*predictors.METHODS, predictors.PRODUCTS]
     assert all(value is None for value in measurement.rows[-1].values.values())
     assert {metric.name for metric in experiment.EXPERIMENT.metrics} <= set(measurement.rows[0].values)
     stored = [StoredRow(row.method, row.setting, row.values, None) for row in measurement.rows]
-    figures = aggregation_figures([CellResult(cell, tuple(stored), 1, measurement.details, 1.0, {})])
+    result = CellResult(cell, tuple(stored), 1, measurement.details, 1.0, {})
+    figures = aggregation_figures([result])
     assert sorted(figures) == ["aggregation-ece-pneumoniamnist", "aggregation-nll-pneumoniamnist"]
     assert len(figures["aggregation-nll-pneumoniamnist"]().axes) == 2
+    record = summarise(experiment.EXPERIMENT, [result], [], full=True, seeds=1)
+    page = markdown_table(experiment.EXPERIMENT, record)
+    assert "the paper's" not in page
+    empty = next(line for line in page.splitlines() if line.startswith(f"| {predictors.PRODUCTS} |"))
+    assert empty.endswith(" |" + f" {UNDEFINED} |" * 9)
 
 
 def test_all_methods_have_settings_in_every_cell() -> None:
