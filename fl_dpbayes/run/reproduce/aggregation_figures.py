@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean, stdev
+from statistics import fmean
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from fl_dpbayes.report.figure_style import CYCLE, WIDTH_INCHES, quiet_grid, set_title
 from fl_dpbayes.run.reproduce.aggregation_predictors import METHODS
@@ -51,7 +52,7 @@ def rules_figure(values: Values, title: str, meaning: str) -> Figure:
     methods = [method for method in METHODS if any(key[2] == method for key in values)]
     height = 0.15 * len(methods) * len(PARTITIONS) + 1.5
     figure = Figure(figsize=(WIDTH_INCHES, height))
-    set_title(figure, title, f"{meaning}, lower is better; mean and standard deviation over seeds")
+    set_title(figure, title, f"{meaning}: mean and range over seeds")
     share = (1 - 1.35 / height) / len(PARTITIONS)
     first = None
     for panel, partition in enumerate(PARTITIONS):
@@ -68,10 +69,17 @@ def rules_figure(values: Values, title: str, meaning: str) -> Figure:
             ]
             axes.errorbar(
                 [fmean(found) for _, found in present], [row + 0.22 * (position - 1) for row, _ in present],
-                xerr=[stdev(found) if len(found) > 1 else 0.0 for _, found in present],
+                xerr=[
+                    [fmean(found) - min(found) for _, found in present],
+                    [max(found) - fmean(found) for _, found in present],
+                ],
                 fmt=marker, color=colour, markersize=2.8, linewidth=0.7, label=f"epsilon {epsilon:g}",
             )  # fmt: skip
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.minorticks_off()
+        axes.tick_params(axis="x", labelbottom=panel == len(PARTITIONS) - 1)
         axes.set_yticks(range(len(methods)), methods, size=5.5)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         if panel == 0:
