@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fl_dpbayes.run.reproduce import (
+    aggregation,
     closer_logistic,
     closer_recalibration,
     federated,
@@ -14,6 +15,7 @@ from fl_dpbayes.run.reproduce import (
 from fl_dpbayes.run.reproduce.experiment import Experiment
 
 _ALL = (
+    aggregation.EXPERIMENT,
     closer_logistic.EXPERIMENT,
     closer_recalibration.EXPERIMENT,
     federated.FEDERATED_MNIST,

@@ -69,7 +69,8 @@ def _caption(experiment: Experiment, record: Record) -> str:
     seeds = record["seeds"]
     tried = max((row["configurations_tried"] for row in record["rows"]), default=1)
     spread = "mean ± standard deviation over seeds" if seeds > 1 else "one seed: no spread is known"
-    size = "the paper's size" if record["full"] else "reduced size"
+    size = ("the paper's size" if experiment.paper else "full size") if record["full"] else "reduced size"
+    papers = ", the paper's accounting," if experiment.paper else ""
     tuning = (
         f"Up to {tried} configurations per row were compared on validation data; that comparison is not in epsilon."
         if tried > 1
@@ -79,8 +80,8 @@ def _caption(experiment: Experiment, record: Record) -> str:
     at = f" at delta {', '.join(probability(delta) for delta in deltas)}" if deltas else ""
     return (
         f"{seeds} seed{'s' if seeds > 1 else ''}, {size}; {spread}. Epsilon{at} for adding or removing one record: by "
-        f"PLD, an upper bound, and as {experiment.paper_accounting.upper()}, the paper's accounting, would have called "
-        f"it. {tuning} {duration(record['seconds'])} of work."
+        f"PLD, an upper bound, and as {experiment.paper_accounting.upper()}{papers} would have called it. "
+        f"{tuning} {duration(record['seconds'])} of work."
     )
 
 
