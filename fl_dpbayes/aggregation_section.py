@@ -13,9 +13,8 @@ from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
 from fl_dpbayes.pvi_plan import LEAST_SAMPLES
 from fl_dpbayes.schedules.planned import has_temperature
+from fl_dpbayes.site_weighing import LargestShare, SiteWeights
 
-SiteWeights = Literal["units", "uniform"]
-LargestShare = Annotated[float, Field(gt=0, le=1)] | None
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -139,17 +138,7 @@ def _mixture_by_default(value: Any) -> Any:
 
 Aggregation = Annotated[
     Annotated[
-        Mixture
-        | FALD
-        | FedAvg
-        | FedBE
-        | FedPA
-        | Consensus
-        | Product
-        | Barycenter
-        | PVI
-        | Distillation
-        | PredBayes,
+        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI | Distillation | PredBayes,
         Field(discriminator="rule"),
     ],
     BeforeValidator(_mixture_by_default),
@@ -186,7 +175,7 @@ def weighing(rule: Aggregation) -> SiteWeights:
 def largest_share(rule: Aggregation) -> float | None:
     """Return the greatest weight that a rule lets a site have, None where nothing bounds it."""
     match rule:
-        case Consensus() | Product() | FedPA():
+        case Consensus() | Product() | FedPA() | PVI() | PredBayes():
             return None
         case _:
             return rule.largest_share

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.site_weighing import LargestShare, SiteWeights
 
 RuleT = TypeVar("RuleT", bound=Record)
 InputCount = Annotated[int, Field(ge=1, le=100_000)]
@@ -74,7 +75,8 @@ class Distillation(DistillingRule):
     """The mixture of the sites' samples, distilled: as cautious as the mixture, with the cost of one network."""
 
     rule: Literal["distillation"]
-    site_weights: Literal["units", "uniform"] = "units"
+    site_weights: SiteWeights = "units"
+    largest_share: LargestShare = None
 
 
 class PredBayes(DistillingRule):

@@ -10,6 +10,7 @@ from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.most_noise import most_noise
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.protocol.precision import rounding_error
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.schedules.reach import reach
 from server.check_reply import CheckedReply
@@ -54,7 +55,8 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     kept = [step - request.first_step for step in range(request.first_step, reply.last_step + 1) if plan.is_kept(step)]
     for index, row in enumerate(kept):
         sample = {name: array[index] for name, array in reply.samples.arrays.items()}
-        _check(f"sample {index + 1}", _distance(sample, began["parameters"]), bound[row, 0])
+        slack = rounding_error(sample, request.precision)
+        _check(f"sample {index + 1}", _distance(sample, began["parameters"]), bound[row, 0] + slack)
     last = {slot: without_prefix(slot, reply.last) for slot in ("parameters", "momentum")}
     _check("its last state", _distance(last["parameters"], began["parameters"]), bound[-1, 0])
     _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])

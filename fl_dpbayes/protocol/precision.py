@@ -97,6 +97,30 @@ def decode_samples(arrays: Mapping[str, npt.NDArray], precision: Precision) -> A
     return samples
 
 
+def rounding_error(sample: Arrays, precision: Precision) -> float:
+    """Bound how far a sample that travelled lies from the one that was encoded.
+
+    |w' - w| <= 2^-8 |w'| for `bfloat16`, and s/2 = max |w'| / 254 for each value of an array for `int8`.
+
+    Args:
+        sample: name -> array as decoded, w'.
+        precision: how it was encoded.
+
+    Returns:
+        A bound on the Euclidean distance.
+    """
+    match precision:
+        case "float32":
+            return 0.0
+        case "bfloat16":
+            squares = [float(np.square(array, dtype=np.float64).sum()) for array in sample.values()]
+            return float(np.sqrt(sum(squares))) / 2**8
+        case "int8":
+            errors = [float(np.abs(array).max()) / (2 * LEVELS) for array in sample.values()]
+            sizes = [array.size for array in sample.values()]
+            return float(np.sqrt(sum(size * error**2 for size, error in zip(sizes, errors, strict=True))))
+
+
 def _to_bfloat16(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(array).view(np.uint32)
     upper = (bits >> 16).astype(np.uint16)

@@ -57,14 +57,16 @@ def reach(
     Returns:
         Shape (steps, 2): after each step the greatest |w_t - w_0| and |m_t|, exceeded with probability at most 1e-12 in
         the whole stretch. None where there is no such bound: without a clip norm, for Adam (its step has no noise of
-        known size), for Bayes by backprop and dropout (whose samples are draws), and for a prior of another kind.
+        known size), for Bayes by backprop and dropout (whose samples are draws), for a prior of another kind, and for
+        one that a cavity replaces.
 
     References:
         Boucheron, Lugosi and Massart 2013, "Concentration inequalities", Corollary 2.11 (Bernstein) and Theorem 5.6
         (Gaussian concentration).
     """
     privacy, prior, share = plan.privacy, plan.prior, plan.prior_share / units
-    if privacy.clip_norm is None or not isinstance(plan.sampler, SGLD | SGD | SGHMC):
+    linear = isinstance(plan.sampler, SGLD | SGD | SGHMC) and plan.prior_source != "cavity"
+    if privacy.clip_norm is None or not linear:
         return None
     tail = math.log(3 * steps / FAILURE_PROBABILITY)
     joined = most_units * privacy.sampling_rate

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fl_dpbayes.protocol.precision import decode_samples, encode_samples, encoded_layout
+from fl_dpbayes.protocol.precision import decode_samples, encode_samples, encoded_layout, rounding_error
 
 LARGEST = np.finfo(np.float32).max
 values = arrays(np.float32, (3, 2, 2), elements=st.floats(-float(LARGEST), float(LARGEST), width=32))
@@ -71,3 +71,12 @@ def test_infinity_and_nan_in_bfloat16_are_refused(bits):
 def test_bfloat16_rounds_ties_to_even():
     ties = np.array([[1 + 2**-8, 1 + 3 * 2**-8]], np.float32)
     np.testing.assert_array_equal(round_trip(ties, "bfloat16"), [[1.0, 1 + 2**-6]])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@given(arrays(np.float32, (1, 4, 3), elements=st.floats(-1e6, 1e6, width=32)), st.sampled_from([1e-20, 1.0, 1e20]))
+def test_rounding_moves_a_sample_no_farther_than_its_bound(precision, array, size):
+    array = array * np.float32(size)
+    decoded = round_trip(array, precision)
+    distance = np.linalg.norm(decoded[0].astype(np.float64) - array[0])
+    assert distance <= 1.001 * rounding_error({"w": decoded[0]}, precision) + 1e-40

@@ -129,3 +129,8 @@ def test_no_bound_is_claimed_where_there_is_none(sampler, privacy) -> None:
     content["sampler"] = {**sampler, "step_size": {"kind": "constant", "initial": 0.5}}
     plan = TrainingPlan.model_validate(content | ({"privacy": privacy} if privacy else {}))
     assert reach(plan, np.ones(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0) is None
+
+
+def test_no_bound_is_claimed_where_a_cavity_pulls() -> None:
+    plan = plan_of(SAMPLERS["sgld"], PRIORS["gaussian"]).model_copy(update={"prior_source": "cavity"})
+    assert reach(plan, np.ones(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0) is None
