@@ -149,6 +149,11 @@ def weighing(rule: Aggregation) -> SiteWeights:
             return rule.site_weights
 
 
+def point_rule(rule: Aggregation) -> str:
+    """Name a rule that makes one point of whatever it is given, and no posterior; else return an empty text."""
+    return rule.rule if isinstance(rule, FedAvg | FedPA) else ""
+
+
 def least_samples(rule: Aggregation, parameters: int) -> int:
     """Return how many samples of a site a rule needs to use it.
 

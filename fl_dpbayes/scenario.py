@@ -10,12 +10,14 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 from fl_dpbayes.aggregation_section import Aggregation, Mixture, check_aggregation
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.kind_switch import SWITCHES, drop_keys_of_other_kinds
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import MCDropout, Sampler
 from fl_dpbayes.protocol.task import LogisticModel, Model
 from fl_dpbayes.recalibration_section import Recalibration
+from fl_dpbayes.schedules.planned import check_temperature
 from fl_dpbayes.validation_text import explain
 
 
@@ -115,6 +117,7 @@ class Scenario(Record):
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
                 "model.kind 'mlp' or 'cnn', or another sampler"
             )
+        check_temperature(self.sampler, self.privacy)
         try:
             training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
@@ -166,7 +169,7 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     Args:
         name_or_path: a shipped name, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
-            no value removes the key.
+            no value removes the key. Where a table's kind or rule is set, keys that only its other kinds have go first.
 
     Returns:
         The validated scenario, its paths absolute.
@@ -180,7 +183,8 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"scenario {path} is not valid TOML: {error}") from None
-    for assignment in overrides:
+    # A kind first: what is set beside it is meant for it, and an error where it does not fit.
+    for assignment in sorted(overrides, key=lambda text: not _sets_kind(text)):
         _override(content, assignment)
     content.setdefault("name", path.stem)
     scenario = read_scenario(content, f"scenario {name_or_path!r}")
@@ -226,6 +230,10 @@ def _find(name_or_path: str) -> Path:
     return shipped
 
 
+def _sets_kind(assignment: str) -> bool:
+    return assignment.partition("=")[0].rpartition(".")[2].strip() in SWITCHES
+
+
 def _override(content: dict[str, Any], assignment: str) -> None:
     key, separator, text = assignment.partition("=")
     names = [name.strip() for name in key.split(".")]
@@ -240,6 +248,8 @@ def _override(content: dict[str, Any], assignment: str) -> None:
         table.pop(names[-1], None)
     else:
         table[names[-1]] = _toml_value(assignment, text.strip())
+        if _sets_kind(assignment):
+            drop_keys_of_other_kinds(table, tuple(names[:-1]), Scenario)
 
 
 def _toml_value(assignment: str, text: str) -> Any:

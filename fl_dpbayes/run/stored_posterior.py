@@ -8,8 +8,10 @@ import numpy as np
 import pandas
 from rich.console import Console
 from rich.table import Table
+from scipy.special import entr
 
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.aggregation_section import point_rule
+from fl_dpbayes.calibration.recalibration import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.data.data_folder import backbone_folder
@@ -23,6 +25,8 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.wording import predictor_name
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
@@ -48,8 +52,8 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     """Write class probabilities and uncertainty for new records as CSV.
 
     Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
-    Where the run recalibrated its posterior, the probabilities are the recalibrated ones; the uncertainties are those
-    of the posterior itself.
+    Where the run recalibrated its posterior, the probabilities are the recalibrated ones and the total uncertainty is
+    theirs; a map of averaged probabilities does not tell aleatoric from epistemic, so these cells are empty.
 
     Args:
         run_dir: a run directory.
@@ -65,8 +69,12 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
     for number in range(probabilities.shape[1]):
         table[f"probability_{number}"] = probabilities[:, number]
-    for name in ("total", "aleatoric", "epistemic"):
-        table[f"{name}_uncertainty"] = getattr(prediction, name)
+    if mapping is None:
+        uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
+    else:
+        uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+    for name, values in uncertainty.items():
+        table[f"{name}_uncertainty"] = values
     if out is None:
         print(table.to_csv(index=False, float_format="%.6f"), end="")
         return
@@ -141,8 +149,23 @@ def _predict(run_dir: Path, data: Path, *, labelled: bool) -> tuple[NewRecords, 
     if features is not None:
         backbones = backbone_folder(source.folder if isinstance(source, BuiltIn) else None)
         inputs = feature_map(features, inputs.shape[1:], backbone_folder=backbones)(inputs)
-    if text := one_sample_warning(len(samples.weights)):
-        # On the error stream: what goes to the other may be CSV or JSON for a program.
-        Console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)
+    if text := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
+        _say(f"warning: {text}", style="yellow")
+    if stored.metadata.recalibration is not None:
+        _tell_of_map(stored.metadata.recalibration, run_dir)
     prediction = predict(module, samples.arrays, samples.weights, inputs)
     return records, prediction, stored.metadata.recalibration
+
+
+def _tell_of_map(mapping: RecalibrationMap, run_dir: Path) -> None:
+    """Say that probabilities are not the posterior's own, and where the run itself advises against the map."""
+    text = f"probabilities are recalibrated by {describe(mapping)}, the average over the training sites"
+    _say(f"{text}; their uncertainty has no aleatoric and epistemic part")
+    # A posterior may be used without the records of its run.
+    if (run_dir / "summary.json").is_file() and (noise := parse_summary(read_summary(run_dir)).recalibration_noise):
+        _say(f"warning: {noise}", style="yellow")
+
+
+def _say(text: str, style: str = "") -> None:
+    # On the error stream: what goes to the other may be CSV or JSON for a program.
+    Console(stderr=True).print(text, style=style, markup=False, highlight=False)
