@@ -28,7 +28,7 @@ def check_planned_samples(scenario: Scenario, task: Task) -> None:
     least, planned = least_samples(rule, parameters), plan.kept_before(plan.total_steps)
     if planned < least:
         raise UserError(
-            f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for {parameters} parameters, "
-            f"training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule without precision "
-            "matrices"
+            f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for {parameters} "
+            f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
+            "without precision matrices"
         )

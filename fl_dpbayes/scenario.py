@@ -169,7 +169,8 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     Args:
         name_or_path: a shipped name, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
-            no value removes the key. Where a table's kind or rule is set, keys that only its other kinds have go first.
+            no value removes the key. Where a table's kind or rule is set, keys of the file that only its other kinds
+            have are dropped.
 
     Returns:
         The validated scenario, its paths absolute.
@@ -183,9 +184,12 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"scenario {path} is not valid TOML: {error}") from None
-    # A kind first: what is set beside it is meant for it, and an error where it does not fit.
-    for assignment in sorted(overrides, key=lambda text: not _sets_kind(text)):
+    given = {_key(assignment) for assignment in overrides}
+    for assignment in overrides:
         _override(content, assignment)
+        *section, name = _key(assignment)
+        if name in SWITCHES:
+            drop_keys_of_other_kinds(content, tuple(section), Scenario, given)
     content.setdefault("name", path.stem)
     scenario = read_scenario(content, f"scenario {name_or_path!r}")
     return scenario.model_copy(update={"data": with_absolute_path(scenario.data)})
@@ -230,13 +234,13 @@ def _find(name_or_path: str) -> Path:
     return shipped
 
 
-def _sets_kind(assignment: str) -> bool:
-    return assignment.partition("=")[0].rpartition(".")[2].strip() in SWITCHES
+def _key(assignment: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in assignment.partition("=")[0].split("."))
 
 
 def _override(content: dict[str, Any], assignment: str) -> None:
-    key, separator, text = assignment.partition("=")
-    names = [name.strip() for name in key.split(".")]
+    _, separator, text = assignment.partition("=")
+    names = _key(assignment)
     if not separator or not all(names):
         raise UserError(f"--set {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
     table = content
@@ -248,8 +252,6 @@ def _override(content: dict[str, Any], assignment: str) -> None:
         table.pop(names[-1], None)
     else:
         table[names[-1]] = _toml_value(assignment, text.strip())
-        if _sets_kind(assignment):
-            drop_keys_of_other_kinds(table, tuple(names[:-1]), Scenario)
 
 
 def _toml_value(assignment: str, text: str) -> Any:

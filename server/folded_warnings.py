@@ -14,8 +14,8 @@ def folded(warnings: Iterable[str], sites: Sequence[str]) -> list[str]:
         sites: names of all sites.
 
     Returns:
-        The sentences, each at its first place; one that differs from an earlier one only by its site, or by numbers that
-        belong to it, is added to that as a name.
+        The sentences, each at its first place; one that differs from an earlier one only by its site, or by numbers
+        that belong to it, is added to that as a name.
     """
     groups: dict[str, tuple[str, str, list[str]]] = {}
     for text in dict.fromkeys(warnings):

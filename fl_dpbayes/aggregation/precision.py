@@ -141,8 +141,9 @@ def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[str, .
     least = dimensions + 4
     if len(chain.weights) < least:
         raise ValueError(
-            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions} dimensions needs at "
-            f"least {least}; keep more samples, or use the diagonal or low-rank form, or a rule without precisions"
+            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions} "
+            f"dimensions needs at least {least}; keep more samples, or use the diagonal or low-rank form, or a rule "
+            "without precisions"
         )
     effective = effective_draws(chain)
     warnings: tuple[str, ...] = ()

@@ -52,8 +52,9 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     """Write class probabilities and uncertainty for new records as CSV.
 
     Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
-    Where the run recalibrated its posterior, the probabilities are the recalibrated ones and the total uncertainty is
-    theirs; a map of averaged probabilities does not tell aleatoric from epistemic, so these cells are empty.
+    Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
+    the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, so these
+    cells are empty.
 
     Args:
         run_dir: a run directory.
@@ -151,19 +152,25 @@ def _predict(run_dir: Path, data: Path, *, labelled: bool) -> tuple[NewRecords, 
         inputs = feature_map(features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if text := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
         _say(f"warning: {text}", style="yellow")
-    if stored.metadata.recalibration is not None:
-        _tell_of_map(stored.metadata.recalibration, run_dir)
     prediction = predict(module, samples.arrays, samples.weights, inputs)
-    return records, prediction, stored.metadata.recalibration
+    return records, prediction, _usable_map(stored.metadata.recalibration, run_dir)
 
 
-def _tell_of_map(mapping: RecalibrationMap, run_dir: Path) -> None:
-    """Say that probabilities are not the posterior's own, and where the run itself advises against the map."""
-    text = f"probabilities are recalibrated by {describe(mapping)}, the average over the training sites"
-    _say(f"{text}; their uncertainty has no aleatoric and epistemic part")
+def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:
+    """Say whether probabilities are recalibrated and how; a map that its run found to be mostly noise is left out."""
+    if mapping is None:
+        return None
     # A posterior may be used without the records of its run.
-    if (run_dir / "summary.json").is_file() and (noise := parse_summary(read_summary(run_dir)).recalibration_noise):
-        _say(f"warning: {noise}", style="yellow")
+    known = (run_dir / "summary.json").is_file()
+    noise = parse_summary(read_summary(run_dir)).recalibration_noise if known else ""
+    if noise:
+        _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")
+        return None
+    _say(
+        f"probabilities are recalibrated by {describe(mapping)}, the average over the training sites; their "
+        "uncertainty has no aleatoric and epistemic part"
+    )
+    return mapping
 
 
 def _say(text: str, style: str = "") -> None:

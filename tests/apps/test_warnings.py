@@ -31,3 +31,24 @@ def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
     one = warnings_of(federation("training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", name="one"))
     assert sum("point estimate" in text for text in one) == 1
     assert not any("point estimate" in text for text in warnings_of(federation(name="more")))
+
+
+def test_rule_that_makes_one_point_has_one_sentence_for_it(federation) -> None:
+    texts = warnings_of(federation("aggregation.rule=fedavg"))
+    assert [text for text in texts if "point" in text or "mixed" in text] == [
+        "aggregation.rule 'fedavg' makes one point by design: a point estimate, whose epistemic uncertainty of 0 means "
+        "unknown, not none."
+    ]
+
+
+def test_states_of_an_optimiser_are_called_so(federation) -> None:
+    texts = warnings_of(federation("aggregation.rule=mixture", "sampler.kind=dp-sgd"))
+    assert [text for text in texts if "optimiser dp-sgd" in text or "mixed" in text] == texts
+    assert len(texts) == 1
+
+
+def test_heat_of_momentum_is_advised_on_with_friction(federation) -> None:
+    texts = warnings_of(
+        federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", "sampler.kind=dp-sghmc", name="hot")
+    )
+    assert any("Smaller steps, more friction than 0.5, a larger budget" in text for text in texts)
