@@ -181,6 +181,11 @@ def largest_share(rule: Aggregation) -> float | None:
             return rule.largest_share
 
 
+def point_rule(rule: Aggregation) -> str:
+    """Name a rule that makes one point of whatever it is given, and no posterior; else return an empty text."""
+    return rule.rule if isinstance(rule, FedAvg | FedPA | Distillation | PredBayes) else ""
+
+
 def least_samples(rule: Aggregation, parameters: int) -> int:
     """Return how many samples of a site a rule needs to use it.
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer.models import ArgumentInfo
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.errors import Stopped, UserError
 
 app = typer.Typer(
     help="Private, calibrated Bayesian federated learning for hospitals, on Flower.",
@@ -288,6 +288,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except Stopped as stop:
+        errors.print(f"stopped: {stop}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
     except UserError as error:
         errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

@@ -11,6 +11,7 @@ from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, Mixture, chec
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.kind_switch import SWITCHES, drop_keys_of_other_kinds
 from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.precision import Precision
@@ -19,6 +20,7 @@ from fl_dpbayes.protocol.sampler import MCDropout, Sampler
 from fl_dpbayes.protocol.task import LogisticModel, Model
 from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.recalibration_section import Recalibration
+from fl_dpbayes.schedules.planned import check_temperature
 from fl_dpbayes.validation_text import explain
 
 
@@ -150,6 +152,7 @@ class Scenario(Record):
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and those of model.frozen_body are fixed: "
                 "remove frozen_body, or choose another sampler"
             )
+        check_temperature(self.sampler, self.privacy)
         try:
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
@@ -203,7 +206,8 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     Args:
         name_or_path: a shipped name, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
-            no value removes the key.
+            no value removes the key. Where a table's kind or rule is set, keys of the file that only its other kinds
+            have are dropped.
 
     Returns:
         The validated scenario, its paths absolute.
@@ -217,8 +221,12 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"scenario {path} is not valid TOML: {error}") from None
+    given = {_key(assignment) for assignment in overrides}
     for assignment in overrides:
         _override(content, assignment)
+        *section, name = _key(assignment)
+        if name in SWITCHES:
+            drop_keys_of_other_kinds(content, tuple(section), Scenario, given)
     content.setdefault("name", path.stem)
     scenario = read_scenario(content, f"scenario {name_or_path!r}")
     aggregation = with_public_path(scenario.aggregation, Path.resolve)
@@ -264,9 +272,13 @@ def _find(name_or_path: str) -> Path:
     return shipped
 
 
+def _key(assignment: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in assignment.partition("=")[0].split("."))
+
+
 def _override(content: dict[str, Any], assignment: str) -> None:
-    key, separator, text = assignment.partition("=")
-    names = [name.strip() for name in key.split(".")]
+    _, separator, text = assignment.partition("=")
+    names = _key(assignment)
     if not separator or not all(names):
         raise UserError(f"--set {assignment!r}: write it as key.sub_key=value, for example privacy.epsilon=2")
     table = content

@@ -10,6 +10,7 @@ from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites, write_virtual_sites
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.planned_samples import check_planned_samples
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.scenario import Scenario, write_scenario
 
@@ -28,10 +29,12 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         Which records each site holds, and how many privacy units.
 
     Raises:
-        UserError: if the partition is impossible, data are missing, or delta is not below 1/n at a training site.
+        UserError: if the partition is impossible, data are missing, the chains keep too few samples for the rule, or
+            delta is not below 1/n at a training site.
     """
     fraction = scenario.recalibration.fraction if scenario.recalibration else 0.0
     plan = plan_virtual_sites(scenario.data, scenario.partition, scenario.sites, scenario.seed, data_dir, fraction)
+    check_planned_samples(scenario, plan.task)
     for site in plan.sites:
         units = max(site.train_units, site.recalibration_units)
         if site.spec.role == "train" and scenario.privacy.delta >= 1 / units:

@@ -34,6 +34,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         discriminator = str(context.get("discriminator", "kind")).strip("'")
         tag = context.get("tag", "is missing")
         return f"{key}: {discriminator} {tag!r}: choose one of {context.get('expected_tags', '')}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:] if message else message
     if kind == "value_error":
@@ -52,26 +54,44 @@ def _records_in(annotation: Any) -> list[type[BaseModel]]:
     return [record for part in typing.get_args(annotation) for record in _records_in(part)]
 
 
+def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> str:
+    """Say which keys the table at a location has; a kind given in its place is taken for an example."""
+    records = records_at(model, location)
+    kinds = [tag for record in records for tag in sorted(tags_of(record))]
+    if not kinds:
+        return f"its keys are {', '.join(_fields_at(model, location))}"
+    discriminator = "rule" if any("rule" in record.model_fields for record in records) else "kind"
+    example = given if given in kinds else kinds[0]
+    allowed = ", ".join(map(repr, kinds))
+    return f"its key {discriminator!r} is one of {allowed}, for example {{ {discriminator} = {example!r} }}"
+
+
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    return sorted({name for record in records_at(model, location) for name in record.model_fields})
+
+
+def records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[BaseModel]]:
+    """Return the records that a table at this place of a model may be, one per kind."""
     candidates: list[type[BaseModel]] = [model]
     for part in location:
         following: list[type[BaseModel]] = []
         for candidate in candidates:
             if part in candidate.model_fields:
                 following += _records_in(candidate.model_fields[part].annotation)
-        tagged = [candidate for candidate in candidates if part in _tags(candidate)]
+        tagged = [candidate for candidate in candidates if part in tags_of(candidate)]
         candidates = following or tagged or candidates
-    return sorted({name for candidate in candidates for name in candidate.model_fields})
+    return candidates
 
 
 def _union_tags(model: type[BaseModel]) -> set[str]:
     tags: set[str] = set()
     for field in model.model_fields.values():
         for record in _records_in(field.annotation):
-            tags |= _tags(record) | _union_tags(record)
+            tags |= tags_of(record) | _union_tags(record)
     return tags
 
 
-def _tags(record: type[BaseModel]) -> set[str]:
+def tags_of(record: type[BaseModel]) -> set[str]:
+    """Return the values of `kind` or `rule` by which a record is chosen."""
     discriminators = [record.model_fields[name] for name in ("kind", "rule") if name in record.model_fields]
     return {tag for field in discriminators for tag in typing.get_args(field.annotation) if isinstance(tag, str)}

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation_section import PVI, FedPA
+from fl_dpbayes.aggregation_section import PVI, FedAvg, FedPA, point_rule
 from fl_dpbayes.posterior.convergence import summarise_convergence, temperature_warning, warning
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.plan import PrivacyPlan
+from fl_dpbayes.protocol.sampler import SGD, SGHMC, Adam
+from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import has_temperature
 from server.run_record import RunRecord
 from server.strategy import PosteriorStrategy
@@ -27,11 +29,13 @@ def convergence_rows(strategy: PosteriorStrategy) -> list[dict[str, Any]]:
 
     Returns:
         One row per site (under averaging rules one for the averaged chain) with the figures and a sentence, empty where
-        nothing speaks against the chains. No row where the sampler is no Markov chain on the posterior.
+        nothing speaks against the chains. No row where the sampler is no Markov chain on the posterior, or the rule
+        makes one point of its states.
     """
     scenario = strategy.federation.scenario
-    # Sites that start anew from the server's state in every round send no chain.
-    if not has_temperature(scenario.sampler) or isinstance(scenario.aggregation, FedPA | PVI):
+    # Sites that start anew from the server's state in every round send no chain, and one point needs none.
+    unchained = isinstance(scenario.aggregation, FedAvg | FedPA | PVI) or _is_optimiser(scenario)
+    if not has_temperature(scenario.sampler) or unchained:
         return []
     rows = []
     for name in strategy.chain_names():
@@ -59,6 +63,34 @@ def convergence_warnings(rows: list[dict[str, Any]]) -> list[str]:
     return [f"{', '.join(names)}: {sentence}" for sentence, names in sites.items()]
 
 
+def _is_optimiser(scenario: Scenario) -> bool:
+    """Say whether the sampler only descends; with noise for a temperature gradient descent is Langevin dynamics."""
+    privacy = scenario.privacy
+    tempered = privacy.coupling != "constant" if isinstance(privacy, PrivacyPlan) else privacy.temperature is not None
+    return isinstance(scenario.sampler, Adam) or (isinstance(scenario.sampler, SGD) and not tempered)
+
+
+def optimiser_warnings(scenario: Scenario) -> list[str]:
+    """Say once where the kept states are those of an optimiser, except under rules that make one point of them."""
+    if not _is_optimiser(scenario) or point_rule(scenario.aggregation):
+        return []
+    return [
+        f"The samples are states of the optimiser {scenario.sampler.kind}, not posterior samples: their average may "
+        "predict well, but how far they spread is not the posterior's uncertainty."
+    ]
+
+
+def _levers(scenario: Scenario) -> str:
+    """Say what cools a chain; temperature goes as step size over friction."""
+    match scenario.sampler:
+        case SGHMC(friction=friction) if friction < 1:
+            return f"Smaller steps, more friction than {friction:g}"
+        case SGD(momentum=momentum) if momentum > 0:
+            return f"Smaller steps, less momentum than {momentum:g}"
+        case _:
+            return "Smaller steps"
+
+
 def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list[str]:
     """Say once where the floor of the noise made chains hotter than the plan's temperature.
 
@@ -75,10 +107,11 @@ def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list
     means = {
         member.card.name: record.temperature(member.card.name)[0] for member in strategy.federation.roster.training
     }
+    levers = _levers(strategy.federation.scenario)
     texts = {
         site: text
         for site, mean in means.items()
-        if mean is not None and (text := temperature_warning(privacy.temperature, mean))
+        if mean is not None and (text := temperature_warning(privacy.temperature, mean, levers))
     }
     if not texts:
         return []

@@ -6,6 +6,7 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
+from fl_dpbayes.aggregation_section import point_rule
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
@@ -20,6 +21,7 @@ from server.distillation import DistillingStrategy
 from server.fald import FALDStrategy
 from server.fedpa import FedPAStrategy
 from server.fixed import Federation
+from server.further_costs import write_further_costs
 from server.independent_chains import IndependentChainsStrategy
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
@@ -109,7 +111,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     folder, scenario = federation.run_folder, federation.scenario
     posterior = strategy.posterior()
     if posterior is not None:
-        if text := one_sample_warning(len(posterior.weights)):
+        if text := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
             record.warn(text)
         save_posterior(
             folder / "posterior.safetensors",
@@ -123,6 +125,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     heterogeneity = None
     if partition_file.is_file():
         heterogeneity = json.loads(partition_file.read_text(encoding="utf-8"))["label_total_variation"]
+    write_further_costs(strategy, record)
     summary = summarise_run(strategy, record, heterogeneity)
     write_summary(summary, folder)
     rows = [calibration_csv_row(row) for row in summary["calibration"]]

@@ -7,8 +7,9 @@ import numpy as np
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.mixture import combine_stored
 from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
+from fl_dpbayes.counted import counted
 from fl_dpbayes.distillation_section import DistillingRule
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.planned_samples import check_planned_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
@@ -36,13 +37,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         self.rule = federation.scenario.aggregation
         parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
         self._least = least_samples(self.rule, parameters)
-        planned = self.plan.kept_before(self.plan.total_steps)
-        if planned < self._least:
-            raise UserError(
-                f"aggregation.rule {self.rule.rule!r} needs {self._least} samples of each site for {parameters} "
-                f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
-                "without precision matrices"
-            )
+        check_planned_samples(federation.scenario, federation.roster.task)
         model = federation.scenario.model
         on_predictions = isinstance(self.rule, Mixture | DistillingRule)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
@@ -134,7 +129,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         for site, count in released.items():
             if 0 < count < self._least:
                 self.record.warn(
-                    f"{site} is left out of the posterior: it released {count} samples, aggregation.rule "
+                    f"{site} is left out of the posterior: it released {counted(count, 'sample')}, aggregation.rule "
                     f"{self.rule.rule!r} needs {self._least}"
                 )
         return [site for site, count in released.items() if count >= self._least]

@@ -40,12 +40,14 @@ class Recalibration:
         average: the sites' map, each site weighed by its declared units.
         own: site -> its own map.
         statements: site -> what its recalibration part has spent.
+        noise: says so where privacy noise alone moves the parameters too far, else empty.
     """
 
     scope: Literal["federated", "site"]
     average: RecalibrationMap
     own: Mapping[str, RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
+    noise: str = ""
 
     def map_of(self, site: str) -> RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
@@ -117,19 +119,21 @@ def recalibrate_sites(
         parameters = np.average([own[name] for name in weights], axis=0, weights=list(weights.values()))
     if not own:
         return None
-    if (sentence := _noise_warning(plan, scenario.recalibration.scope, statements)) is not None:
-        record.warn(sentence)
+    noise = _noise_warning(plan, scenario.recalibration.scope, statements)
+    if noise:
+        record.warn(noise)
     return Recalibration(
         scope=scenario.recalibration.scope,
         average=_map(plan, parameters),
         own={name: _map(plan, values) for name, values in own.items()},
         statements=statements,
+        noise=noise,
     )
 
 
 def _noise_warning(
     plan: RecalibrationPlan, scope: Literal["federated", "site"], statements: Mapping[str, PrivacyStatement]
-) -> str | None:
+) -> str:
     """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
     From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
@@ -144,7 +148,7 @@ def _noise_warning(
     }  # fmt: skip
     name = max(deviations, key=lambda key: deviations[key], default=None)
     if name is None or deviations[name] <= LARGEST_DEVIATION:
-        return None
+        return ""
     return (
         f"recalibration is mostly noise: at {name}, with {statements[name].units} units, privacy alone moves its "
         f"parameters by {deviations[name]:.1f} (a standard deviation; {LARGEST_DEVIATION} is already much): do not use "

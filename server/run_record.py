@@ -75,6 +75,22 @@ class SiteOutcome:
         }
 
 
+def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
+    """Return what a site stated of its spending, as cells of `privacy.csv`."""
+    return {
+        "steps": statement.steps,
+        "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
+        "epsilon_method": statement.epsilon_method,
+        "delta": statement.delta,
+        "mu": float("inf") if statement.mu is None else statement.mu,
+        "mu_kind": statement.mu_kind,
+        "adjacency": statement.adjacency,
+        "noise_multiplier_first": statement.history[0][0] if statement.history else None,
+        "noise_multiplier_last": statement.history[-1][0] if statement.history else None,
+        "budget": float("inf") if statement.budget is None else statement.budget,
+    }
+
+
 class RunRecord:
     """Collects a run's rows; `privacy.csv` and `rounds.csv` are rewritten after each round.
 
@@ -165,25 +181,18 @@ class RunRecord:
         return [statuses.get(row["round"], NOT_ASKED) for row in self.round_rows]
 
     def _add_privacy(self, round_number: int, outcome: SiteOutcome) -> None:
-        row: dict[str, Any] = {"site": outcome.site, "round": round_number, "status": outcome.status}
-        row["reason"] = outcome.detail
+        row: dict[str, Any] = {
+            "site": outcome.site,
+            "round": round_number,
+            "status": outcome.status,
+            "reason": outcome.detail,
+            "purpose": "training",
+        }
         statement, reply = outcome.privacy, outcome.reply
         if statement is not None and reply is not None:
             self.statements[outcome.site] = statement
             self._temperatures.setdefault(outcome.site, []).append(
                 (reply.step_weight, reply.temperature_mean, reply.temperature_low, reply.temperature_high)
             )
-            row |= {
-                "steps": statement.steps,
-                "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
-                "epsilon_method": statement.epsilon_method,
-                "delta": statement.delta,
-                "mu": float("inf") if statement.mu is None else statement.mu,
-                "mu_kind": statement.mu_kind,
-                "adjacency": statement.adjacency,
-                "noise_multiplier_first": statement.history[0][0] if statement.history else None,
-                "noise_multiplier_last": statement.history[-1][0] if statement.history else None,
-                "temperature": reply.temperature_mean if self._tempered else None,
-                "budget": float("inf") if statement.budget is None else statement.budget,
-            }
+            row |= cost_cells(statement) | {"temperature": reply.temperature_mean if self._tempered else None}
         self.privacy_rows.append(row)

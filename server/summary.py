@@ -11,10 +11,12 @@ import torch
 import fl_dpbayes
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.scenario import Scenario
-from server.convergence import convergence_rows, convergence_warnings, temperature_warnings
+from server.convergence import convergence_rows, convergence_warnings, optimiser_warnings, temperature_warnings
 from server.fixed import Federation
+from server.folded_warnings import folded
 from server.recalibration import Recalibration
 from server.run_record import RunRecord
+from server.settings_table import settings_table
 from server.strategy import PosteriorStrategy
 
 
@@ -50,6 +52,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "adjacency": scenario.privacy.adjacency,
         "seeded": any(member.card.seeded for member in members)
         or any(statement.seeded for statement in record.statements.values()),
+        "private": scenario.privacy.kind == "dp",
+        "settings": settings_table(scenario),
         "sampler": scenario.sampler.kind,
         "chains": scenario.training.chains,
         "aggregation": scenario.aggregation.rule,
@@ -85,7 +89,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "warnings": [
             *_not_private(scenario),
             *federation.roster.left_out,
-            *record.warnings,
+            *folded(record.warnings, [member.card.name for member in members]),
+            *optimiser_warnings(scenario),
             *convergence_warnings(convergence),
             *temperature_warnings(strategy, record),
         ],
@@ -122,6 +127,7 @@ def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None
         return None
     return {
         "method": recalibration.average.method,
+        "noise": recalibration.noise,
         "average": list(recalibration.average.parameters),
         "sites": {site: list(own.parameters) for site, own in recalibration.own.items()},
     }
@@ -156,10 +162,11 @@ def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
 def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
     how = {"public": "public by declaration", "noised": "paid in ledger", "none": "not sent"}
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
-    maps = {"item": "parameters of recalibration", "how": "paid in ledger"}
+    paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
+    maps = {"item": "parameters of recalibration", "how": paid}
     return [
         *([maps] if recalibration else []),
-        {"item": "posterior samples and last state of each chain", "how": "paid in ledger"},
+        {"item": "posterior samples and last state of each chain", "how": paid},
         {
             "item": "spending: planned noise, steps done, epsilon, head of the ledger's chain",
             "how": "public by declaration",

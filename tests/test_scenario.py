@@ -130,3 +130,46 @@ def test_dropout_on_a_frozen_body_is_refused_before_anything_runs() -> None:
 def test_a_logistic_model_has_no_body_to_freeze() -> None:
     with pytest.raises(UserError, match=r"model\.frozen_body"):
         load_scenario("quickstart", ["model.kind=logistic", "model.frozen_body.seed=1"])
+
+
+@pytest.mark.parametrize("sampler", ["dp-adam", "dp-bbp", "dp-mc-dropout"])
+def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str) -> None:
+    overrides = ["model={kind='mlp'}", "aggregation.rule=mixture", f"sampler.kind={sampler}"]
+    with pytest.raises(UserError, match=r"privacy.coupling is 'floor'.*set privacy.coupling = 'constant'"):
+        load_scenario("quickstart", overrides)
+    load_scenario("quickstart", [*overrides, "privacy.coupling=constant", "privacy.temperature="])
+    public = [*overrides[:2], "privacy.kind=none", f"sampler.kind={sampler.removeprefix('dp-')}"]
+    with pytest.raises(UserError, match=r"privacy.temperature is 1: .*remove"):
+        load_scenario("quickstart", public)
+    load_scenario("quickstart", [*public, "privacy.temperature="])
+
+
+def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None:
+    scenario = load_scenario("quickstart", ["privacy.kind=none", "sampler.kind=sgld", "partition.kind=iid"])
+    assert (scenario.privacy.kind, scenario.privacy.clip_norm) == ("none", 3.0)
+    assert scenario.partition.kind == "iid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
+        (["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
+        (["privacy.kind=none", "privacy.epsilon=2", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
+        (["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
+        (["privacy.kind=[1]"], "kind"),
+        (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
+        (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
+        (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
+    ],
+)
+def test_what_does_not_fit_a_kind_is_named(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as raised:
+        load_scenario("quickstart", overrides)
+    assert "\n" not in str(raised.value)
+
+
+def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:
+    with pytest.raises(UserError, match="needs 654 samples of each site for 650 parameters, training keeps 10"):
+        plan_sites(load_scenario("quickstart", ["aggregation.rule=product-full"]), None)
+    plan_sites(load_scenario("quickstart", ["aggregation.rule=product-diagonal"]), None)

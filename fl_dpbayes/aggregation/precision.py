@@ -11,6 +11,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.aggregation.chains import Chain
 from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.counted import counted
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
 
 _COORDINATES = 64
@@ -124,7 +125,9 @@ def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:
     """
     unbiased = 1 - np.square(chain.weights).sum()
     if not (chain.weights > 0).sum() >= 2:
-        raise ValueError(f"site {chain.site!r} sent {len(chain.weights)} samples: a variance needs at least 2")
+        raise ValueError(
+            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a variance needs at least 2"
+        )
     return chain.weights @ np.square(deviations(chain)) / unbiased
 
 
@@ -138,8 +141,9 @@ def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[str, .
     least = dimensions + 4
     if len(chain.weights) < least:
         raise ValueError(
-            f"site {chain.site!r} sent {len(chain.weights)} samples: a precision over {dimensions} dimensions needs at "
-            f"least {least}; keep more samples, or use the diagonal or low-rank form, or a rule without precisions"
+            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions} "
+            f"dimensions needs at least {least}; keep more samples, or use the diagonal or low-rank form, or a rule "
+            "without precisions"
         )
     effective = effective_draws(chain)
     warnings: tuple[str, ...] = ()

@@ -45,6 +45,13 @@ def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     return softmax(_scores(mapping.method, log_probabilities(probabilities), np.asarray(mapping.parameters)), axis=1)
 
 
+def describe(mapping: RecalibrationMap) -> str:
+    """Say in words what a map does: temperature scaling with its T (above 1: less sure), or vector scaling."""
+    if mapping.method == "temperature":
+        return f"temperature scaling with T = {np.exp(mapping.parameters[0]):.3g}"
+    return "vector scaling (a scale and a bias per class)"
+
+
 def log_probabilities(probabilities: Floats) -> Floats:
     """Return log max(p, PROBABILITY_FLOOR), so that every score lies in [-27.7, 0]."""
     return np.log(np.maximum(probabilities, PROBABILITY_FLOOR))

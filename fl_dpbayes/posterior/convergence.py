@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.counted import counted
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 
 # Below it too few draws fall into a half for R-hat or the autocorrelation time to mean much: R-hat of one perfectly
@@ -111,8 +112,8 @@ def warning(summary: ConvergenceSummary) -> str:
     """
     per_chain = summary.samples_per_chain
     cannot_show = (
-        f"{per_chain} samples{' per chain' if summary.chains > 1 else ''} cannot show whether the sampler has mixed: "
-        f"keep at least {ENOUGH_SAMPLES_PER_CHAIN} (lower thinning or burn_in, or run more rounds)."
+        f"{counted(per_chain, 'sample')}{' per chain' if summary.chains > 1 else ''} cannot show whether the sampler "
+        f"has mixed: keep at least {ENOUGH_SAMPLES_PER_CHAIN} (lower thinning or burn_in, or run more rounds)."
     )
     if per_chain < 4:
         return cannot_show
@@ -124,7 +125,7 @@ def warning(summary: ConvergenceSummary) -> str:
     between = "the chains disagree" if summary.chains > 1 else "the chain's first and second half disagree"
     figures = (
         f"{between} in {summary.r_hat_above_1_1:.0%} of the quantities looked at (R-hat above 1.1, largest "
-        f"{summary.r_hat_max:.2f}). Lengthen burn_in, run more steps, or take larger steps."
+        f"{summary.r_hat_max:.2f}). Lengthen burn_in, run more steps, or take larger steps (hotter if private)."
     )
     # R-hat is about 1 + (F - 1) / L, F(1, L) distributed by chance, so that one quantity in twenty exceeds 1 + 3 / L.
     if summary.r_hat_median > 1.1 + 3 / per_chain:
@@ -142,24 +143,30 @@ def warning(summary: ConvergenceSummary) -> str:
     return ""
 
 
-def one_sample_warning(samples: int) -> str:
+def one_sample_warning(samples: int, rule: str = "") -> str:
     """Say in plain words what a posterior of a single sample is not.
 
     Args:
         samples: number of samples of a posterior.
+        rule: the aggregation rule, where it makes one point by design.
 
     Returns:
         One sentence or two; empty where there are more than one, or none.
     """
     if samples != 1:
         return ""
+    if rule:
+        return (
+            f"aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty of 0 "
+            "means unknown, not none."
+        )
     return (
         "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty of "
         "0 means unknown, not none. Lower burn_in or thinning, or run more rounds."
     )
 
 
-def temperature_warning(planned: float, mean: float) -> str:
+def temperature_warning(planned: float, mean: float, levers: str = "Smaller steps") -> str:
     """Say in plain words where the noise that privacy needs is hotter than the posterior that was asked for.
 
     At temperature T the chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
@@ -167,15 +174,16 @@ def temperature_warning(planned: float, mean: float) -> str:
     Args:
         planned: tau of the couplings `langevin` and `floor`.
         mean: T_t of a site's chain, its mean weighted by step size.
+        levers: what cools this sampler, the start of a sentence.
 
     Returns:
-        One sentence; empty where the chain was no more than 5 % hotter than planned.
+        Two sentences; empty where the chain was no more than 5 % hotter than planned.
     """
     if mean <= 1.05 * planned:
         return ""
     return (
         f"Privacy needs more noise than temperature {planned:g}: the chain sampled at {mean:.3g}, so its posterior is "
-        f"about {(mean / planned) ** 0.5:.2g} times too wide. Smaller steps, a larger budget or more units cool it."
+        f"about {(mean / planned) ** 0.5:.2g} times too wide. {levers}, a larger budget or more units cool it."
     )
 
 

@@ -1,8 +1,8 @@
 """What is predicted from what, and by which model: public constants of a federation."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fl_dpbayes.protocol.features import Features, FrozenBody
 from fl_dpbayes.protocol.record import Record
@@ -43,6 +43,12 @@ class CNNModel(Record):
     hidden: Width = 64
     features: None = None
     frozen_body: FrozenBody | None = None
+
+    @field_validator("features", mode="before")
+    @classmethod
+    def _no_features(cls, value: Any) -> None:
+        if value is not None:
+            raise ValueError("model.kind 'cnn' takes none: remove it, or choose model.kind 'logistic' or 'mlp'")
 
 
 Model = Annotated[LogisticModel | MLPModel | CNNModel, Field(discriminator="kind")]

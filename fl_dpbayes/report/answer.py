@@ -47,7 +47,7 @@ def answer(summary: Mapping[str, object]) -> Answer:
     """
     run = parse_summary(summary)
     cautions = []
-    if run.seeded:
+    if run.seeded and run.private:
         cautions.append(
             "Seeded: not private. The noise came from a seed that is written in a file, so the epsilons are what the "
             "same run without a seed would cost."
@@ -60,13 +60,13 @@ def answer(summary: Mapping[str, object]) -> Answer:
     cautions += _stopped(run)
     if run.configurations_tried is not None and run.configurations_tried > 1:
         cautions.append(
-            f"{run.configurations_tried} configurations were tried on these records; choosing between them is not in "
-            "the epsilons."
+            f"{run.configurations_tried} configurations were tried on these records; choosing between them "
+            + ("is not in the epsilons." if run.private else "flatters the chosen one.")
         )
     shifted = pooled_rows(run, "shifted")
     return Answer(
-        calibration=_comparison(role, pooled_rows(run, role)),
-        elsewhere=_comparison("shifted", shifted) if shifted else "",
+        calibration=_comparison(role, pooled_rows(run, role), run.recalibration_noise),
+        elsewhere=_comparison("shifted", shifted, run.recalibration_noise) if shifted else "",
         privacy=_privacy(run),
         cautions=tuple(cautions),
     )
@@ -76,7 +76,7 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
     return f"{points(row.rms_debiased)}{unit} {interval(row.intervals.get('rms_debiased'), points)}".strip()
 
 
-def _comparison(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
+def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -> str:
     """Compare averaged posterior, last iterate and recalibrated posterior over the sites of one role."""
     place = ROLES[role]
     if not rows:
@@ -88,6 +88,8 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
     measure = f"debiased RMS calibration error, n = {count(first.n)}"
     recalibrated = rows.get("recalibrated")
     after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""
+    if after and noise:
+        after = f"{after[:-1]}, but do not use that: the map is mostly privacy noise."
     if posterior is None or last is None:
         return f"{text} ({measure}).{after}"
     return f"{text}; the last iterate's by {_error(last)} ({measure}). {_difference(posterior, last)}{after}"
@@ -109,6 +111,8 @@ def _privacy(run: Summary) -> str:
     rows = [row for row in run.privacy if row.steps]
     if not rows:
         return "No privacy cost is recorded: no site trained."
+    if not run.private:
+        return "Not private: epsilon is infinite. What the sites released may show any of their records."
     unknown = [row for row in rows if row.largest_epsilon is None]
     infinite = [row for row in rows if row.largest_epsilon == float("inf")]
     if infinite or unknown:

@@ -23,25 +23,30 @@ def key_figures(run: Summary) -> list[tuple[str, str]]:
         run: a run's summary.
 
     Returns:
-        (value, meaning) of the calibration error of each of recalibrated posterior, posterior and last iterate, the
-        accuracy, and the largest epsilon.
+        (value, meaning) of the calibration error of each of recalibrated posterior, posterior and last iterate (the
+        recalibrated one last where its map is mostly noise), the accuracy, and the largest epsilon.
     """
     role = headline_role(run)
     rows = pooled_rows(run, role)
     figures = []
-    for predictor in ("recalibrated", "posterior", "last"):
+    order = ["posterior", "last"]
+    order.insert(len(order) if run.recalibration_noise else 0, "recalibrated")
+    for predictor in order:
         if predictor in rows:
             row = rows[predictor]
             ends = interval(row.intervals.get("rms_debiased"), points)
-            figures.append(
-                (points(row.rms_debiased), f"points off at {ROLES[role]}, {predictor_name(predictor)} {ends}".rstrip())
-            )
+            meaning = f"points off at {ROLES[role]}, {predictor_name(predictor)} {ends}".rstrip()
+            if predictor == "recalibrated" and run.recalibration_noise:
+                meaning += "; its map is mostly privacy noise: do not use it"
+            figures.append((points(row.rms_debiased), meaning))
     shown = rows.get("posterior") or rows.get("last")
     if shown is not None and shown.accuracy is not None:
         figures.append((f"{points(shown.accuracy)}%", f"accuracy at {ROLES[role]}, {predictor_name(shown.predictor)}"))
     spent = [record for record in run.privacy if record.steps and record.largest_epsilon is not None]
     if spent:
         largest = max(spent, key=lambda record: record.largest_epsilon or 0.0)
+        if not run.private:
+            return [*figures, (rounded_up(float("inf")), "epsilon: not private")]
         meaning = f"largest ε spent, budget {significant(largest.budget)}, δ {probability(largest.delta)}"
         figures.append(
             (rounded_up(largest.largest_epsilon), f"not private (seeded); {meaning}" if run.seeded else meaning)

@@ -25,13 +25,14 @@ from fl_dpbayes.report.page_tables import (
     privacy_table,
     release_table,
     reliability_table,
+    settings_table,
     site_table,
 )
 from fl_dpbayes.report.records import read_summary, write_atomically
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.template import TEMPLATE
-from fl_dpbayes.report.wording import neighbours
+from fl_dpbayes.report.wording import neighbours, tempered
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def write_report(run_dir: Path | str) -> Path:
         key_figures=key_figures(run),
         stylesheet=Markup(STYLESHEET),
         adjacency=neighbours(run),
-        approximate_mu=any(row.mu_kind == "clt" for row in run.privacy),
+        approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
+        tempered=tempered(run),
+        settings=settings_table(run),
         privacy=privacy_table(run),
         epsilon=_page_figure(figures["epsilon"], epsilon_table(curves)) if "epsilon" in figures else None,
         releases=release_table(run),

@@ -16,8 +16,14 @@ from fl_dpbayes.report.numbers import (
     rounded_up,
     significant,
 )
-from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary
-from fl_dpbayes.report.wording import in_reading_order, place_name, predictor_name
+from fl_dpbayes.report.summary import (
+    CalibrationRecord,
+    EvaluationPrivacyRecord,
+    PrivacyRecord,
+    ReliabilityRecord,
+    Summary,
+)
+from fl_dpbayes.report.wording import in_reading_order, place_name, predictor_name, tempered
 
 Cell = tuple[str, str]  # value and what stands more quietly behind it
 
@@ -42,47 +48,65 @@ def _cells(values: Iterable[str | Cell]) -> tuple[Cell, ...]:
 
 
 def privacy_table(run: Summary) -> PageTable:
-    """Show what each site spent on training, then on noised test results; epsilon and mu are rounded up."""
+    """Show what each site spent on training, then on noised test results; epsilon and mu are rounded up.
+
+    Columns that say nothing in this run are left out: budget, delta and mu without privacy, temperature without one.
+    """
     sites = {site.name: site for site in run.sites}
-    recalibrated = any(row.recalibration_epsilon is not None for row in run.privacy)
+    paid = run.private or bool(run.evaluation_privacy)
+    columns = {
+        "Site": True,
+        "Unit": True,
+        "Units n": True,
+        "Steps": True,
+        "ε spent": True,
+        "ε of recalibration": run.private and any(row.recalibration_epsilon is not None for row in run.privacy),
+        "Budget": paid,
+        "δ": paid,
+        "μ": paid,
+        "Temperature": tempered(run),
+        "Status": True,
+    }
     rows = [
-        _cells(
-            (
-                row.site,
-                sites[row.site].unit if row.site in sites else row.unit,
-                count(sites[row.site].n if row.site in sites else None),
-                count(row.steps),
-                (rounded_up(row.epsilon), row.epsilon_method),
-                *((rounded_up(row.recalibration_epsilon),) if recalibrated else ()),
-                significant(row.budget),
-                probability(row.delta),
-                (rounded_up(row.mu), row.mu_kind if row.mu is not None else ""),
-                (significant(row.temperature), interval(row.temperature_range, significant)),
-                row.status or UNDEFINED,
-            )
+        (
+            row.site,
+            sites[row.site].unit if row.site in sites else row.unit,
+            count(sites[row.site].n if row.site in sites else None),
+            count(row.steps),
+            (rounded_up(row.epsilon), row.epsilon_method if run.private else ""),
+            rounded_up(row.recalibration_epsilon),
+            *(_account_cells(row) if run.private else ("", "", "")),
+            (significant(row.temperature), interval(row.temperature_range, significant)),
+            row.status or UNDEFINED,
         )
         for row in run.privacy
     ] + [
-        _cells(
-            (
-                row.site,
-                row.unit,
-                "",
-                "",
-                (rounded_up(row.epsilon), row.epsilon_method),
-                *(("",) if recalibrated else ()),
-                significant(row.budget),
-                probability(row.delta),
-                (rounded_up(row.mu), row.mu_kind if row.mu is not None else ""),
-                "",
-                "evaluation",
-            )
+        (
+            row.site,
+            row.unit,
+            "",
+            "",
+            (rounded_up(row.epsilon), row.epsilon_method),
+            "",
+            *_account_cells(row),
+            "",
+            "evaluation",
         )
         for row in run.evaluation_privacy
     ]
-    more = ("ε of recalibration",) if recalibrated else ()
-    columns = ("Site", "Unit", "Units n", "Steps", "ε spent", *more, "Budget", "δ", "μ", "Temperature", "Status")
-    return PageTable(columns, rows, frozenset({0, 1, len(columns) - 1}))
+    shown = [_cells(cell for cell, wanted in zip(row, columns.values(), strict=True) if wanted) for row in rows]
+    names = tuple(name for name, wanted in columns.items() if wanted)
+    return PageTable(names, shown, frozenset({0, 1, len(names) - 1}))
+
+
+def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | Cell, ...]:
+    mu = (rounded_up(row.mu), row.mu_kind if row.mu is not None else "")
+    return significant(row.budget), probability(row.delta), mu
+
+
+def settings_table(run: Summary) -> PageTable:
+    """Show what was run."""
+    return PageTable(("Part", "Settings"), [_cells((row.name, row.value)) for row in run.settings], frozenset({0, 1}))
 
 
 def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:

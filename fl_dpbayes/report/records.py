@@ -16,7 +16,7 @@ from fl_dpbayes.report.summary import parse_summary
 METRICS = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc")
 PRIVACY_COLUMNS = (
     "site", "round", "steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency",
-    "noise_multiplier_first", "noise_multiplier_last", "temperature", "status", "reason", "budget",
+    "noise_multiplier_first", "noise_multiplier_last", "temperature", "status", "reason", "budget", "purpose",
 )  # fmt: skip
 ROUND_COLUMNS = (
     "round", "seconds", "sites_asked", "sites_ok", "sites_partial", "sites_refused", "sites_failed", "sites_rejected",

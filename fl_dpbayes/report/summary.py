@@ -146,6 +146,20 @@ class ReliabilityRecord(SummaryPart):
     bins: tuple[ReliabilityBin, ...]
 
 
+class RecalibrationRecord(SummaryPart):
+    """The map that was fitted; `noise` says so where it is mostly privacy noise, else it is empty."""
+
+    method: Text
+    noise: Text = ""
+
+
+class SettingRecord(SummaryPart):
+    """One line of what was run."""
+
+    name: Text
+    value: Text
+
+
 class ReleaseRecord(SummaryPart):
     """Something that a site holds, and how it left: paid in ledger, public by declaration, or not sent."""
 
@@ -184,6 +198,10 @@ class Summary(SummaryPart):
     versions: dict[str, Text]
     adjacency: Text
     seeded: bool = False
+    private: bool = True
+    settings: tuple[SettingRecord, ...] = ()
+    chains: int = 1
+    recalibration: RecalibrationRecord | None = None
     aggregation: Text = ""
     aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
@@ -198,6 +216,11 @@ class Summary(SummaryPart):
     configurations_tried: int | None
     warnings: tuple[Text, ...] = ()
     heterogeneity: Number = None
+
+    @property
+    def recalibration_noise(self) -> str:
+        """Why the recalibrated probabilities are not to be used; empty where nothing speaks against them."""
+        return self.recalibration.noise if self.recalibration else ""
 
 
 def parse_summary(summary: Mapping[str, object]) -> Summary:

@@ -7,24 +7,31 @@ from rich.table import Table
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary, parse_summary
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
-from fl_dpbayes.report.wording import in_reading_order, neighbours, place_name
+from fl_dpbayes.report.wording import in_reading_order, neighbours, place_name, tempered
 
 WIDTH = 100
 EVALUATION_STATUS = "evaluation"
 
 
 def _privacy_caption(summary: Summary) -> str:
-    methods = sorted({row.epsilon_method for row in summary.privacy if row.epsilon_method})
-    parts = [f"Neighbours differ by {neighbours(summary)}."]
-    if methods:
-        parts.append(f"epsilon by {', '.join(methods)}.")
-    if any(row.mu_kind == "clt" for row in summary.privacy):
-        parts.append("mu (clt) is an approximation, not an upper bound.")
-    if costs := [row.recalibration_epsilon for row in summary.privacy if row.recalibration_epsilon is not None]:
-        parts.append(f"Recalibration, on other units: epsilon at most {rounded_up(max(costs))}.")
+    parts = []
+    if summary.private:
+        methods = sorted({row.epsilon_method for row in summary.privacy if row.epsilon_method})
+        parts.append(f"Neighbours differ by {neighbours(summary)}.")
+        if methods:
+            parts.append(f"epsilon by {', '.join(methods)}.")
+        if any(row.mu_kind == "clt" for row in summary.privacy):
+            parts.append("mu (clt) is an approximation, not an upper bound.")
+        if summary.chains > 1:
+            parts.append(f"{summary.chains} chains per site: their costs add up to this one account.")
+        if costs := [row.recalibration_epsilon for row in summary.privacy if row.recalibration_epsilon is not None]:
+            parts.append(f"Recalibration, on other units: epsilon at most {rounded_up(max(costs))}.")
+    else:
+        parts.append("Not private: epsilon is infinite.")
     if summary.evaluation_privacy:
         parts.append(f"Rows of status {EVALUATION_STATUS}: what noised test results cost, on other units.")
-    parts.append("temp.: Langevin temperature, 1 is the posterior.")
+    if tempered(summary):
+        parts.append("temp.: Langevin temperature, 1 is the posterior.")
     if summary.seeded:
         parts.append("seeded: not private.")
     return " ".join(parts)
@@ -46,15 +53,31 @@ def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
     rows: list[PrivacyRecord | EvaluationPrivacyRecord] = [*trained, *tested]
     # Steps, size and temperature are those of training.
     blank = [""] * len(tested)
+
+    def spent(cells: list[str]) -> list[str]:
+        return cells if run.private else [""] * len(trained) + cells[len(trained) :]
+
     columns = [
         TerminalColumn("site", [folded(row.site, name_width(width)) for row in rows], number=False),
         TerminalColumn("units", [count(units.get(row.site)) for row in trained] + blank, expendable=3),
         TerminalColumn("steps", [count(row.steps) for row in trained] + blank, expendable=4),
         TerminalColumn("epsilon", [rounded_up(row.epsilon) for row in rows]),
-        TerminalColumn("budget", [significant(row.budget) for row in rows]),
-        TerminalColumn("delta", [probability(row.delta) for row in rows]),
-        TerminalColumn("mu", [f"{rounded_up(row.mu)} {row.mu_kind}"[:12].strip() for row in rows], expendable=1),
-        TerminalColumn("temp.", [significant(row.temperature) for row in trained] + blank, expendable=2),
+        *(
+            [
+                TerminalColumn("budget", spent([significant(row.budget) for row in rows])),
+                TerminalColumn("delta", spent([probability(row.delta) for row in rows])),
+                TerminalColumn(
+                    "mu", spent([f"{rounded_up(row.mu)} {row.mu_kind}"[:12].strip() for row in rows]), expendable=1
+                ),
+            ]
+            if run.private or tested
+            else []
+        ),
+        *(
+            [TerminalColumn("temp.", [significant(row.temperature) for row in trained] + blank, expendable=2)]
+            if tempered(run)
+            else []
+        ),
         TerminalColumn(
             "status",
             [*(folded(row.status, STATUS_WIDTH) for row in trained), *(EVALUATION_STATUS for _ in tested)],
@@ -62,7 +85,8 @@ def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
         ),
     ]
     sections = (len(trained) - 1,) if tested else ()
-    return fitted_table("Privacy spent", columns, width, caption=_privacy_caption(run), sections=sections)
+    title = "Privacy spent" if run.private else "Training without privacy"
+    return fitted_table(title, columns, width, caption=_privacy_caption(run), sections=sections)
 
 
 def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:

@@ -33,7 +33,8 @@ TEMPLATE = """\
 <body>
 <main>
 <header class="answer">
-<h1>{{ run.scenario }}{% if run.seeded %} (seeded: not private){% endif %}</h1>
+<h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not private)\
+{% endif %}</h1>
 <p class="lead">{{ answer.calibration | unbroken }}</p>
 {% if answer.elsewhere %}<p>{{ answer.elsewhere | unbroken }}</p>{% endif %}
 
@@ -50,17 +51,29 @@ TEMPLATE = """\
 <div class="caution">{% for text in run.warnings %}<p>{{ text }}</p>{% endfor %}</div>
 {% endif %}
 
-<h2 id="privacy">Privacy per site</h2>
+{% if settings.rows %}
+<h2 id="settings">What was run</h2>
+{{ table(settings, "What was run") }}
+{% endif %}
+<h2 id="privacy">{{ "Privacy per site" if run.private else "Training per site" }}</h2>
 {% if privacy.rows %}
-{{ table(privacy, "Privacy spent by each site") }}
+{{ table(privacy, "Privacy spent by each site" if run.private else "Training of each site") }}
 {% else %}<p>No site trained.</p>{% endif %}
 <div class="figures">
 {% if epsilon %}{{ figure(epsilon) }}{% endif %}
 <div>
+{% if run.private %}
 <p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.</p>
-<p class="note">Temperature is the mean over steps, weighted by step size, with its range; 1 is the Bayesian
-posterior.</p>
-{% if run.privacy | selectattr("recalibration_epsilon", "number") | list %}<p class="note">Recalibration used units that
+{% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
+{% endif %}
+{% else %}
+<p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
+{% endif %}
+{% if tempered %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range; 1 is the
+Bayesian posterior.</p>
+{% endif %}
+{% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
+<p class="note">Recalibration used units that
 were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
 {% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
 did not train.</p>{% endif %}
@@ -110,15 +123,20 @@ records. Epistemic is the disagreement of the posterior's samples, aleatoric the
 
 <h2 id="limits">Limits</h2>
 <details class="guide" open><summary>What these numbers do not say</summary>
+{% if run.private %}
 <p>Each ε bounds what the site's releases tell about {{ adjacency }}; a person with records at several sites, or more
 records than one unit holds, is protected less. δ is the probability with which the bound may fail.</p>
+{% endif %}
 <p>
 {%- if not run.configurations_tried %}How many configurations were tried is not recorded.
 {%- elif run.configurations_tried == 1 %}One configuration was tried.
 {%- else %}{{ run.configurations_tried }} configurations were tried.
 {%- endif %} {{ "" }}
-Choosing between configurations by their results on the same records costs privacy that ε does not contain.</p>
+{% if run.private %}Choosing between configurations by their results on the same records costs privacy that ε does not
+contain.</p>
 <p>μ (exact) holds for full batches; μ (clt) is an approximation that under-reports, and is never turned into an ε.</p>
+{% else %}Choosing between configurations by their results on the same records flatters the chosen one.</p>
+{% endif %}
 <p>Intervals cover the chance of the test records (and of added noise), not of another training run, and not of sites
 unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap leave it open.</p>
 </details>

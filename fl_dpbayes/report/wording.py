@@ -41,6 +41,11 @@ def neighbours(run: Summary) -> str:
     return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
 
 
+def tempered(run: Summary) -> bool:
+    """Say whether any site's chain has a temperature to show."""
+    return any(row.temperature is not None for row in run.privacy)
+
+
 def place_name(row: CalibrationRecord) -> str:
     """Name where a row was measured."""
     return f"all {ROLES[row.role]}" if row.pooled else row.site

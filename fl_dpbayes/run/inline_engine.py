@@ -47,14 +47,17 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event) -> None:
 def logs_in(path: Path) -> Iterator[None]:
     """Send what Flower and the virtual sites log to a file while the context lasts, not across a progress display."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    before = {name: logging.getLogger(name).handlers[:] for name in LOGGERS}
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
     try:
-        for name in LOGGERS:
-            logging.getLogger(name).handlers[:] = [handler]
+        for logger in loggers:
+            logger.handlers[:] = [handler]
+            # Opacus, imported on the first use of some samplers, gives the root logger a handler on the terminal.
+            logger.propagate = False
         yield
     finally:
-        for name, handlers in before.items():
-            logging.getLogger(name).handlers[:] = handlers
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
         handler.close()
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.counted import counted
+from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.installation import check_origin
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
@@ -36,6 +37,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
 
     Raises:
         UserError: if the scenario cannot run, or its run failed; what was computed is then in the run directory.
+        Stopped: if an interrupt ended it.
     """
     import clients
     import server
@@ -46,8 +48,10 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     plan = plan_sites(scenario, data_dir)
     folder = _new_folder(run_folder, scenario.name)
     prepare_simulation(scenario, plan, folder)
-    console.print(f"[bold]{scenario.name}[/bold]: {len(scenario.sites)} sites, {scenario.training.rounds} rounds, "
-                  f"engine {engine}, writing {folder}")  # fmt: skip
+    console.print(f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
+                  f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}")  # fmt: skip
+    if scenario.privacy.kind == "none":
+        console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
     sites = len(scenario.sites)
 
     def work(stop: threading.Event) -> None:
@@ -56,7 +60,13 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
         else:
             run_flower(folder, sites, scenario.resources, stop)
 
-    failure = _run_and_follow(work, folder / EVENTS_FILE, scenario.training.rounds * scenario.training.chains, console)
+    try:
+        rounds = scenario.training.rounds * scenario.training.chains
+        failure = _run_and_follow(work, folder / EVENTS_FILE, rounds, console)
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"what the sites released and spent until then is in {folder} (rounds.csv, privacy.csv, ledgers)"
+        ) from None
     _raise_failure(failure, folder)
     show_run(folder, console)
     return folder

@@ -8,8 +8,10 @@ import numpy as np
 import pandas
 from rich.console import Console
 from rich.table import Table
+from scipy.special import entr
 
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.aggregation_section import point_rule
+from fl_dpbayes.calibration.recalibration import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.data.data_folder import backbone_folder
@@ -24,6 +26,8 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.wording import predictor_name
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
@@ -49,8 +53,9 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     """Write class probabilities and uncertainty for new records as CSV.
 
     Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
-    Where the run recalibrated its posterior, the probabilities are the recalibrated ones; the uncertainties are those
-    of the posterior itself.
+    Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
+    the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, so these
+    cells are empty.
 
     Args:
         run_dir: a run directory.
@@ -66,8 +71,12 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
     for number in range(probabilities.shape[1]):
         table[f"probability_{number}"] = probabilities[:, number]
-    for name in ("total", "aleatoric", "epistemic"):
-        table[f"{name}_uncertainty"] = getattr(prediction, name)
+    if mapping is None:
+        uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
+    else:
+        uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+    for name, values in uncertainty.items():
+        table[f"{name}_uncertainty"] = values
     if out is None:
         print(table.to_csv(index=False, float_format="%.6f"), end="")
         return
@@ -144,8 +153,29 @@ def _predict(run_dir: Path, data: Path, *, labelled: bool) -> tuple[NewRecords, 
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
-    if text := one_sample_warning(len(samples.weights)):
-        # On the error stream: what goes to the other may be CSV or JSON for a program.
-        Console(stderr=True).print(f"warning: {text}", style="yellow", markup=False)
+    if text := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
+        _say(f"warning: {text}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
-    return records, prediction, stored.metadata.recalibration
+    return records, prediction, _usable_map(stored.metadata.recalibration, run_dir)
+
+
+def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:
+    """Say whether probabilities are recalibrated and how; a map that its run found to be mostly noise is left out."""
+    if mapping is None:
+        return None
+    # A posterior may be used without the records of its run.
+    known = (run_dir / "summary.json").is_file()
+    noise = parse_summary(read_summary(run_dir)).recalibration_noise if known else ""
+    if noise:
+        _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")
+        return None
+    _say(
+        f"probabilities are recalibrated by {describe(mapping)}, the average over the training sites; their "
+        "uncertainty has no aleatoric and epistemic part"
+    )
+    return mapping
+
+
+def _say(text: str, style: str = "") -> None:
+    # On the error stream: what goes to the other may be CSV or JSON for a program.
+    Console(stderr=True).print(text, style=style, markup=False, highlight=False)

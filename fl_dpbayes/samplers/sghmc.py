@@ -23,7 +23,7 @@ import torch
 from fl_dpbayes.samplers.kernel import ChainState, Kernel
 
 
-def kernel(friction: float = 0.1) -> Kernel:
+def kernel(friction: float = 0.5) -> Kernel:
     """Return the sampler.
 
     Args:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas
 import pytest
 from rich.console import Console
+from scipy.special import entr
 
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.data.load import load_source
@@ -90,7 +91,11 @@ def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: p
     written = pandas.read_csv(table).filter(like="probability_").to_numpy()
     assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
     assert np.abs(written - plain).max() > 1e-3
-    capsys.readouterr()
+    uncertainty = pandas.read_csv(table).filter(like="_uncertainty")
+    assert np.abs(uncertainty["total_uncertainty"] - entr(written).sum(axis=1)).max() < 1e-4
+    assert uncertainty[["aleatoric_uncertainty", "epistemic_uncertainty"]].isna().all(axis=None)
+    temperature = np.exp(stored.metadata.recalibration.parameters[0])
+    assert f"temperature scaling with T = {temperature:.3g}" in " ".join(capsys.readouterr().err.split())
     evaluate_records(run.folder, archive, Console(quiet=True), as_json=True)
     row = json.loads(capsys.readouterr().out)
     assert (row["predictor"], row["n"], row["epistemic"]) == ("recalibrated", 60, None)
@@ -156,7 +161,7 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
     run.scenario = run.scenario.model_copy(update={"resources": soon})
     run.run()
     summary = summary_of(run)
-    assert "north did not recalibrate: no reply in time" in summary["warnings"]
+    assert "north did not recalibrate: no reply in time (the same at south, east, west)." in summary["warnings"]
     assert summary["recalibration"] is None
     assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
 
@@ -175,8 +180,28 @@ def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> 
         load_scenario("quickstart", [override])
 
 
-def test_map_that_is_mostly_noise_is_called_so(federation) -> None:
+def test_cost_of_recalibration_is_in_the_table_of_costs(federation) -> None:
+    run = federation(*RECALIBRATED)
+    run.run()
+    table = pandas.read_csv(run.folder / "privacy.csv")
+    rows = table[table["purpose"] == "recalibration"]
+    assert list(rows["site"]) == ["north", "south", "east", "west"]
+    assert rows["round"].isna().all()
+    assert list(rows["epsilon"]) == [row["recalibration_epsilon"] for row in summary_of(run)["privacy"]]
+    assert set(table["purpose"]) == {"training", "recalibration"}
+
+
+def test_map_that_is_mostly_noise_is_called_so_and_not_used(
+    federation, tmp_path, capsys: pytest.CaptureFixture
+) -> None:
     run = federation('recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy")
     run.run()
-    warnings = json.loads((run.folder / "summary.json").read_text())["warnings"]
-    assert sum("recalibration is mostly noise" in text for text in warnings) == 1
+    summary = summary_of(run)
+    assert sum("recalibration is mostly noise" in text for text in summary["warnings"]) == 1
+    assert "mostly noise" in summary["recalibration"]["noise"]
+    records = load_source(BuiltIn(kind="digits"), "train")
+    np.savez(tmp_path / "digits.npz", features=records.features[:9], labels=records.labels[:9])
+    evaluate_records(run.folder, tmp_path / "digits.npz", Console(quiet=True), as_json=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["predictor"] == "posterior"
+    assert "mostly noise" in printed.err

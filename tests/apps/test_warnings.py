@@ -106,3 +106,24 @@ def test_fedpa_compares_states_in_rounds_without_samples_too(federation) -> None
     )
     reorder_hidden_units(run)
     assert any("'1.weight' at site 'west'" in text for text in warnings_of(run))
+
+
+def test_rule_that_makes_one_point_has_one_sentence_for_it(federation) -> None:
+    texts = warnings_of(federation("aggregation.rule=fedavg"))
+    assert [text for text in texts if "point" in text or "mixed" in text] == [
+        "aggregation.rule 'fedavg' makes one point by design: a point estimate, whose epistemic uncertainty of 0 means "
+        "unknown, not none."
+    ]
+
+
+def test_states_of_an_optimiser_are_called_so(federation) -> None:
+    texts = warnings_of(federation("aggregation.rule=mixture", "sampler.kind=dp-sgd"))
+    (text,) = texts
+    assert "states of the optimiser dp-sgd, not posterior samples" in text
+
+
+def test_heat_of_momentum_is_advised_on_with_friction(federation) -> None:
+    texts = warnings_of(
+        federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", "sampler.kind=dp-sghmc", name="hot")
+    )
+    assert any("Smaller steps, more friction than 0.5, a larger budget" in text for text in texts)

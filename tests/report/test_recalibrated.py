@@ -67,3 +67,12 @@ def test_its_cost_is_a_column_and_the_larger_of_both_is_the_answer(summary):
     assert "at most epsilon 2.50 " in answer(recalibrated(summary, 2.5)).privacy
     assert "epsilon is infinite at 4 of 4" in answer(recalibrated(summary, math.inf)).privacy
     assert "epsilon at most 2.50" in printed(terminal_privacy_table(recalibrated(summary, 2.5)))
+
+
+def test_map_that_is_mostly_noise_does_not_come_first(summary):
+    noisy = recalibrated(summary) | {"recalibration": {"method": "temperature", "noise": "it is mostly noise"}}
+    figures = [meaning for _, meaning in key_figures(parse_summary(noisy))]
+    assert "averaged posterior" in figures[0]
+    assert "recalibrated posterior" in figures[2]
+    assert "mostly privacy noise" in figures[2]
+    assert answer(noisy).calibration.endswith("but do not use that: the map is mostly privacy noise.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.records import write_atomically
@@ -70,11 +70,17 @@ def run_experiment(
 
     Raises:
         UserError: if the experiment's data are missing.
+        Stopped: if an interrupt ended it.
     """
     experiment.check_data(data_dir)
     count = seeds or (FULL_SEEDS if full else 1)
     cells = [cell for seed in range(count) for cell in experiment.cells(seed, full)]
-    results, failures = run_cells(experiment, cells, folder, data_dir, workers, console)
+    try:
+        results, failures = run_cells(experiment, cells, folder, data_dir, workers, console)
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"finished cells are kept in {folder / 'cells'}; the same command does those that are missing"
+        ) from None
     # Some experiments are so small that they are never reduced.
     whole = full or experiment.cells(0, True) == experiment.cells(0, False)
     record = summarise(experiment, results, failures, full=whole, seeds=count)

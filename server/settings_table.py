@@ -1,0 +1,109 @@
+"""What was run, in a few lines of the report: model, sampler, length, noise, aggregation, recalibration."""
+
+import math
+from typing import Any
+
+from fl_dpbayes.protocol.plan import PrivacyPlan
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.recalibration_section import recalibration_plan
+from fl_dpbayes.scenario import Scenario, Training
+
+
+def settings_table(scenario: Scenario) -> list[dict[str, str]]:
+    """Say what was run.
+
+    Args:
+        scenario: the resolved scenario.
+
+    Returns:
+        One row `name`, `value` per part, in words.
+    """
+    rows = {
+        "Model": _described(scenario.model, "features"),
+        "Features": _described(scenario.model.features) if scenario.model.features else "none: the records themselves",
+        "Sampler": _described(scenario.sampler, "step_size", "prior"),
+        "Step size": _described(scenario.sampler.step_size),
+        "Prior": _described(scenario.sampler.prior),
+        "Length": _length(scenario.training),
+        "Privacy": _privacy(scenario),
+        "Noise": _noise(scenario),
+        "Clipping": _clipping(scenario),
+        "Batches": f"each unit with probability {scenario.privacy.sampling_rate:g} (Poisson)",
+        "Aggregation": _described(scenario.aggregation),
+        "Recalibration": _recalibration(scenario),
+    }
+    return [{"name": name, "value": value} for name, value in rows.items()]
+
+
+def _described(record: Record, *left_out: str) -> str:
+    """Name a record's kind, then its settings."""
+    values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out}
+    kind = values.pop("kind", None) or values.pop("rule", "")
+    settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in values.items() if value is not None]
+    return ", ".join([str(kind), *settings] if kind else settings)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case Record():
+            return f"({_described(value)})"
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return " - ".join(map(_text, value))
+        case _:
+            return str(value)
+
+
+def _length(training: Training) -> str:
+    each = f"{training.rounds} rounds x {training.steps_per_round} steps"
+    kept = f"burn-in {training.burn_in} steps, then every {training.thinning}th state"
+    if training.chains == 1:
+        return f"1 chain per site: {each}; {kept}"
+    return f"{training.chains} chains per site: their costs add up to one account; each {each}; {kept}"
+
+
+def _privacy(scenario: Scenario) -> str:
+    privacy = scenario.privacy
+    if privacy.kind == "none":
+        return "none: epsilon is infinite"
+    return f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each site"
+
+
+def _noise(scenario: Scenario) -> str:
+    privacy = scenario.privacy
+    if not isinstance(privacy, PrivacyPlan):
+        if privacy.temperature is not None:
+            return f"that of Langevin dynamics at temperature {privacy.temperature:g}"
+        deviation = privacy.noise_standard_deviation
+        return f"standard deviation {deviation:g} on the sum of gradients" if deviation else "none"
+    parts = [f"coupling {privacy.coupling}"]
+    if privacy.temperature is not None:
+        parts.append(f"temperature {privacy.temperature:g}")
+    if privacy.noise_multiplier is not None:
+        parts.append(f"noise multiplier {privacy.noise_multiplier:g}")
+    elif privacy.coupling in ("constant", "floor"):
+        parts.append("noise multiplier solved from epsilon at each site")
+    elif privacy.temperature is None:
+        parts.append("temperature solved from epsilon at each site")
+    if privacy.pre_noise:
+        parts.append(f"noise of {privacy.pre_noise:g} on each gradient before the clip")
+    return ", ".join(parts)
+
+
+def _clipping(scenario: Scenario) -> str:
+    privacy = scenario.privacy
+    if privacy.clip_norm is None:
+        return "none"
+    return f"{_described(privacy.clipping)}, clip norm {privacy.clip_norm:g}"
+
+
+def _recalibration(scenario: Scenario) -> str:
+    section = scenario.recalibration
+    if section is None:
+        return "none"
+    epsilon = recalibration_plan(section, scenario.privacy).epsilon or math.inf
+    cost = "not private" if math.isinf(epsilon) else f"epsilon {epsilon:g} on units kept from training"
+    settings = _described(section, "method", "scope", "epsilon", "fraction")
+    whose = "one map over all sites" if section.scope == "federated" else "a map per site"
+    return f"{section.method}, {whose}, {section.fraction:.0%} of each training site's units, {cost}, {settings}"
