@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from server.atomic_file import save_atomically
 
 
 class PosteriorBank:
@@ -35,8 +36,21 @@ class PosteriorBank:
                 "weights": np.asarray(samples.weights, dtype=np.float64),
                 "temperatures": np.asarray(samples.temperatures, dtype=np.float64),
             }
-            save_file(content, self._samples_path(site, round_number, chain))
-        save_file(dict(last), self._last_path(site, chain))
+            save_atomically(self._samples_path(site, round_number, chain), content)
+        save_atomically(self._last_path(site, round_number, chain), last)
+
+    def keep_through(self, round_number: int) -> None:
+        """Make a round the last one: what came after it goes, and so do last states that it has replaced.
+
+        Args:
+            round_number: the last round that is complete; 0 empties the bank.
+        """
+        for folder in self._folder.glob("*"):
+            for path in folder.glob("*-round-*.safetensors"):
+                if _round_of(path) > round_number:
+                    path.unlink()
+            for path in set(folder.glob("last-*.safetensors")) - set(self._last_paths(folder.name)):
+                path.unlink()
 
     def sites(self) -> list[str]:
         """Return the names of the sites that have sent a state, in alphabetical order."""
@@ -44,19 +58,19 @@ class PosteriorBank:
 
     def last(self, site: str, chain: int) -> Arrays | None:
         """Return the last state of one of a site's chains, or None before its first reply in it."""
-        path = self._last_path(site, chain)
-        return load_file(path) if path.is_file() else None
+        paths = [path for path in self._last_paths(site) if _chain_of(path) == chain]
+        return load_file(paths[0]) if paths else None
 
     def last_states(self, site: str) -> list[Arrays]:
         """Return the last state of each of a site's chains so far."""
-        return [load_file(path) for path in sorted((self._folder / site).glob("last-*.safetensors"))]
+        return [load_file(path) for path in self._last_paths(site)]
 
     def sample_chains(self, site: str) -> npt.NDArray[np.int64]:
         """Return the number of the chain that each sample of `samples` belongs to, shape (M,)."""
         numbers: list[int] = []
         for path in self._sample_paths(site):
             with safe_open(path, framework="numpy") as file:
-                numbers += [int(path.name.split("-")[1])] * file.get_slice("weights").get_shape()[0]
+                numbers += [_chain_of(path)] * file.get_slice("weights").get_shape()[0]
         return np.array(numbers, dtype=np.int64)
 
     def _sample_paths(self, site: str) -> list[Path]:
@@ -65,8 +79,13 @@ class PosteriorBank:
     def _samples_path(self, site: str, round_number: int, chain: int) -> Path:
         return self._folder / site / f"chain-{chain:04d}-round-{round_number:06d}.safetensors"
 
-    def _last_path(self, site: str, chain: int) -> Path:
-        return self._folder / site / f"last-{chain:04d}.safetensors"
+    def _last_path(self, site: str, round_number: int, chain: int) -> Path:
+        # With its round: a state of a round that was cut off must not be where the repeated round starts.
+        return self._folder / site / f"last-{chain:04d}-round-{round_number:06d}.safetensors"
+
+    def _last_paths(self, site: str) -> list[Path]:
+        newest = {_chain_of(path): path for path in sorted((self._folder / site).glob("last-*.safetensors"))}
+        return [newest[chain] for chain in sorted(newest)]
 
     def samples(self, site: str) -> PosteriorSamples | None:
         """Return all samples of a site in the order of rounds, or None if it has sent none."""
@@ -77,6 +96,14 @@ class PosteriorBank:
         """Return a site's samples of one round, or None if it has sent none in it."""
         path = self._samples_path(site, round_number, chain)
         return _read_samples(path) if path.is_file() else None
+
+
+def _chain_of(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _round_of(path: Path) -> int:
+    return int(path.stem.split("-")[3])
 
 
 def _read_samples(path: Path) -> PosteriorSamples:

@@ -19,6 +19,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
@@ -26,6 +27,7 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
+from server.checkpoint import Checkpoint, write_checkpoint
 from server.evaluation import Evaluation
 from server.fixed import Federation
 from server.messages import array_bytes, read_record, request_message
@@ -69,6 +71,7 @@ class PosteriorStrategy(Strategy):
         self.plan = self.site_plan(len(units))
         self._ledger_heads: dict[str, str] = {}
         self._finished: set[str] = set()
+        self._done_rounds = 0
         self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
         self._requests: list[tuple[Message, Member, TrainRequest | EvaluateRequest]] = []
         self.evaluation: Evaluation | None = None
@@ -108,6 +111,30 @@ class PosteriorStrategy(Strategy):
         module = build_model(scenario.model, self.federation.roster.task, scenario.seed + chain)
         return state_arrays(initial_slots(scenario.sampler, to_vector(module)), module)
 
+    def save(self, round_number: int, state: Arrays) -> None:
+        """Write the checkpoint of a round that is complete; 0 before the first."""
+        federation = self.federation
+        checkpoint = Checkpoint(
+            scenario=digest(federation.scenario),
+            run=federation.run,
+            round=round_number,
+            cards=tuple(member.card for member in federation.roster.members),
+            left_out=federation.roster.left_out,
+            ledger_heads=self._ledger_heads,
+            finished=tuple(sorted(self._finished)),
+            record=self.record.state(),
+        )
+        write_checkpoint(federation.run_folder, checkpoint, state)
+        self.bank.keep_through(round_number)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
+        self._done_rounds = checkpoint.round
+        self._ledger_heads = dict(checkpoint.ledger_heads)
+        self._finished = set(checkpoint.finished)
+        self.record.restore(checkpoint.record)
+        self.bank.keep_through(checkpoint.round)
+
     def summary(self) -> None:
         """Log what is about to run."""
         log(INFO, "\t├── training sites: %s", len(self.federation.roster.training))
@@ -118,6 +145,8 @@ class PosteriorStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Build one training request for each training site that has not finished."""
+        if server_round <= self._done_rounds:
+            return []
         chain = self.chain_of(server_round)
         starts_chain = (server_round - 1) % self.plan.rounds == 0
         received = {name: array.numpy() for name, array in arrays.items()}
@@ -145,7 +174,9 @@ class PosteriorStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and bank the replies one by one, then let the rule form the next state."""
+        """Check and bank the replies one by one, let the rule form the next state, and write a checkpoint."""
+        if server_round <= self._done_rounds:
+            return None, None
         good: dict[str, CheckedReply] = {}
         outcomes: list[SiteOutcome] = []
         for reply in replies:
@@ -175,6 +206,7 @@ class PosteriorStrategy(Strategy):
             )
         if good:
             self._state = self.next_state(server_round, self._state, good)
+        self.save(server_round, self._state)
         return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self._state.items()}), None
 
     def configure_evaluate(
