@@ -96,10 +96,10 @@ def end_interrupted(run_folder: Path) -> None:
         return
     home = Path(note.read_text(encoding="utf-8"))
     if home.is_absolute() and home.name.startswith(HOME_PREFIX):
-        left = {number for first in _processes_of(home) for number in (first, *_descendants(first))}
+        left = {number for first in processes_of(home) for number in (first, *_descendants(first))}
         _kill(left)
         # What was started meanwhile.
-        end_processes_of(home)
+        endprocesses_of(home)
         shutil.rmtree(home, ignore_errors=True)
     note.unlink()
 
@@ -184,7 +184,7 @@ def _end(process: subprocess.Popen, home: Path) -> None:
         if _parent_and_start(number)[1] == started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-    end_processes_of(home)
+    endprocesses_of(home)
     process.wait()
 
 
@@ -208,7 +208,7 @@ def _parent_and_start(process: int) -> tuple[int, int]:
     return int(fields[1]), int(fields[19])
 
 
-def end_processes_of(home: Path) -> None:
+def endprocesses_of(home: Path) -> None:
     """End every process that was started with this FLWR_HOME.
 
     Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
@@ -217,10 +217,11 @@ def end_processes_of(home: Path) -> None:
     Args:
         home: the folder, of one run alone.
     """
-    _kill(_processes_of(home))
+    _kill(processes_of(home))
 
 
-def _processes_of(home: Path) -> set[int]:
+def processes_of(home: Path) -> set[int]:
+    """Return the processes that were started with this FLWR_HOME."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes import cli
-from fl_dpbayes.run.flower_engine import HOME_FILE
+from fl_dpbayes.run.flower_engine import HOME_FILE, processes_of
 from fl_dpbayes.run.folder_lock import folder_lock
 
 KILLS = 12
@@ -95,6 +95,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", *arguments]
 
 
+def is_zombie(number: int) -> bool:
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
 def without_seconds(path: Path) -> list[list[str]]:
     rows = [line.split(",") for line in path.read_text().splitlines()]
     return [[cell for name, cell in zip(rows[0], row, strict=True) if name != "seconds"] for row in rows]
@@ -138,10 +142,16 @@ def test_flower_run_whose_command_is_killed_is_resumed(tmp_path: Path) -> None:
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
     assert (folder / HOME_FILE).is_file(), log.read_text()
+    # Flower's processes are in sessions of their own and would finish so short a run by themselves.
+    left = processes_of(Path((folder / HOME_FILE).read_text()))
+    for number in left:
+        os.kill(number, signal.SIGSTOP)
     done = subprocess.run(command("--resume", str(folder)), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after round" in done.stdout
     assert not (folder / HOME_FILE).exists()
+    assert left
+    assert not [number for number in left if Path(f"/proc/{number}").exists() and not is_zombie(number)]
     for table in TABLES:
         assert (folder / table).read_bytes() == (tmp_path / "unbroken" / table).read_bytes(), table
 
