@@ -111,7 +111,8 @@ def _release(
             ledger_head=reserved.head,
         )
         head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
-    except BaseException:
+    except Exception:
+        # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
         ledger.fail(reserved.reservation)
         raise
     return reply.model_copy(update={"ledger_head": head}), arrays

@@ -130,7 +130,8 @@ def _fit_and_commit(
             ledger_head=reserved.head,
         )
         head = ledger.commit(reserved.reservation, pack_reply(reply, {}))
-    except BaseException:
+    except Exception:
+        # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
         ledger.fail(reserved.reservation)
         raise
     return reply.model_copy(update={"ledger_head": head})

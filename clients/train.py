@@ -133,7 +133,8 @@ def _run_and_commit(
             arrays |= encode_samples(samples, request.precision)
         reply = _reply(ledger, reserved, site, request, result, seeded=site_file.insecure_seed is not None)
         head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
-    except BaseException:
+    except Exception:
+        # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
         ledger.fail(reserved.reservation)
         raise
     return reply.model_copy(update={"ledger_head": head}), arrays

@@ -44,17 +44,28 @@ Adjacency = Annotated[
 
 @app.command(epilog="Example: fl-dpbayes simulate quickstart --set privacy.epsilon=2")
 def simulate(
-    scenario: Annotated[str, typer.Argument(help="A shipped name or the path of a .toml file.")],
+    scenario: Annotated[str | None, typer.Argument(help="A shipped name or the path of a .toml file.")] = None,
     engine: Engine = "flower",
     out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<scenario>-<time>.")] = None,
     assignments: Assignments = None,
     data_dir: DataDir = None,
     seed: Annotated[int | None, typer.Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory, after its last round.")
+    ] = None,
 ) -> None:
-    """Run a scenario over many simulated sites and write its run directory."""
+    """Run a scenario over many simulated sites and write its run directory; or go on with one that was cut off."""
+    from fl_dpbayes.run.resume import resume_run
     from fl_dpbayes.run.simulate import simulate as run
     from fl_dpbayes.scenario import load_scenario
 
+    if resume is not None:
+        if assignments or seed is not None or out is not None:
+            raise UserError("--resume goes on with a run as it was begun: leave --set, --seed and --out out")
+        resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
+        return
+    if scenario is None:
+        raise UserError("give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)")
     overrides = [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])]
     run(load_scenario(scenario, overrides), engine, out, data_dir, console)
 

@@ -1,5 +1,6 @@
 """The validated scenario: everything that a run is, in one file."""
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -253,8 +254,10 @@ def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
 
 
 def write_scenario(scenario: Scenario, path: Path) -> None:
-    """Write the resolved scenario as TOML."""
-    path.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    """Write the resolved scenario as TOML; whoever reads it meets the whole file or none."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _find(name_or_path: str) -> Path:

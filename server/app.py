@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the scenario that the run config names, and write its run directory.
 
     Run config: `scenario` (a shipped name or a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`.
-    A folder that already holds site files is used as it is.
+    A folder that already holds site files is used as it is, and a run in it that was cut off is resumed.
     """
     check_origin(server)
     replace_dead_actors(grid)

@@ -11,6 +11,7 @@ from fl_dpbayes.posterior.sample_file import open_samples, write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from server.atomic_file import replaced_atomically
 from server.site_samples import PerSite
 
 
@@ -33,8 +34,23 @@ class PosteriorBank:
         folder = self._folder / site
         folder.mkdir(parents=True, exist_ok=True)
         if len(samples.weights):
-            write_samples(self._samples_path(site, round_number, chain), samples)
-        save_file(dict(last), self._last_path(site, chain))
+            with replaced_atomically(self._samples_path(site, round_number, chain)) as partial:
+                write_samples(partial, samples)
+        with replaced_atomically(self._last_path(site, round_number, chain)) as partial:
+            save_file(dict(last), partial)
+
+    def keep_through(self, round_number: int) -> None:
+        """Make a round the last one: what came after it goes, and so do last states that it has replaced.
+
+        Args:
+            round_number: the last round that is complete; 0 empties the bank.
+        """
+        for folder in self._folder.glob("*"):
+            for path in folder.glob("*-round-*.safetensors"):
+                if _round_of(path) > round_number:
+                    path.unlink()
+            for path in set(folder.glob("last-*.safetensors")) - set(self._last_paths(folder.name)):
+                path.unlink()
 
     def sites(self) -> list[str]:
         """Return the names of the sites that have sent a state, in alphabetical order."""
@@ -42,12 +58,12 @@ class PosteriorBank:
 
     def last(self, site: str, chain: int) -> Arrays | None:
         """Return the last state of one of a site's chains, or None before its first reply in it."""
-        path = self._last_path(site, chain)
-        return load_file(path) if path.is_file() else None
+        paths = [path for path in self._last_paths(site) if _chain_of(path) == chain]
+        return load_file(paths[0]) if paths else None
 
     def has_last(self, site: str, chain: int) -> bool:
         """Say whether a site has sent a state of one of its chains."""
-        return self._last_path(site, chain).is_file()
+        return any(_chain_of(path) == chain for path in self._last_paths(site))
 
     def states_of(self, sites: Sequence[str], chain: int) -> PerSite[Arrays]:
         """Return site -> last state of one of its chains, read at every look-up."""
@@ -61,20 +77,22 @@ class PosteriorBank:
         """Return the number of the chain that each sample of `samples` belongs to, shape (M,)."""
         numbers: list[int] = []
         for path in self._sample_paths(site):
-            numbers += [int(path.name.split("-")[1])] * len(open_samples(path).weights)
+            numbers += [_chain_of(path)] * len(open_samples(path).weights)
         return np.array(numbers, dtype=np.int64)
 
     def _sample_paths(self, site: str) -> list[Path]:
         return sorted((self._folder / site).glob("chain-*-round-*.safetensors"))
 
-    def _last_paths(self, site: str) -> list[Path]:
-        return sorted((self._folder / site).glob("last-*.safetensors"))
-
     def _samples_path(self, site: str, round_number: int, chain: int) -> Path:
         return self._folder / site / f"chain-{chain:04d}-round-{round_number:06d}.safetensors"
 
-    def _last_path(self, site: str, chain: int) -> Path:
-        return self._folder / site / f"last-{chain:04d}.safetensors"
+    def _last_path(self, site: str, round_number: int, chain: int) -> Path:
+        # With its round: a state of a round that was cut off must not be where the repeated round starts.
+        return self._folder / site / f"last-{chain:04d}-round-{round_number:06d}.safetensors"
+
+    def _last_paths(self, site: str) -> list[Path]:
+        newest = {_chain_of(path): path for path in sorted((self._folder / site).glob("last-*.safetensors"))}
+        return [newest[chain] for chain in sorted(newest)]
 
     def samples(self, site: str) -> PosteriorSamples | None:
         """Return all samples of a site in the order of rounds, or None if it has sent none."""
@@ -95,6 +113,14 @@ class PosteriorBank:
         """Return a site's samples of one round, or None if it has sent none in it."""
         path = self._samples_path(site, round_number, chain)
         return StoredSamples((open_samples(path),)).in_memory() if path.is_file() else None
+
+
+def _chain_of(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _round_of(path: Path) -> int:
+    return int(path.stem.split("-")[3])
 
 
 def _point(path: Path) -> SamplePiece:

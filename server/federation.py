@@ -7,16 +7,19 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
 from fl_dpbayes.aggregation_section import point_rule
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
+from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy
 from server.fald import FALDStrategy
 from server.fedpa import FedPAStrategy
@@ -45,7 +48,8 @@ SETTLED_SECONDS = 2.0
 def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_folder: str) -> None:
     """Run a scenario on the connected nodes and write its run directory.
 
-    Whatever happens after the first round, what was computed until then is written.
+    Whatever happens after the first round, what was computed until then is written. A run directory with a checkpoint
+    is taken up after the round that it holds: a site that has answered a repeated request sends its stored reply.
 
     Args:
         grid: Flower's grid, of any engine.
@@ -54,8 +58,11 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
         simulation_folder: where virtual sites find their files; empty in deployment.
 
     Raises:
-        UserError: if nodes or usable replies are too few.
+        UserError: if nodes or usable replies are too few, or the checkpoint is that of another scenario.
     """
+    found = read_checkpoint(run_folder)
+    if found is not None and found[0].scenario != digest(scenario):
+        raise UserError(f"{run_folder} holds a run of another scenario: give another folder")
     ordered, events = OrderedGrid(grid), EventLog(run_folder)
     record = RunRecord(run_folder, tempered=has_temperature(scenario.sampler))
     record.begin("roster")
@@ -68,10 +75,13 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
         timeout=scenario.resources.round_timeout,
         simulation_folder=simulation_folder,
     )
+    if found is not None:
+        roster = found[0].roster_of(roster)
+        events.write("resumed", round=found[0].round)
     events.write(
         "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out
     )
-    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events)
+    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found)
 
 
 def _start(
@@ -82,22 +92,29 @@ def _start(
     simulation_folder: str,
     record: RunRecord,
     events: EventLog,
+    found: tuple[Checkpoint, Arrays] | None,
 ) -> None:
     module = build_model(scenario.model, roster.task, scenario.seed)
     federation = Federation(
         scenario=scenario,
-        run=run_identifier(scenario),
+        run=found[0].run if found is not None else run_identifier(scenario),
         roster=roster,
+        planned_sites=found[0].planned_sites if found is not None else len(roster.training),
         shapes=parameter_shapes(module),
         run_folder=run_folder,
         simulation_folder=simulation_folder,
     )
     strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record, events)
-    initial = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
+    if found is None:
+        state = strategy.initial_state(0)
+        strategy.save(0, state)
+    else:
+        state = found[1]
+        strategy.restore(found[0])
     try:
         strategy.start(
             grid=grid,
-            initial_arrays=initial,
+            initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
             num_rounds=strategy.plan.total_rounds,
             timeout=scenario.resources.round_timeout,
         )

@@ -9,11 +9,12 @@ from server.roster import Roster
 
 @dataclass(frozen=True)
 class Federation:
-    """What is fixed for a whole run."""
+    """What is fixed for a whole run, but for who has joined: `planned_sites` sites trained when it began."""
 
     scenario: Scenario
     run: str
     roster: Roster
+    planned_sites: int
     shapes: dict[str, tuple[int, ...]]
     run_folder: Path
     simulation_folder: str

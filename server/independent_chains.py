@@ -87,7 +87,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
             SiteSamples(sites, self.bank.samples),
             self.site_weights,
             sampler=scenario.sampler,
-            sites=self.planned_sites,
+            sites=self.federation.planned_sites,
             start=self._mean_start(),
             generator=np.random.default_rng(scenario.seed),
         )

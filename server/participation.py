@@ -2,9 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.record import Record
 from server.roster import Roster
 from server.run_record import NO_REPLY, SiteOutcome
+
+
+class ParticipationState(Record):
+    """What `Participation` knows between two rounds, for a checkpoint: all but `finished` by site."""
+
+    joined: dict[str, PositiveInt]
+    silent: dict[str, NonNegativeInt]
+    finished: tuple[str, ...]
 
 
 class Participation:
@@ -16,6 +27,14 @@ class Participation:
         self._joined: dict[str, int] = {}
         self._silent: dict[str, int] = {}
         self._finished: set[str] = set()
+
+    def state(self) -> ParticipationState:
+        """Return what is known so far."""
+        return ParticipationState(joined=self._joined, silent=self._silent, finished=tuple(sorted(self._finished)))
+
+    def restore(self, state: ParticipationState) -> None:
+        """Go on from what was known after an earlier round of the same run."""
+        self._joined, self._silent, self._finished = dict(state.joined), dict(state.silent), set(state.finished)
 
     def finish(self, site: str) -> None:
         """Note that a site will never train again in this run, by its own word."""

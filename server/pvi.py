@@ -40,7 +40,7 @@ class PVIStrategy(PosteriorStrategy):
         super().__init__(federation, record, events)
         rule = federation.scenario.aggregation
         assert isinstance(rule, PVI)
-        self._draws, self._damping = rule.draws, rule.damping or 1 / len(self.site_weights)
+        self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites
         self._rounds, self._refined = 0, self._prior()
         used = 1 - (1 - self._damping) ** self.plan.total_rounds
         if used < ENOUGH_EVIDENCE:

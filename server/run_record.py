@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
+from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
 from fl_dpbayes.report.records import PRIVACY_COLUMNS, ROUND_COLUMNS, write_csv
@@ -91,6 +94,21 @@ def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
     }
 
 
+class RecordState(Record):
+    """A record between two rounds, for a checkpoint; of past replies it keeps what the summary needs."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
+
+    warnings: tuple[str, ...]
+    privacy_rows: tuple[dict[str, str | int | float | None], ...]
+    round_rows: tuple[dict[str, str | int | float | None], ...]
+    statements: dict[str, PrivacyStatement]
+    outcomes: tuple[tuple[str, str, str], ...]
+    participation: dict[str, dict[int, str]]
+    seconds: dict[str, float]
+    temperatures: dict[str, tuple[tuple[float, float, float, float], ...]]
+
+
 class RunRecord:
     """Collects a run's rows; `privacy.csv` and `rounds.csv` are rewritten after each round.
 
@@ -111,6 +129,34 @@ class RunRecord:
         self._temperatures: dict[str, list[tuple[float, float, float, float]]] = {}
         self._stage = ""
         self._started = time.monotonic()
+
+    def state(self) -> RecordState:
+        """Return what is known so far, the time of the stage under way included."""
+        seconds = dict(self.seconds)
+        if self._stage:
+            seconds[self._stage] = seconds.get(self._stage, 0.0) + time.monotonic() - self._started
+        return RecordState(
+            warnings=tuple(self.warnings),
+            privacy_rows=tuple(self.privacy_rows),
+            round_rows=tuple(self.round_rows),
+            statements=self.statements,
+            outcomes=tuple((o.site, o.status, o.detail) for of_site in self.outcomes.values() for o in of_site),
+            participation=self._statuses,
+            seconds=seconds,
+            temperatures={site: tuple(parts) for site, parts in self._temperatures.items()},
+        )
+
+    def restore(self, state: RecordState) -> None:
+        """Go on from a record of the same run; times add up."""
+        self.warnings = [*state.warnings, *(text for text in self.warnings if text not in state.warnings)]
+        self.privacy_rows, self.round_rows = list(state.privacy_rows), list(state.round_rows)
+        self.statements = dict(state.statements)
+        for site, status, detail in state.outcomes:
+            self.outcomes.setdefault(site, []).append(SiteOutcome(site, status, detail))
+        self._statuses = {site: dict(statuses) for site, statuses in state.participation.items()}
+        for stage, seconds in state.seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self._temperatures = {site: list(parts) for site, parts in state.temperatures.items()}
 
     def begin(self, stage: str) -> None:
         """End the stage under way, if any, and start the clock of another."""

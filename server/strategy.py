@@ -23,6 +23,7 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
@@ -31,6 +32,7 @@ from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
 from server.check_size import check_reply_size
+from server.checkpoint import Checkpoint, write_checkpoint
 from server.evaluation import Evaluation
 from server.fixed import Federation
 from server.messages import DROPPED, array_bytes, check_source, encoded, read_record, request_message
@@ -79,11 +81,11 @@ class PosteriorStrategy(Strategy):
         self.events = events
         self.bank = PosteriorBank(federation.run_folder / "bank")
         self.site_weights: Mapping[str, float] = self._weights()
-        self.planned_sites = len(self.site_weights)
-        self.plan = self.site_plan(self.planned_sites)
+        self.plan = self.site_plan(federation.planned_sites)
         check_reply_size(self.plan, federation)
         self._participation = Participation(federation.scenario.resources.silent_rounds)
         self._ledger_heads: dict[str, str] = {}
+        self._done_rounds = 0
         self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
         self._requests: list[tuple[Metadata, Member, TrainRequest | EvaluateRequest]] = []
         self._bytes_down = 0
@@ -128,6 +130,31 @@ class PosteriorStrategy(Strategy):
         module = build_model(scenario.model, self.federation.roster.task, scenario.seed + chain)
         return state_arrays(initial_slots(scenario.sampler, to_vector(module)), module)
 
+    def save(self, round_number: int, state: Arrays) -> None:
+        """Write the checkpoint of a round that is complete; 0 before the first."""
+        federation = self.federation
+        checkpoint = Checkpoint(
+            scenario=digest(federation.scenario),
+            run=federation.run,
+            round=round_number,
+            cards=tuple(member.card for member in federation.roster.members),
+            left_out=federation.roster.left_out,
+            ledger_heads=self._ledger_heads,
+            planned_sites=federation.planned_sites,
+            participation=self._participation.state(),
+            record=self.record.state(),
+        )
+        write_checkpoint(federation.run_folder, checkpoint, state)
+        self.bank.keep_through(round_number)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
+        self._done_rounds = checkpoint.round
+        self._ledger_heads = dict(checkpoint.ledger_heads)
+        self._participation.restore(checkpoint.participation)
+        self.record.restore(checkpoint.record)
+        self.bank.keep_through(checkpoint.round)
+
     def summary(self) -> None:
         """Log what is about to run."""
         log(INFO, "\t├── training sites: %s", len(self.federation.roster.training))
@@ -138,6 +165,8 @@ class PosteriorStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterator[Message]:
         """Let sites that have come since join, then build one request after the other for each that goes on."""
+        if server_round <= self._done_rounds:
+            return
         if server_round > 1:
             self._admit(server_round, grid)
         received = {name: array.numpy() for name, array in arrays.items()}
@@ -167,7 +196,9 @@ class PosteriorStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check and bank the replies one by one, then let the rule form the next state."""
+        """Check and bank the replies one by one, let the rule form the next state, and write a checkpoint."""
+        if server_round <= self._done_rounds:
+            return None, None
         good: dict[str, CheckedReply] = {}
         outcomes: list[SiteOutcome] = []
         for reply in replies:
@@ -202,6 +233,7 @@ class PosteriorStrategy(Strategy):
             )
         if good:
             self._state = self.next_state(server_round, self._state, good)
+        self.save(server_round, self._state)
         return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self._state.items()}), None
 
     def configure_evaluate(
@@ -323,10 +355,11 @@ class PosteriorStrategy(Strategy):
         for sentence in self._participation.admit(server_round, before, roster):
             self.record.warn(sentence)
         self.site_weights = self._weights()
-        if len(self.site_weights) > self.planned_sites and prior_share(self.federation.scenario.aggregation, 2) < 1:
+        planned, now = self.federation.planned_sites, len(self.site_weights)
+        if now > planned and prior_share(self.federation.scenario.aggregation, 2) < 1:
             self.record.warn(
-                f"the plan shares the prior between the {self.planned_sites} training sites of the start and more have "
-                f"joined: the posterior counts it {len(self.site_weights) / self.planned_sites:.3g} times"
+                f"the plan shares the prior between the {planned} training sites of the start and more have joined: the "
+                f"posterior counts it {now / planned:.3g} times"
             )
 
     def _starts_chain(self, server_round: int) -> bool:

@@ -3,8 +3,19 @@
 Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries add up to. Steps
 are reserved in the file before they run and count from then on, whether they complete, fail or are cut off by a crash:
 the recorded spend is never below the true one. A completed request is answered again from its stored reply, at no
-cost; work that did not complete is charged again when it is repeated. Replies are kept for good: that is the price of
-answering a repeated request for free.
+cost. Replies are kept for good: that is the price of answering a repeated request for free.
+
+Work that did not complete is charged again when it is repeated, with one exception. A reservation that is still open
+although the process that worked on it is known to be dead (a power cut, a kill) is taken over by the process that gets
+the same request again, at no further cost:
+
+- Nothing of the cut attempt left the site. A reply is sent only after `commit`, and a reservation is committed once:
+  of all attempts under it, at most one is ever released, and that one is charged.
+- What ended the cut attempt is taken to be independent of the records and the noise. An end that depends on them (a
+  chain that diverged, an exception) is caught and recorded as failed; its repetition is charged.
+- A process can also die of its own work, and that it died can be seen. So a reservation is taken over at most
+  `MOST_TAKEOVERS` times; after that, and where the system does not tell whether the process lives, the repetition is
+  charged like any other.
 
 The chain is not signed: whoever may write the file may write another chain. But each reply carries the head, and the
 server echoes the last one it saw, so a chain that lacks it (an older copy put back, a file deleted) is noticed.
@@ -36,9 +47,12 @@ from fl_dpbayes.privacy.ledger_state import (
     reservation_content,
     rule_content,
     slice_history,
+    takeover_content,
 )
 from fl_dpbayes.privacy.running_process import is_running, this_process
 from fl_dpbayes.protocol.refusal import RefusalCode
+
+MOST_TAKEOVERS = 20
 
 
 @dataclass(frozen=True)
@@ -149,8 +163,8 @@ class Ledger:
             echoed_head: the last head that the server says it saw; None if it saw none.
 
         Returns:
-            The reservation (of the longest prefix that the budget admits); or the stored reply, if this very request
-            was completed before; or the refusal.
+            The reservation (of the longest prefix that the budget admits, or the one that a dead process left open
+            for this very request); or the stored reply, if this very request was completed before; or the refusal.
 
         Raises:
             LedgerError: if the ledger cannot be read or written, or is damaged: nothing may run.
@@ -241,7 +255,7 @@ class Ledger:
     def _read(self) -> LedgerState:
         return read_state(read_chain(self._connection), self.cohort.name)
 
-    def _answer_again(self, state: LedgerState, spending: Spending) -> StoredReply | Refused | None:
+    def _answer_again(self, state: LedgerState, spending: Spending) -> Reserved | StoredReply | Refused | None:
         key = (spending.part, spending.run, spending.purpose)
         for earlier in state.reservations.values():
             if (earlier.part, earlier.run, earlier.purpose) != key:
@@ -256,7 +270,14 @@ class Ledger:
                 return StoredReply(reply_body(self._connection, state, earlier.identity))
             if earlier.state == "reserved" and is_running(earlier.process):
                 return Refused(RefusalCode.ALREADY_RESERVED, "round")
+            if earlier.state == "reserved" and earlier.process and earlier.takeovers < MOST_TAKEOVERS:
+                return self._take_over(earlier)
         return None
+
+    def _take_over(self, earlier: Reservation) -> Reserved:
+        content = takeover_content(self.cohort.name, earlier.identity, this_process())
+        entry = append_entry(self._connection, "taken over", content)
+        return Reserved(earlier.identity, earlier.steps, entry.head)
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
         name, part, budget = self.cohort.name, spending.part, state.budget()

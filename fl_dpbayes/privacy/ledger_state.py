@@ -83,8 +83,9 @@ class Reservation:
         time: when, ISO 8601.
         part: as in `Spending`, and so are `run`, `round`, `purpose`, `request_digest` and `first_step`.
         steps: how many were admitted.
-        process: which process took it.
+        process: which process works on it, or did last.
         state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
+        takeovers: how often a process went on with what a dead one had left open.
     """
 
     identity: int
@@ -98,6 +99,7 @@ class Reservation:
     steps: int
     process: str
     state: ReservationState = "reserved"
+    takeovers: int = 0
 
     def overlaps(self, spending: Spending) -> bool:
         """Say whether a step set aside here is asked for again."""
@@ -202,6 +204,11 @@ def reservation_content(cohort: str, spending: Spending, steps: int, process: st
     }  # fmt: skip
 
 
+def takeover_content(cohort: str, reservation: int, process: str) -> dict[str, Any]:
+    """Write the entry by which a process goes on with a reservation that a dead one left open."""
+    return {"cohort": cohort, "reservation": reservation, "process": process}
+
+
 def _read_cohort(state: LedgerState, entry: Entry) -> None:
     settings = entry.content["settings"]
     state.cohort = Cohort(**settings | {"epsilon": float(settings["epsilon"])})
@@ -228,6 +235,13 @@ def _read_reservation(state: LedgerState, entry: Entry) -> None:
     state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
 
 
+def _read_takeover(state: LedgerState, entry: Entry) -> None:
+    identity = entry.content["reservation"]
+    earlier = state.reservations[identity]
+    taken = replace(earlier, process=entry.content["process"], takeovers=earlier.takeovers + 1)
+    state.reservations[identity] = taken
+
+
 def _read_done(state: LedgerState, entry: Entry) -> None:
     identity = entry.content["reservation"]
     state.reservations[identity] = replace(state.reservations[identity], state="done")
@@ -245,6 +259,7 @@ _ENTRY_READERS = {
     "plan": _read_plan,
     "rule": _read_rule,
     "reserved": _read_reservation,
+    "taken over": _read_takeover,
     "done": _read_done,
     "failed": _read_failed,
 }

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.run.progress import EVENTS_FILE, EventReader
+from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.scenario import Resources
 
 START_SECONDS = 60.0
@@ -27,6 +27,8 @@ END_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 ASK_SECONDS = 15.0
 LOG_FILE = "flower.log"
+HOME_FILE = "flower-home"
+HOME_PREFIX = "fl-dpbayes-"
 APP_PROJECT = """\
 [build-system]
 requires = ["hatchling"]
@@ -68,16 +70,38 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
     Raises:
         UserError: if Flower could not start, or the run did not complete; the text says where to read on.
     """
-    home = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
+    home = Path(tempfile.mkdtemp(prefix=HOME_PREFIX))
+    (run_folder / HOME_FILE).write_text(str(home), encoding="utf-8")
+    events = EventReader(run_folder / EVENTS_FILE, end_of_events(run_folder / EVENTS_FILE))
     try:
         port = _free_port()
         environment = _environment(home, resources)
         _write_app(home, port)
         with _superlink(home, port, environment, run_folder / LOG_FILE):
             run_id = _submit(home, environment, run_folder, sites, resources)
-            _wait(home, environment, run_id, run_folder, stop)
+            _wait(home, environment, run_id, run_folder, events, stop)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+        (run_folder / HOME_FILE).unlink(missing_ok=True)
+
+
+def end_interrupted(run_folder: Path) -> None:
+    """End what a killed command left of its run: Flower's processes go on without it, and would write beside the next.
+
+    Args:
+        run_folder: the run directory, which no other command works on.
+    """
+    note = run_folder / HOME_FILE
+    if not note.is_file():
+        return
+    home = Path(note.read_text(encoding="utf-8"))
+    if home.is_absolute() and home.name.startswith(HOME_PREFIX):
+        left = {number for first in processes_of(home) for number in (first, *_descendants(first))}
+        _kill(left)
+        # What was started meanwhile.
+        endprocesses_of(home)
+        shutil.rmtree(home, ignore_errors=True)
+    note.unlink()
 
 
 def _environment(home: Path, resources: Resources) -> dict[str, str]:
@@ -160,7 +184,7 @@ def _end(process: subprocess.Popen, home: Path) -> None:
         if _parent_and_start(number)[1] == started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-    end_processes_of(home)
+    endprocesses_of(home)
     process.wait()
 
 
@@ -184,7 +208,7 @@ def _parent_and_start(process: int) -> tuple[int, int]:
     return int(fields[1]), int(fields[19])
 
 
-def end_processes_of(home: Path) -> None:
+def endprocesses_of(home: Path) -> None:
     """End every process that was started with this FLWR_HOME.
 
     Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
@@ -193,10 +217,23 @@ def end_processes_of(home: Path) -> None:
     Args:
         home: the folder, of one run alone.
     """
+    _kill(processes_of(home))
+
+
+def processes_of(home: Path) -> set[int]:
+    """Return the processes that were started with this FLWR_HOME."""
+    found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
+                found.add(int(entry.name))
+    return found
+
+
+def _kill(processes: set[int]) -> None:
+    for number in processes:
+        with contextlib.suppress(OSError):
+            os.kill(number, signal.SIGKILL)
 
 
 def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:
@@ -232,10 +269,17 @@ def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: in
     return str(answer["run-id"])
 
 
-def _wait(home: Path, environment: dict[str, str], run_id: str, run_folder: Path, stop: threading.Event) -> None:
+def _wait(
+    home: Path,
+    environment: dict[str, str],
+    run_id: str,
+    run_folder: Path,
+    events: EventReader,
+    stop: threading.Event,
+) -> None:
     log_file = run_folder / LOG_FILE
     try:
-        status = _final_status(home, environment, run_id, run_folder / EVENTS_FILE, stop)
+        status = _final_status(home, environment, run_id, events, stop)
     finally:
         with log_file.open("ab") as log:
             show = ["flwr", "log", run_id, "own", "--show"]
@@ -245,15 +289,15 @@ def _wait(home: Path, environment: dict[str, str], run_id: str, run_folder: Path
 
 
 def _final_status(
-    home: Path, environment: dict[str, str], run_id: str, events: Path, stop: threading.Event
+    home: Path, environment: dict[str, str], run_id: str, events: EventReader, stop: threading.Event
 ) -> dict[str, str]:
     # Asking Flower starts a process that takes a core for more than a second. The run's own events say when it is over;
     # Flower is asked then, and now and then in case the ServerApp died without a last word.
-    reader, over, next_question = EventReader(events), False, time.monotonic() + ASK_SECONDS
+    over, next_question = False, time.monotonic() + ASK_SECONDS
     while True:
         if stop.wait(LOOK_SECONDS):
             raise UserError("the run was stopped")
-        over = over or any(event["event"] in ("finished", "failed") for event in reader.new_events())
+        over = over or any(event["event"] in ("finished", "failed") for event in events.new_events())
         if not over and time.monotonic() < next_question:
             continue
         run = _flwr(home, environment, "ls", "own", "--run-id", run_id)["runs"][0]

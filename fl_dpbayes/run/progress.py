@@ -18,9 +18,9 @@ POLL_SECONDS = 0.2
 class EventReader:
     """Reads the lines that were appended to an event file since the last look."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
-        self._position = 0
+        self._position = position
 
     def new_events(self) -> list[dict[str, Any]]:
         """Return the events since the last call; a line that is still being written waits for the next."""
@@ -106,16 +106,26 @@ class Display:
         self._sites[name] = (role, state, before if spent is None else spent)
 
 
-def follow(events: Path, rounds: int, console: Console, is_running: Callable[[], bool]) -> None:
+def end_of_events(path: Path) -> int:
+    """Return the size of an event file after its last whole line; a line that a kill cut off is dropped from it."""
+    if not path.is_file():
+        return 0
+    with path.open("r+b") as file:
+        size = file.read().rfind(b"\n") + 1
+        file.truncate(size)
+    return size
+
+
+def follow(reader: EventReader, rounds: int, console: Console, is_running: Callable[[], bool]) -> None:
     """Show a run's events until it is over.
 
     Args:
-        events: the file to which the server appends.
+        reader: of the file to which the server appends.
         rounds: number of rounds planned.
         console: where to show.
         is_running: whether more may come.
     """
-    reader, display = EventReader(events), Display(console, rounds)
+    display = Display(console, rounds)
     with Live(
         get_renderable=display.render, console=console, refresh_per_second=4, transient=True, redirect_stdout=False,
         redirect_stderr=False, auto_refresh=console.is_terminal,

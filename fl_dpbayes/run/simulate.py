@@ -1,5 +1,6 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
+import shlex
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,8 +15,9 @@ from fl_dpbayes.installation import check_origin
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.flower_engine import run_flower
+from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
-from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, follow
+from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, follow
 from fl_dpbayes.scenario import Resources, Scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
@@ -39,15 +41,29 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
         UserError: if the scenario cannot run, or its run failed; what was computed is then in the run directory.
         Stopped: if an interrupt ended it.
     """
-    import clients
-    import server
-
-    check_origin(clients)
-    check_origin(server)
-    _check_device(scenario.resources)
+    check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
     folder = _new_folder(run_folder, scenario.name)
-    prepare_simulation(scenario, plan, folder)
+    with folder_lock(folder):
+        prepare_simulation(scenario, plan, folder)
+        run_prepared(scenario, engine, folder, console)
+    show_run(folder, console)
+    return folder
+
+
+def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
+    """Run the scenario of a run directory, from its checkpoint where it has one.
+
+    Args:
+        scenario: the scenario that lies in the folder.
+        engine: `flower` or `inline`.
+        folder: the run directory, locked, with scenario and site files.
+        console: where progress goes.
+
+    Raises:
+        UserError: if the run failed.
+        Stopped: if an interrupt ended it.
+    """
     console.print(f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
                   f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}")  # fmt: skip
     if scenario.privacy.kind == "none":
@@ -60,19 +76,31 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
         else:
             run_flower(folder, sites, scenario.resources, stop)
 
+    events, start = folder / EVENTS_FILE, end_of_events(folder / EVENTS_FILE)
+    resume = f"fl-dpbayes simulate --resume {shlex.quote(str(folder))}"
+    resume += "" if engine == "flower" else f" --engine {engine}"
     try:
         rounds = scenario.training.rounds * scenario.training.chains
-        failure = _run_and_follow(work, folder / EVENTS_FILE, rounds, console)
+        failure = _run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
         raise Stopped(
-            f"what the sites released and spent until then is in {folder} (rounds.csv, privacy.csv, ledgers)"
+            f"what the sites released and spent until then is in {folder} (rounds.csv, privacy.csv, ledgers); to go "
+            f"on:  {resume}"
         ) from None
-    _raise_failure(failure, folder)
-    show_run(folder, console)
-    return folder
+    _raise_failure(failure, EventReader(events, start), folder, resume)
 
 
-def _check_device(resources: Resources) -> None:
+def check_machine(resources: Resources) -> None:
+    """Check that the apps are ours and that the device is here.
+
+    Raises:
+        UserError: naming a collision, or the device.
+    """
+    import clients
+    import server
+
+    check_origin(clients)
+    check_origin(server)
     # The processes of an existing Ray cluster may run on machines that have what this one has not.
     if not resources.device.startswith("cuda") or resources.ray_address is not None:
         return
@@ -97,7 +125,7 @@ def show_run(run_folder: Path, console: Console) -> None:
 
 
 def _run_and_follow(
-    work: Callable[[threading.Event], None], events: Path, rounds: int, console: Console
+    work: Callable[[threading.Event], None], reader: EventReader, rounds: int, console: Console
 ) -> BaseException | None:
     failures: list[BaseException] = []
     stop = threading.Event()
@@ -111,7 +139,7 @@ def _run_and_follow(
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        follow(events, rounds, console, thread.is_alive)
+        follow(reader, rounds, console, thread.is_alive)
     except KeyboardInterrupt:
         stop.set()
         thread.join(STOP_SECONDS)
@@ -119,11 +147,14 @@ def _run_and_follow(
     return failures[0] if failures else None
 
 
-def _raise_failure(failure: BaseException | None, folder: Path) -> None:
-    events = EventReader(folder / EVENTS_FILE).new_events()
+def _raise_failure(failure: BaseException | None, reader: EventReader, folder: Path, resume: str) -> None:
+    events = reader.new_events()
     reasons = [event["reason"] for event in events if event["event"] == "failed"]
     if reasons:
-        raise UserError(f"the run stopped: {reasons[-1]} (what was computed until then, and the logs, are in {folder})")
+        raise UserError(
+            f"the run stopped: {reasons[-1]} (what was computed until then, and the logs, are in {folder}; once the "
+            f"cause is removed, go on with  {resume})"
+        )
     if failure is not None:
         raise failure
     if not any(event["event"] == "finished" for event in events):

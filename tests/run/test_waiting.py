@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.run import flower_engine
+from fl_dpbayes.run.progress import EventReader
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.scenario import load_scenario
 
@@ -40,7 +41,7 @@ def questions(monkeypatch: pytest.MonkeyPatch):
 
 
 def wait(events: Path, stop: Stop) -> dict:
-    return flower_engine._final_status(Path(), {}, "1", events, stop)
+    return flower_engine._final_status(Path(), {}, "1", EventReader(events), stop)
 
 
 @pytest.mark.parametrize("last", ["finished", "failed"])

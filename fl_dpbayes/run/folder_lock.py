@@ -1,0 +1,28 @@
+"""One command at a time on a run directory."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fl_dpbayes.errors import UserError
+
+LOCK_FILE = "run.lock"
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold a run directory while the context lasts; the system lets go of it when the process dies, however it dies.
+
+    Args:
+        folder: the run directory.
+
+    Raises:
+        UserError: if another process holds it.
+    """
+    with (folder / LOCK_FILE).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process works on {folder}: wait for it, or end it first") from None
+        yield

@@ -1,0 +1,65 @@
+"""The work behind `fl-dpbayes simulate --resume`: go on with a run that was cut off."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.run.flower_engine import end_interrupted
+from fl_dpbayes.run.folder_lock import folder_lock
+from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
+from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
+from fl_dpbayes.scenario import Scenario, load_scenario
+from fl_dpbayes.simulation import plan_sites, prepare_simulation
+
+
+def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
+    """Go on with a run after its last complete round; one that is finished is shown.
+
+    Args:
+        folder: its run directory.
+        scenario: what the caller takes the run's scenario to be; None: whatever it is.
+        engine: `flower` or `inline`; not necessarily the one that the run began on.
+        data_dir: the data folder, needed only if the run was cut off while its sites were made.
+        console: where progress and tables go.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        UserError: if the folder holds no run or that of another scenario, another process works on it, or the run
+            failed.
+    """
+    from server.checkpoint import read_checkpoint
+
+    folder = folder.resolve()
+    file = folder / "scenario.toml"
+    if not file.is_file():
+        raise UserError(
+            f"--resume {folder} holds no run: give the folder that `fl-dpbayes simulate` named as it began, or start "
+            "the run anew"
+        )
+    own = load_scenario(str(file))
+    if scenario is not None and digest(scenario) != digest(own):
+        raise UserError(
+            f"--resume {folder} holds a run of another scenario ({own.name!r}, or one with other settings): give "
+            "--resume alone, which goes on with the run's own"
+        )
+    check_machine(own.resources)
+    with folder_lock(folder):
+        end_interrupted(folder)
+        events = folder / EVENTS_FILE
+        end_of_events(events)
+        if any(event["event"] == "finished" for event in EventReader(events).new_events()):
+            console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
+        else:
+            found = read_checkpoint(folder)
+            if found is None:
+                # Nothing was asked of any site yet, so the sites can be made once more.
+                prepare_simulation(own, plan_sites(own, data_dir), folder)
+            done = found[0].round if found is not None else 0
+            console.print(f"resuming after round {done}", highlight=False)
+            run_prepared(own, engine, folder, console)
+    show_run(folder, console)
+    return folder

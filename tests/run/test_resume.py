@@ -1,0 +1,210 @@
+"""`simulate --resume`: after kills at any instant a run ends as the unbroken one; and what a user meets who errs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_dpbayes import cli
+from fl_dpbayes.run.flower_engine import HOME_FILE, processes_of
+from fl_dpbayes.run.folder_lock import folder_lock
+
+KILLS = 12
+# Commands are forked from one interpreter that has imported everything, so that kills fall into work, not into imports.
+DRIVER = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+
+import clients.app, fl_dpbayes.run.resume, fl_dpbayes.scenario, server.app, server.federation
+from fl_dpbayes import cli
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.privacy.ledger import Ledger
+
+folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+# Drawing takes most of so small a run, and nothing is to be resumed in it.
+server.federation.write_report = fl_dpbayes.run.simulate.show_run = fl_dpbayes.run.resume.show_run = lambda *_: None
+SETTINGS = [
+    "training={rounds=4, steps_per_round=30, burn_in=30, thinning=10, chains=2}", "aggregation.rule=mixture",
+    "simulation.insecure_seed=5", "evaluation.release=noised", "evaluation.noise_multiplier=4.0",
+    "recalibration={epsilon=2.0, rounds=2, steps=20, fraction=0.2}",
+]
+
+def begin(arguments):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1), os.dup2(null, 2)
+        sys.argv = ["fl-dpbayes", "simulate", "--engine", "inline", *arguments]
+        try:
+            cli.main()
+        except SystemExit as end:
+            os._exit(end.code)
+    return child
+
+def new(name):
+    return ["quickstart", "--out", str(folder / name), *(x for s in SETTINGS for x in ("--set", s))]
+
+def spent(name):
+    found = {}
+    for path in sorted((folder / name / "sites").glob("*.toml")):
+        settings = read_site_file(path).ledger
+        if settings.path.is_file():
+            with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+                sums = [ledger.spent(part) for part in ("train", "test", "recalibration")]
+                row = [[part.steps, part.epsilon, part.method] for part in sums]
+                takeovers = sum(row.takeovers for row in ledger.rows())
+                found[path.stem] = [row, ledger.verify(), takeovers]
+    return found
+
+started = time.monotonic()
+assert os.waitpid(begin(new("unbroken")), 0)[1] == 0
+unbroken_seconds = time.monotonic() - started
+report = {"unbroken": spent("unbroken"), "runs": {}, "kills": 0, "rounds": []}
+while report["kills"] < kills:
+    name = f"run-{len(report['runs'])}"
+    while True:
+        made = (folder / name / "scenario.toml").is_file()
+        child = begin(["--resume", str(folder / name)] if made else new(name))
+        if report["kills"] < kills:
+            time.sleep(rng.uniform(0, unbroken_seconds / 2))
+            if os.waitpid(child, os.WNOHANG) == (0, 0):
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                events = folder / name / "events.jsonl"
+                report["rounds"].append(events.read_text().splitlines()[-1] if events.is_file() else "")
+                report["kills"] += 1
+                if not made and not (folder / name / "scenario.toml").is_file() and (folder / name).exists():
+                    name += "-again"
+                continue
+            break
+        assert os.waitpid(child, 0)[1] == 0
+        break
+    report["runs"][name] = spent(name)
+print(json.dumps(report))
+"""
+TABLES = ("posterior.safetensors", "privacy.csv", "calibration.csv")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", *arguments]
+
+
+def is_zombie(number: int) -> bool:
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def without_seconds(path: Path) -> list[list[str]]:
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    return [[cell for name, cell in zip(rows[0], row, strict=True) if name != "seconds"] for row in rows]
+
+
+@pytest.mark.slow
+def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path), str(KILLS), "7"],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    report = json.loads(finished.stdout)
+    assert report["kills"] >= KILLS
+    unbroken = {site: sums[:2] for site, sums in report["unbroken"].items()}
+    assert all(problems == [] for _, problems in unbroken.values())
+    for name, sites in report["runs"].items():
+        assert {site: sums[:2] for site, sums in sites.items()} == unbroken, name
+        for table in TABLES:
+            assert (tmp_path / name / table).read_bytes() == (tmp_path / "unbroken" / table).read_bytes(), (name, table)
+        assert without_seconds(tmp_path / name / "rounds.csv") == without_seconds(tmp_path / "unbroken" / "rounds.csv")
+    # The instants were spread: kills hit training, and at least one of them the inside of a site's work.
+    assert sum('"event": "train"' in last or '"event": "site"' in last for last in report["rounds"]) >= KILLS / 4
+    assert sum(sums[2] for sites in report["runs"].values() for sums in sites.values()) >= 1
+
+
+@pytest.mark.slow
+def test_flower_run_whose_command_is_killed_is_resumed(tmp_path: Path) -> None:
+    settings = ["training={rounds=6, steps_per_round=20, burn_in=20, thinning=10}", "simulation.insecure_seed=5"]
+    begin = [part for setting in settings for part in ("--set", setting)]
+    inline = command("quickstart", *begin, "--engine", "inline", "--out", str(tmp_path / "unbroken"))
+    subprocess.run(inline, check=True, capture_output=True, timeout=300)
+    folder, log = tmp_path / "run", tmp_path / "log"
+    with log.open("wb") as file:
+        killed = subprocess.Popen(
+            command("quickstart", *begin, "--out", str(folder)), stdout=file, stderr=file, start_new_session=True
+        )
+        events, deadline = folder / "events.jsonl", time.monotonic() + 200
+        while not (events.is_file() and '"event": "site"' in events.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert (folder / HOME_FILE).is_file(), log.read_text()
+    # Flower's processes are in sessions of their own and would finish so short a run by themselves.
+    left = processes_of(Path((folder / HOME_FILE).read_text()))
+    for number in left:
+        os.kill(number, signal.SIGSTOP)
+    done = subprocess.run(command("--resume", str(folder)), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resuming after round" in done.stdout
+    assert not (folder / HOME_FILE).exists()
+    assert left
+    assert not [number for number in left if Path(f"/proc/{number}").exists() and not is_zombie(number)]
+    for table in TABLES:
+        assert (folder / table).read_bytes() == (tmp_path / "unbroken" / table).read_bytes(), table
+
+
+def run(*arguments: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "simulate", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(caught.value.code or 0), captured.out, captured.err
+
+
+SMALL = [
+    "--engine", "inline", "--set", "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}",
+    "--set", "simulation.insecure_seed=5",
+]  # fmt: skip
+
+
+def test_what_cannot_be_resumed_is_said(tmp_path: Path, capsys, monkeypatch) -> None:
+    def said(*arguments: str) -> str:
+        status, _, error = run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+        assert status == 2
+        return error
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    assert "give a SCENARIO" in said()
+    assert "holds no run" in said("--resume", str(folder))
+    assert "leave --set, --seed and --out out" in said("--resume", str(folder), "--set", "seed=2")
+    assert "leave --set, --seed and --out out" in said("--resume", str(folder), "--seed", "2")
+
+
+def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("server.federation.write_report", lambda folder: None)
+    folder = tmp_path / "a run"
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fl_dpbayes.run.simulate.follow", stop)
+        status, output, error = run("quickstart", *SMALL, "--out", str(folder), capsys=capsys, monkeypatch=monkeypatch)
+    assert (status, "Traceback" in error) == (1, False)
+    assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in output
+    status, _, error = run("mnist", "--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
+    assert (status, "another scenario" in error) == (2, True)
+    with folder_lock(folder):
+        status, _, error = run("--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
+    assert (status, "another process works on" in error) == (2, True)
+    status, output, error = run("--resume", str(folder), "--engine", "inline", capsys=capsys, monkeypatch=monkeypatch)
+    assert (status, "resuming after round" in output) == (0, True), error
+    before = (folder / "events.jsonl").read_bytes()
+    status, output, _ = run("--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
+    assert (status, "is finished: nothing is left to do" in output) == (0, True)
+    assert "Privacy spent" in output
+    assert (folder / "events.jsonl").read_bytes() == before
