@@ -358,8 +358,8 @@ class PosteriorStrategy(Strategy):
         planned, now = self.federation.planned_sites, len(self.site_weights)
         if now > planned and prior_share(self.federation.scenario.aggregation, 2) < 1:
             self.record.warn(
-                f"the plan shares the prior between the {planned} training sites of the start and more have joined: the "
-                f"posterior counts it {now / planned:.3g} times"
+                f"the plan shares the prior between the {planned} training sites of the start and more have joined: "
+                f"the posterior counts it {now / planned:.3g} times"
             )
 
     def _starts_chain(self, server_round: int) -> bool:
