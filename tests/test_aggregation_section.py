@@ -104,4 +104,4 @@ def test_contradiction_is_refused_in_one_line(content: str) -> None:
 def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         section(f"aggregation.rule={rule}", "model.kind=mlp", sampler)
-    section("aggregation.rule=mixture", "model.kind=mlp", sampler)
+    section("aggregation.rule=mixture", "model.kind=mlp", sampler, "privacy.coupling=constant", "privacy.temperature=")

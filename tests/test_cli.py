@@ -219,6 +219,7 @@ def test_solve_for_steps_finds_the_largest_number_that_fits(capsys, monkeypatch)
     assert pld_epsilon((GaussianEvent(sigma, rate, steps + 1),), 1e-5) > 2
 
 
+@pytest.mark.slow
 def test_colliding_module_is_named_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "__init__.py").write_text("")

@@ -99,6 +99,12 @@ def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: p
     evaluate_records(run.folder, archive, Console(quiet=True), as_json=True)
     row = json.loads(capsys.readouterr().out)
     assert (row["predictor"], row["n"], row["epistemic"]) == ("recalibrated", 60, None)
+    costs = pandas.read_csv(run.folder / "privacy.csv")
+    rows = costs[costs["purpose"] == "recalibration"]
+    assert list(rows["site"]) == ["north", "south", "east", "west"]
+    assert rows["round"].isna().all()
+    assert list(rows["epsilon"]) == [row["recalibration_epsilon"] for row in summary_of(run)["privacy"]]
+    assert set(costs["purpose"]) == {"training", "recalibration"}
 
 
 def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(federation) -> None:
@@ -178,17 +184,6 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
 def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         load_scenario("quickstart", [override])
-
-
-def test_cost_of_recalibration_is_in_the_table_of_costs(federation) -> None:
-    run = federation(*RECALIBRATED)
-    run.run()
-    table = pandas.read_csv(run.folder / "privacy.csv")
-    rows = table[table["purpose"] == "recalibration"]
-    assert list(rows["site"]) == ["north", "south", "east", "west"]
-    assert rows["round"].isna().all()
-    assert list(rows["epsilon"]) == [row["recalibration_epsilon"] for row in summary_of(run)["privacy"]]
-    assert set(table["purpose"]) == {"training", "recalibration"}
 
 
 def test_map_that_is_mostly_noise_is_called_so_and_not_used(

@@ -17,6 +17,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.run.stored_posterior import predict_records
+from fl_dpbayes.scenario import load_scenario
 
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
@@ -102,8 +103,16 @@ def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: 
 
 @pytest.mark.parametrize(("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("reverse-kl", 5)])
 def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federation, rule: str, needed: int) -> None:
-    run = federation(f"aggregation.rule={rule}")
-    with pytest.raises(UserError, match=f"needs {needed} samples of each site for 650 parameters, training keeps 3"):
+    said = f"needs {needed} samples of each site for 650 parameters, training keeps 3"
+    with pytest.raises(UserError, match=said):
+        federation(f"aggregation.rule={rule}", name="planned")
+    # A server whose sites hold their own data learns the records' shape from them only.
+    run = federation()
+    aggregation = load_scenario(
+        "quickstart", [f"aggregation.rule={rule}", "training.rounds=200", "training.steps_per_round=40"]
+    ).aggregation
+    run.scenario = run.scenario.model_copy(update={"aggregation": aggregation})
+    with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
 

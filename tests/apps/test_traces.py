@@ -28,6 +28,7 @@ def replies_of(run) -> list:
     return kept
 
 
+@pytest.mark.slow
 def test_trace_changes_no_reply_and_stays_in_its_folder(federation) -> None:
     traced, plain = federation(TRACES, name="traced"), federation(name="plain")
     first, second = replies_of(traced), replies_of(plain)

@@ -44,6 +44,7 @@ def test_intervals_cover_with_the_release_noise(gap, count, noise_multiplier):
         assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
 
 
+@pytest.mark.slow
 def test_noise_correction_removes_the_bias():
     generator = np.random.default_rng(63)
     statistics = draw(generator, 2000, 0.0)

@@ -27,6 +27,7 @@ def divide(partition, sites=5, seed=0, labels=LABELS):
     return partition_labels(labels, partition, sites, np.random.default_rng(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", KINDS, ids=lambda partition: partition.kind)
 @settings(deadline=None, derandomize=True, max_examples=10)
 @given(seed=st.integers(0, 2**63), sites=st.integers(4, 7))

@@ -83,7 +83,8 @@ def test_one_moving_parameter_reaches_a_projection():
 @pytest.mark.parametrize("draws", [1, 3, 4, 20])
 def test_few_samples_cannot_show_anything(draws):
     text = warning(summarise(autoregressive(0.0, draws=draws, seed=1)))
-    assert text.startswith(f"{draws} samples cannot show whether the sampler has mixed: keep at least 50")
+    counted = "1 sample" if draws == 1 else f"{draws} samples"
+    assert text.startswith(f"{counted} cannot show whether the sampler has mixed: keep at least 50")
 
 
 def test_no_samples_cannot_show_anything():

@@ -45,6 +45,7 @@ def of_dp_accounting(history: History, spacing: float, adjacency: str, pessimist
     return composed
 
 
+@pytest.mark.slow
 @given(history=HISTORIES, delta=DELTAS, adjacency=st.sampled_from(ADJACENCIES))
 @settings(max_examples=25, deadline=None, derandomize=True)
 def test_epsilon_property_lies_between_the_estimates_of_dp_accounting(

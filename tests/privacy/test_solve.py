@@ -97,6 +97,7 @@ def test_a_budget_that_no_noise_meets_is_refused(epsilon: float, delta: float, r
         solve_multiplier(epsilon, delta, rate, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_largest_prefix_equals_a_search_step_by_step(rate: float) -> None:
     sigmas = np.linspace(4.0, 1.0, 40)

@@ -23,6 +23,13 @@ def not_private(summary: dict) -> dict:
     return summary | {"private": False}
 
 
+@pytest.fixture
+def page_of(write_run):
+    """Write the page of a summary without figures, which take most of the time."""
+    bare = {"calibration": [], "reliability": []}
+    return lambda summary: write_report(write_run(summary | bare, [])).read_text(encoding="utf-8")
+
+
 def printed(table) -> str:
     console = Console(file=io.StringIO(), width=100)
     console.print(table)
@@ -36,8 +43,8 @@ def test_terminal_has_no_word_of_an_account(not_private: dict) -> None:
     assert not [word for word in (*ACCOUNTING, "temp.", "delta", " mu ") if word in text]
 
 
-def test_page_has_no_word_of_an_account(not_private: dict, write_run) -> None:
-    page = write_report(write_run(not_private)).read_text(encoding="utf-8").lower()
+def test_page_has_no_word_of_an_account(not_private: dict, page_of) -> None:
+    page = page_of(not_private).lower()
     body = page.partition("<body>")[2]
     assert "(not private)</h1>" in body
     assert "not private: ε is infinite" in body
@@ -59,24 +66,24 @@ def test_answer_and_key_figures_say_it(not_private: dict) -> None:
     assert key_figures(parse_summary(not_private))[-1] == ("∞", "epsilon: not private")
 
 
-def test_absent_temperature_has_no_column_and_no_footnote(summary: dict, write_run) -> None:
+def test_absent_temperature_has_no_column_and_no_footnote(summary: dict, page_of) -> None:
     for row in summary["privacy"]:
         row |= {"temperature": None, "temperature_range": None}
     assert "temp." not in printed(privacy_table(summary))
-    assert "Temperature" not in write_report(write_run(summary)).read_text(encoding="utf-8")
+    assert "Temperature" not in page_of(summary)
 
 
-def test_several_chains_cost_one_account(summary: dict, write_run) -> None:
+def test_several_chains_cost_one_account(summary: dict, page_of) -> None:
     several = summary | {"chains": 3}
     said = "3 chains per site: their costs add up to this one account"
     assert said in printed(privacy_table(several))
-    assert said in write_report(write_run(several)).read_text(encoding="utf-8")
+    assert said in page_of(several)
     assert "chains" not in printed(privacy_table(summary))
 
 
-def test_settings_are_a_table_of_the_page(summary: dict, write_run) -> None:
+def test_settings_are_a_table_of_the_page(summary: dict, page_of) -> None:
     settings = [{"name": "Clipping", "value": "flat, clip norm 3"}]
-    page = write_report(write_run(summary | {"settings": settings})).read_text(encoding="utf-8")
+    page = page_of(summary | {"settings": settings})
     assert "What was run" in page
     assert "flat, clip norm 3" in page
-    assert "What was run" not in write_report(write_run(summary)).read_text(encoding="utf-8")
+    assert "What was run" not in page_of(summary)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fl_dpbayes import cli
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon
@@ -143,7 +143,7 @@ def test_an_interrupted_run_keeps_its_finished_cells(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         return measure(cell, data_dir)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped, match="finished cells are kept"):
         run(dataclasses.replace(EXPERIMENT, measure=interrupted), tmp_path, seeds=2)
     run(EXPERIMENT, tmp_path, seeds=2)
     assert CALLS == [("a", 0), ("a", 1)]
