@@ -64,7 +64,8 @@ class Checkpoint(Record):
             answered: who answered when the run was taken up again.
 
         Returns:
-            The members as they were, with their present nodes; who was left out stays out.
+            The members as they were, with their present nodes; who was left out stays out, and who is new may join
+            before the next round.
 
         Raises:
             UserError: if a site of the run is missing, or declares something else than before.
@@ -85,7 +86,10 @@ class Checkpoint(Record):
                     "start a new run"
                 )
             members.append(Member(member.node_id, card))
-        return Roster(tuple(members), self.left_out)
+        strangers = {
+            member.node_id for name, member in present.items() if name not in {card.name for card in self.cards}
+        }
+        return Roster(tuple(members), self.left_out, answered.asked - strangers)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
