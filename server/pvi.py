@@ -95,7 +95,7 @@ class PVIStrategy(PosteriorStrategy):
         if stiffness / smallest.units <= MOST_STIFFNESS:
             return ()
         return (
-            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (their "
+            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (the "
             f"product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too wide: "
             "lower sampler.step_size.initial",
         )
