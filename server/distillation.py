@@ -47,12 +47,12 @@ class DistillingStrategy(IndependentChainsStrategy):
         # Before any site spends budget, since a file that does not fit ends the run.
         self._inputs = server_inputs(self._rule.public, task, scenario.model, labelled=fitted)
         self._module = build_model(scenario.model, task, scenario.seed)
-        self._done: dict[tuple[tuple[str, int], ...], Aggregate] = {}
+        self._done: dict[tuple[tuple[str, int, float], ...], Aggregate] = {}
         record.aggregation_inputs = dict(self._inputs.description)
 
     def _combined(self, sites: list[str]) -> Aggregate:
         # The posterior is asked for more than once, and a fit takes time.
-        key = tuple((site, len(self.bank.sample_chains(site))) for site in sites)
+        key = tuple((site, len(self.bank.sample_chains(site)), self.site_weights[site]) for site in sites)
         if key not in self._done:
             self._done = {key: self._distilled(SiteSamples(sites, self.bank.samples))}
         return self._done[key]
