@@ -95,15 +95,9 @@ class PVIStrategy(PosteriorStrategy):
         if stiffness / smallest.units <= MOST_STIFFNESS:
             return ()
         return (
-<<<<<<< HEAD
             f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} "
             f"(their product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too "
             "wide: lower sampler.step_size.initial",
-=======
-            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (the "
-            f"product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too wide: "
-            "lower sampler.step_size.initial",
->>>>>>> h-e
         )
 
     def last(self) -> PosteriorSamples | None:
