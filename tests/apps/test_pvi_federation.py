@@ -107,7 +107,8 @@ def test_site_whose_samples_fit_no_gaussian_is_named_and_costs_the_others_nothin
 
 
 def test_few_rounds_for_their_damping_are_warned_about(federation) -> None:
-    run = federation("aggregation={rule='pvi', damping=0.4}", *FOUR, TRAINING.replace("rounds=3", "rounds=2"))
+    training = [TRAINING.replace("rounds=3", "rounds=2"), "sampler.step_size.initial=0.01"]
+    run = federation("aggregation={rule='pvi', damping=0.4}", *FOUR, *training)
     run.run()
     assert "2 rounds at damping 0.4 use only 64% of the evidence" in warnings_of(run)
     assert "the step size is long" not in warnings_of(run)
