@@ -95,9 +95,9 @@ class PVIStrategy(PosteriorStrategy):
         if stiffness / smallest.units <= MOST_STIFFNESS:
             return ()
         return (
-            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} "
-            f"(their product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too "
-            "wide: lower sampler.step_size.initial",
+            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (the "
+            f"product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too wide: "
+            "lower sampler.step_size.initial, or take more steps per round if the chains have not spread in so few",
         )
 
     def last(self) -> PosteriorSamples | None:
