@@ -101,7 +101,7 @@ def test_site_that_sends_a_body_is_rejected(federation) -> None:
     run.run()
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     statuses = {(event["site"], event["status"]) for event in events if event["event"] == "site"}
-    assert statuses == {("east", "FAILED"), ("north", "OK"), ("south", "OK"), ("west", "OK")}
+    assert statuses == {("east", "REJECTED"), ("north", "OK"), ("south", "OK"), ("west", "OK")}
 
 
 @pytest.mark.slow
