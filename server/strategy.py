@@ -1,13 +1,12 @@
 """The strategy that all aggregation rules share: ask training sites, check and bank samples, evaluate at the end."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import INFO
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -21,11 +20,9 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.cavity import CAVITY
-from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
@@ -34,8 +31,10 @@ from server.check_reply import CheckedReply, check_train_reply
 from server.check_size import check_reply_size
 from server.checkpoint import Checkpoint, write_checkpoint
 from server.evaluation import Evaluation
+from server.evaluation_stage import EvaluationStage, most_evaluated
+from server.exchange import Exchange
 from server.fixed import Federation
-from server.messages import DROPPED, array_bytes, check_source, encoded, read_record, request_message
+from server.messages import DROPPED, array_bytes, check_source, encoded, read_record
 from server.participation import Participation
 from server.progress import EventLog
 from server.reachable import check_reachable
@@ -44,8 +43,6 @@ from server.roster import Member, with_newcomers
 from server.run_record import RunRecord, SiteOutcome
 from server.site_weights import weigh_sites
 
-# Of an evaluation request there are two, posterior and last states.
-MAX_PREDICTOR_BYTES = 256 * 2**20
 FINAL_REFUSALS = frozenset(
     {
         RefusalCode.BUDGET_EXHAUSTED,
@@ -86,11 +83,8 @@ class PosteriorStrategy(Strategy):
         self._participation = Participation(federation.scenario.resources.silent_rounds)
         self._ledger_heads: dict[str, str] = {}
         self._done_rounds = 0
-        self._asked: dict[str, tuple[Member, TrainRequest | EvaluateRequest]] = {}
-        self._requests: list[tuple[Metadata, Member, TrainRequest | EvaluateRequest]] = []
-        self._bytes_down = 0
-        self.evaluation: Evaluation | None = None
         self.recalibration: Recalibration | None = None
+        self._evaluation_stage: EvaluationStage | None = None
 
     @abstractmethod
     def site_plan(self, sites: int) -> TrainingPlan:
@@ -173,6 +167,7 @@ class PosteriorStrategy(Strategy):
         self._state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
         training = self.federation.roster.training
         members = [member for member in training if self._participation.is_asked(member.card.name)]
+        self._exchange = Exchange[TrainRequest](self.federation, MessageType.TRAIN, server_round)
         self._begin("train", server_round, members)
         for member in members:
             start = self._start_of(member.card.name, server_round)
@@ -191,7 +186,7 @@ class PosteriorStrategy(Strategy):
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
             sent = encoded(prefixed("start", start) | prefixed(CAVITY, cavity))
-            yield self._request(request, sent, member, MessageType.TRAIN, server_round)
+            yield self._exchange.request(request, sent, member)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -202,10 +197,11 @@ class PosteriorStrategy(Strategy):
         good: dict[str, CheckedReply] = {}
         outcomes: list[SiteOutcome] = []
         for reply in replies:
-            member, request = self._match(reply)
-            if member is None or not isinstance(request, TrainRequest):
+            matched = self._exchange.match(reply)
+            if matched is None:
                 self.record.warn(f"round {server_round}: {DROPPED}")
                 continue
+            member, request = matched
             outcome, checked = self._outcome(reply, member, request)
             outcomes.append(outcome)
             if checked is not None:
@@ -215,9 +211,8 @@ class PosteriorStrategy(Strategy):
                 good[member.card.name] = checked.without_arrays()
             self.events.write("site", round=server_round, **outcome.event())
             del reply, checked
-        self._read_message_ids()
-        outcomes += [SiteOutcome.silent(member.card.name) for member, _ in self._asked.values()]
-        self.record.add_round(server_round, outcomes, bytes_down=self._bytes_down)
+        outcomes += [SiteOutcome.silent(name) for name in self._exchange.unanswered()]
+        self.record.add_round(server_round, outcomes, bytes_down=self._exchange.bytes_down)
         for sentence in self._participation.count(outcomes):
             self.record.warn(sentence)
         over = all(self._participation.has_finished(member.card.name) for member in self.federation.roster.training)
@@ -250,88 +245,27 @@ class PosteriorStrategy(Strategy):
                     self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
                 )
             )
-        most = self._most_evaluated(max(len(posterior), len(last)))
+        most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)
         thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(
             grid, self.federation, thinned, self._ledger_heads, self.record, self.events
         )
-        self.evaluation = Evaluation(self.federation.roster.task.classes)
         self._begin("evaluate", server_round, self.federation.roster.members)
-        return self._evaluate_requests(server_round, {"last": last.thinned(most), "posterior": thinned})
+        stage = EvaluationStage(
+            self.federation, server_round, self.recalibration, self._ledger_heads, self.record, self.events
+        )
+        self._evaluation_stage = stage
+        return stage.requests({"last": last.thinned(most), "posterior": thinned})
 
-    def _most_evaluated(self, samples: int) -> int:
-        most = self.federation.scenario.evaluation.max_samples
-        sample_bytes = 4 * sum(math.prod(shape) for shape in self.federation.shapes.values())
-        fitting = max(1, MAX_PREDICTOR_BYTES // sample_bytes)
-        if fitting < min(most, samples):
-            self.record.warn(
-                f"{fitting} samples of each predictor were evaluated, not {min(most, samples)}: more exceed "
-                f"{MAX_PREDICTOR_BYTES // 2**20} MiB in one message"
-            )
-        return min(most, fitting)
-
-    def _evaluate_requests(
-        self, server_round: int, predictors: dict[PredictorName, PosteriorSamples]
-    ) -> Iterator[Message]:
-        scenario = self.federation.scenario
-        weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
-        bundle = {
-            name: array
-            for kind, samples in predictors.items()
-            for name, array in prefixed(kind, samples.arrays).items()
-        }
-        predictors.clear()
-        bundle_digest = arrays_digest(bundle)
-        arrays = encoded(bundle)
-        for member in self.federation.roster.members:
-            request = EvaluateRequest(
-                run=self.federation.run,
-                round=server_round,
-                task=member.card.task,
-                model=scenario.model,
-                predictors=weights,
-                arrays=bundle_digest,
-                recalibration=self.recalibration.map_of(member.card.name) if self.recalibration else None,
-                noise_multiplier=scenario.evaluation.noise_multiplier,
-                delta=scenario.privacy.delta,
-                ledger_head=self._ledger_heads.get(member.card.name),
-            )
-            yield self._request(request, arrays, member, MessageType.EVALUATE, server_round)
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """What the sites' evaluations say so far; None before they were asked."""
+        return self._evaluation_stage.evaluation if self._evaluation_stage is not None else None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect every site's additive statistics."""
-        if self.evaluation is None:
-            return None
-        not_sent = []
-        for reply in replies:
-            member, request = self._match(reply)
-            if member is None or not isinstance(request, EvaluateRequest):
-                self.record.warn(f"evaluation: {DROPPED}")
-                continue
-            problem = ""
-            try:
-                check_source(reply, member.node_id)
-                record = read_record(reply, EvaluateReply)
-                if isinstance(record, Refusal):
-                    problem = record.describe()
-                    if record.code is RefusalCode.NOT_SENT:
-                        not_sent.append(member.card.name)
-                elif record.request != request_digest(request) or record.run != request.run:
-                    raise ValueError("it answers another request")
-                else:
-                    self.evaluation.add(member.card, request, record, reply)
-                    if record.ledger_head is not None:
-                        self._ledger_heads[member.card.name] = record.ledger_head
-            except ValueError as error:
-                problem = f"rejected: {error}"
-            if problem and member.card.name not in not_sent:
-                self.record.warn(f"{member.card.name} sent no evaluation: {problem}")
-            self.events.write("evaluated", site=member.card.name, problem=problem)
-        if not_sent:
-            self.record.warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
-        self._read_message_ids()
-        for member, _ in self._asked.values():
-            self.record.warn(f"{member.card.name} sent no evaluation in time")
+        if self._evaluation_stage is not None:
+            self._evaluation_stage.collect(replies)
         return None
 
     def _weights(self) -> Mapping[str, float]:
@@ -371,7 +305,6 @@ class PosteriorStrategy(Strategy):
         return self.start_arrays(site, self.chain_of(server_round), self._state)
 
     def _begin(self, stage: str, server_round: int, members: Iterable[Member]) -> None:
-        self._bytes_down, self._asked, self._requests = 0, {}, []
         self.record.begin(stage)
         self.events.write(
             stage,
@@ -379,39 +312,6 @@ class PosteriorStrategy(Strategy):
             rounds=self.plan.total_rounds,
             sites=[member.card.name for member in members],
         )
-
-    def _request(
-        self,
-        request: TrainRequest | EvaluateRequest,
-        arrays: ArrayRecord,
-        member: Member,
-        message_type: str,
-        server_round: int,
-    ) -> Message:
-        message = request_message(
-            request,
-            arrays,
-            node_id=member.node_id,
-            message_type=message_type,
-            round_number=server_round,
-            time_to_live=self.federation.scenario.resources.round_timeout,
-            simulation_folder=self.federation.simulation_folder,
-        )
-        self._bytes_down += array_bytes(message)
-        # Without its content, which is let go when it is sent.
-        self._requests.append((message.metadata, member, request))
-        return message
-
-    def _match(self, reply: Message) -> tuple[Member | None, TrainRequest | EvaluateRequest | None]:
-        # Message ids exist only once the grid has pushed the requests. Errors made by the grid itself carry another
-        # source node, so only the id of the request says whose reply it is.
-        self._read_message_ids()
-        return self._asked.pop(reply.metadata.reply_to_message_id, (None, None))
-
-    def _read_message_ids(self) -> None:
-        for metadata, member, request in self._requests:
-            self._asked[metadata.message_id] = (member, request)
-        self._requests = []
 
     def _outcome(
         self, reply: Message, member: Member, request: TrainRequest

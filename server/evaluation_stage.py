@@ -1,0 +1,127 @@
+"""The last stage of a run: every site evaluates the global predictors on its own test records."""
+
+import math
+from collections.abc import Iterable, Iterator, MutableMapping
+
+from flwr.app import Message, MessageType
+
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import arrays_digest
+from server.evaluation import Evaluation
+from server.exchange import Exchange
+from server.fixed import Federation
+from server.messages import DROPPED, check_source, encoded, read_record
+from server.progress import EventLog
+from server.recalibration import Recalibration
+from server.roster import Member
+from server.run_record import RunRecord
+
+# Of an evaluation request there are two, posterior and last states.
+MAX_PREDICTOR_BYTES = 256 * 2**20
+
+
+def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> int:
+    """Return how many samples of a predictor may travel, and warn where that is fewer than asked for.
+
+    Args:
+        federation: its scenario says how many were asked for, its model how large they are.
+        samples: how many there are.
+        record: where the warning goes.
+
+    Returns:
+        At least one.
+    """
+    most = federation.scenario.evaluation.max_samples
+    sample_bytes = 4 * sum(math.prod(shape) for shape in federation.shapes.values())
+    fitting = max(1, MAX_PREDICTOR_BYTES // sample_bytes)
+    if fitting < min(most, samples):
+        record.warn(
+            f"{fitting} samples of each predictor were evaluated, not {min(most, samples)}: more exceed "
+            f"{MAX_PREDICTOR_BYTES // 2**20} MiB in one message"
+        )
+    return min(most, fitting)
+
+
+class EvaluationStage:
+    """Asks every site once and collects the additive statistics that come back."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        round_number: int,
+        recalibration: Recalibration | None,
+        ledger_heads: MutableMapping[str, str],
+        record: RunRecord,
+        events: EventLog,
+    ) -> None:
+        """Begin the stage after a round; `ledger_heads` is read and brought up to date."""
+        self._federation, self._round, self._recalibration = federation, round_number, recalibration
+        self._ledger_heads, self._record, self._events = ledger_heads, record, events
+        self._exchange = Exchange[EvaluateRequest](federation, MessageType.EVALUATE, round_number)
+        self.evaluation = Evaluation(federation.roster.task.classes)
+
+    def requests(self, predictors: dict[PredictorName, PosteriorSamples]) -> Iterator[Message]:
+        """Build one request after the other; `predictors` is emptied once they are encoded."""
+        scenario = self._federation.scenario
+        weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
+        bundle = {
+            name: array
+            for kind, samples in predictors.items()
+            for name, array in prefixed(kind, samples.arrays).items()
+        }
+        predictors.clear()
+        bundle_digest = arrays_digest(bundle)
+        arrays = encoded(bundle)
+        for member in self._federation.roster.members:
+            request = EvaluateRequest(
+                run=self._federation.run,
+                round=self._round,
+                task=member.card.task,
+                model=scenario.model,
+                predictors=weights,
+                arrays=bundle_digest,
+                recalibration=self._recalibration.map_of(member.card.name) if self._recalibration else None,
+                noise_multiplier=scenario.evaluation.noise_multiplier,
+                delta=scenario.privacy.delta,
+                ledger_head=self._ledger_heads.get(member.card.name),
+            )
+            yield self._exchange.request(request, arrays, member)
+
+    def collect(self, replies: Iterable[Message]) -> None:
+        """Check the replies one by one and keep what they say; what is wrong or missing becomes a warning."""
+        not_sent = []
+        for reply in replies:
+            matched = self._exchange.match(reply)
+            if matched is None:
+                self._record.warn(f"evaluation: {DROPPED}")
+                continue
+            name = matched[0].card.name
+            problem = self._problem(reply, *matched)
+            if problem == RefusalCode.NOT_SENT.value:
+                not_sent.append(name)
+            elif problem:
+                self._record.warn(f"{name} sent no evaluation: {problem}")
+            self._events.write("evaluated", site=name, problem=problem)
+        if not_sent:
+            self._record.warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
+        for name in self._exchange.unanswered():
+            self._record.warn(f"{name} sent no evaluation in time")
+
+    def _problem(self, reply: Message, member: Member, request: EvaluateRequest) -> str:
+        try:
+            check_source(reply, member.node_id)
+            record = read_record(reply, EvaluateReply)
+            if isinstance(record, Refusal):
+                return record.code.value if record.code is RefusalCode.NOT_SENT else record.describe()
+            if record.request != request_digest(request) or record.run != request.run:
+                raise ValueError("it answers another request")
+            self.evaluation.add(member.card, request, record, reply)
+        except ValueError as error:
+            return f"rejected: {error}"
+        if record.ledger_head is not None:
+            self._ledger_heads[member.card.name] = record.ledger_head
+        return ""
