@@ -1,10 +1,8 @@
 """Runs the apps through Flower's simulation: an own SuperLink for each call, ended with it."""
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,11 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.run.flower_processes import descendants, end, end_processes_of, kill, processes_of
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.scenario import Resources
 
 START_SECONDS = 60.0
-END_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 ASK_SECONDS = 15.0
 LOG_FILE = "flower.log"
@@ -95,11 +93,12 @@ def end_interrupted(run_folder: Path) -> None:
     if not note.is_file():
         return
     home = Path(note.read_text(encoding="utf-8"))
-    if home.is_absolute() and home.name.startswith(HOME_PREFIX):
-        left = {number for first in processes_of(home) for number in (first, *_descendants(first))}
-        _kill(left)
+    # The note lies in a folder that others may have written.
+    if home.parent == Path(tempfile.gettempdir()) and home.name.startswith(HOME_PREFIX):
+        left = {number for first in processes_of(home) for number in (first, *descendants(first))}
+        kill(left)
         # What was started meanwhile.
-        endprocesses_of(home)
+        end_processes_of(home)
         shutil.rmtree(home, ignore_errors=True)
     note.unlink()
 
@@ -149,7 +148,7 @@ def _superlink(home: Path, port: int, environment: dict[str, str], log_file: Pat
         _wait_until_healthy(process, port, log_file)
         yield
     finally:
-        _end(process, home)
+        end(process, home)
 
 
 def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) -> None:
@@ -172,68 +171,6 @@ def _is_healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _end(process: subprocess.Popen, home: Path) -> None:
-    # Ray renames some of its processes, which overwrites the start of their environment, so the tree is read as well.
-    tree = _descendants(process.pid)
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(END_SECONDS)
-    for number, started in tree.items():
-        if _parent_and_start(number)[1] == started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-    endprocesses_of(home)
-    process.wait()
-
-
-def _descendants(ancestor: int) -> dict[int, int]:
-    """Return the processes below `ancestor` with their start times, which tell a reused number apart."""
-    known = {int(entry.name): _parent_and_start(int(entry.name)) for entry in Path("/proc").glob("[0-9]*")}
-    found: dict[int, int] = {}
-    generation = {ancestor}
-    while generation:
-        generation = {number for number, (parent, _) in known.items() if parent in generation and number not in found}
-        found |= {number: known[number][1] for number in generation}
-    return found
-
-
-def _parent_and_start(process: int) -> tuple[int, int]:
-    try:
-        # The command name may hold blanks and brackets; what follows its last bracket does not.
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return -1, -1
-    return int(fields[1]), int(fields[19])
-
-
-def endprocesses_of(home: Path) -> None:
-    """End every process that was started with this FLWR_HOME.
-
-    Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
-    the variable.
-
-    Args:
-        home: the folder, of one run alone.
-    """
-    _kill(processes_of(home))
-
-
-def processes_of(home: Path) -> set[int]:
-    """Return the processes that were started with this FLWR_HOME."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"FLWR_HOME={home}\0".encode() in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
-    return found
-
-
-def _kill(processes: set[int]) -> None:
-    for number in processes:
-        with contextlib.suppress(OSError):
-            os.kill(number, signal.SIGKILL)
 
 
 def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:

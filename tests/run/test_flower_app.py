@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.run.flower_engine import end_processes_of
+from fl_dpbayes.run.flower_processes import end_processes_of
 
 ROOT = Path(__file__).parent.parent.parent
 FLWR = str(Path(sys.executable).parent / "flwr")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes import cli
-from fl_dpbayes.run.flower_engine import HOME_FILE, processes_of
+from fl_dpbayes.run.flower_engine import HOME_FILE
+from fl_dpbayes.run.flower_processes import processes_of
 from fl_dpbayes.run.folder_lock import folder_lock
 
 KILLS = 12
@@ -195,7 +196,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
         patch.setattr("fl_dpbayes.run.simulate.follow", stop)
         status, output, error = run("quickstart", *SMALL, "--out", str(folder), capsys=capsys, monkeypatch=monkeypatch)
     assert (status, "Traceback" in error) == (1, False)
-    assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in output
+    assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
     status, _, error = run("mnist", "--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
     assert (status, "another scenario" in error) == (2, True)
     with folder_lock(folder):
