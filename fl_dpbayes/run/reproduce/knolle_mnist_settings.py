@@ -10,7 +10,7 @@ EPSILON, DELTA = 0.5, 1e-5
 # A twelfth is kept from training, some 5,000 of 60,000 records.
 TRAINED, HELD_BACK = 55_000, 1 / 12
 MODEL = {"kind": "cnn", "channels": [8, 16, 32], "hidden": 64}
-CONFIGURATIONS_TRIED = 13
+CONFIGURATIONS_TRIED = 14
 _COMMON = {"rounds": 1, "chain_start": "broadcast"}
 _PRIOR = {"kind": "gaussian", "scale": 1.0}
 
@@ -52,6 +52,6 @@ PLANS: dict[str, Values] = {
         {"kind": "dp-sgd", "step_size": {"kind": "constant", "initial": 8.0}}, "constant"
     ),
     DP_SGLD: _private(
-        {"kind": "dp-sgld", "step_size": {"kind": "exponential", "initial": 12.0, "decay": 0.993}}, "temperature"
+        {"kind": "dp-sgld", "step_size": {"kind": "exponential", "initial": 6.0, "decay": 0.997}}, "temperature"
     ),
 }  # fmt: skip
