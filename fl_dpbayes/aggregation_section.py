@@ -6,7 +6,7 @@ number start from the same broadcast weights. The mixture needs no such alignmen
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.distillation_section import Distillation, PredBayes
 from fl_dpbayes.protocol.record import Record
@@ -132,17 +132,31 @@ class PVI(Record):
     draws: Draws = 100
 
 
-def _mixture_by_default(value: Any) -> Any:
-    return {"rule": "mixture"} | value if isinstance(value, dict) else value
-
-
 Aggregation = Annotated[
-    Annotated[
-        Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI | Distillation | PredBayes,
-        Field(discriminator="rule"),
-    ],
-    BeforeValidator(_mixture_by_default),
+    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI | Distillation | PredBayes,
+    Field(discriminator="rule"),
 ]
+
+
+def with_default_rule(content: Any) -> Any:
+    """Name a scenario's aggregation rule where it names none.
+
+    FALD, the best where all were measured (README, "Which aggregation rule"); the mixture for samplers whose states are
+    no posterior samples, which cannot be averaged.
+
+    Args:
+        content: a scenario as parsed, of any form.
+
+    Returns:
+        The content with `aggregation.rule`.
+    """
+    section = content.get("aggregation", {}) if isinstance(content, dict) else None
+    if not isinstance(section, dict) or "rule" in section:
+        return content
+    sampler = content.get("sampler")
+    kind = sampler.get("kind", "") if isinstance(sampler, dict) else ""
+    rule = "mixture" if str(kind).removeprefix("dp-") in ("bbp", "mc-dropout") else "fald"
+    return content | {"aggregation": {"rule": rule} | section}
 
 
 def prior_share(rule: Aggregation, sites: int) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, Mixture, check_aggregation
+from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, check_aggregation, with_default_rule
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
@@ -111,13 +111,18 @@ class Scenario(Record):
     sampler: Sampler
     training: Training
     privacy: AnyPrivacyPlan
-    aggregation: Aggregation = Mixture()
+    aggregation: Aggregation
     evaluation: Evaluation = Evaluation()
     recalibration: Recalibration | None = None
     transport: Transport = Transport()
     resources: Resources = Resources()
     simulation: Simulation = Simulation()
     configurations_tried: PositiveInt = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rule_by_default(cls, content: Any) -> Any:
+        return with_default_rule(content)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Scenario":

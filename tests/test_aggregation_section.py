@@ -43,11 +43,6 @@ def test_divided_prior_is_whole_at_each_site() -> None:
     assert prior_share(section("aggregation.rule=product-full", "aggregation.prior=divided"), 4) == 1.0
 
 
-def test_section_without_a_rule_is_the_mixture() -> None:
-    assert section("aggregation={site_weights='uniform'}").rule == "mixture"
-    assert section("aggregation=").rule == "mixture"
-
-
 @pytest.mark.parametrize(
     "content",
     [

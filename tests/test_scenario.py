@@ -6,7 +6,7 @@ import pytest
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.record import digest
-from fl_dpbayes.scenario import load_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.simulation import plan_sites, run_identifier
 
 WRONG = {
@@ -173,3 +173,19 @@ def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:
     with pytest.raises(UserError, match="needs 654 samples of each site for 650 parameters, training keeps 10"):
         plan_sites(load_scenario("quickstart", ["aggregation.rule=product-full"]), None)
     plan_sites(load_scenario("quickstart", ["aggregation.rule=product-diagonal"]), None)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rule"), [("dp-sgld", "fald"), ("dp-adam", "fald"), ("dp-bbp", "mixture"), ("dp-mc-dropout", "mixture")]
+)
+def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_can_be_averaged(sampler, rule) -> None:
+    content = load_scenario("quickstart").model_dump(mode="json")
+    content["sampler"] = {"kind": sampler, "step_size": {"kind": "constant", "initial": 0.5}}
+    content["model"] = {"kind": "mlp"}
+    content["privacy"] |= {"coupling": "constant", "temperature": None}
+    for section in ({}, {"site_weights": "uniform"}):
+        scenario = read_scenario(content | {"aggregation": section}, "test")
+        weights = section.get("site_weights", "units")
+        assert (scenario.aggregation.rule, scenario.aggregation.site_weights) == (rule, weights)
+    del content["aggregation"]
+    assert read_scenario(content, "test").aggregation.rule == rule
