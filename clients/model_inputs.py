@@ -12,7 +12,7 @@ from fl_dpbayes.data.site import Part
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
-from fl_dpbayes.models.frozen_body import body_size, frozen_body
+from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
 from fl_dpbayes.protocol.features import BackboneFeatures, Features, FrozenBody
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.task import Model
@@ -69,7 +69,7 @@ def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: Part) 
     except (UserError, RuntimeError):
         # RuntimeError is how torch refuses a layer whose size does not fit its integers.
         raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
-    if size > site_file.policy.max_parameters:
+    if size > site_file.policy.max_parameters or not records_per_pass(model, shape):
         raise RefusedError(RefusalCode.POLICY_DENIED, "model.frozen_body")
 
     def computed(records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -120,13 +120,21 @@ def _start(
         )
     finally:
         record.end_stage()
-        _write(federation, strategy, record)
+        problem = _write(federation, strategy, record)
         events.write("written", folder=str(run_folder))
+    if problem is not None:
+        raise problem
 
 
-def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord) -> None:
+def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord) -> Exception | None:
     folder, scenario = federation.run_folder, federation.scenario
-    posterior = strategy.posterior()
+    posterior, problem = None, None
+    try:
+        posterior = strategy.posterior()
+    except Exception as error:
+        # The run may already be ending with an error of its own, and what the sites spent is written in any case.
+        problem = error
+        record.warn(f"no posterior could be formed of what the sites released: {error}")
     if posterior is not None:
         if text := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
             record.warn(text)
@@ -148,3 +156,4 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     rows = [calibration_csv_row(row) for row in summary["calibration"]]
     write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)
     write_report(folder)
+    return problem

@@ -14,7 +14,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
 from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.sampler import state_slots
+from fl_dpbayes.protocol.sampler import SGD, SGHMC, Sampler, state_slots
 from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.scenario import training_plan
 from fl_dpbayes.schedules.planned import planned_step_sizes
@@ -27,6 +27,26 @@ from server.strategy import PosteriorStrategy, point_of
 
 ENOUGH_EVIDENCE = 0.95
 MOST_STIFFNESS = 0.4
+
+
+def steepest(sampler: Sampler) -> float:
+    """Return the limit of a L / n, step size times precision over units, beyond which a chain on N(m, 1/L) diverges.
+
+    2 for Langevin steps w <- w - a d, 2 (1 + beta) with momentum m <- beta m + d, of which SGHMC's is 1 - friction.
+
+    Args:
+        sampler: the sites' algorithm.
+
+    Returns:
+        The limit.
+    """
+    match sampler:
+        case SGHMC():
+            return 2 * (2 - sampler.friction)
+        case SGD():
+            return 2 * (1 + sampler.momentum)
+        case _:
+            return 2.0
 
 
 class PVIStrategy(PosteriorStrategy):
@@ -118,23 +138,43 @@ class PVIStrategy(PosteriorStrategy):
             self._rounds = number
 
     def _updated(self, state: PVIState, round_number: int) -> PVIState:
-        sampled = [site for site in self.site_weights if self._samples(site, round_number) is not None]
-        if not sampled:
-            return state
-        try:
-            return self._combined(state, sampled, round_number)
-        except ValueError as error:
-            # What one site sent must not cost the others their round, whose privacy is spent.
-            fitting = []
-            for site in sampled:
-                try:
-                    self._combined(state, [site], round_number)
-                    fitting.append(site)
-                except ValueError as reason:
-                    self.record.warn(f"round {round_number}: {site} keeps its old factor: {reason}")
-            if fitting == sampled:
-                raise UserError(f"round {round_number}: {error}") from None
-            return self._combined(state, fitting, round_number) if fitting else state
+        # What one site sent must not cost the others their round, whose privacy is spent, nor the rounds to come: a
+        # cavity that is too sharp for the planned steps makes every other chain diverge.
+        sites = [site for site in self.site_weights if self._samples(site, round_number) is not None]
+        while sites:
+            try:
+                updated = self._combined(state, sites, round_number)
+            except ValueError as error:
+                sites = self._fitting(state, sites, round_number, error)
+                continue
+            if self._stiffness(updated) < steepest(self.plan.sampler):
+                return updated
+            sharpest = max(sites, key=lambda site: updated.factors[site].precision.max())
+            self.record.warn(
+                f"round {round_number}: {sharpest} keeps its old factor: the planned steps are too long for the "
+                "precision that its samples claim, and other sites' chains would diverge"
+            )
+            sites = [site for site in sites if site != sharpest]
+        return state
+
+    def _fitting(self, state: PVIState, sites: list[str], round_number: int, error: ValueError) -> list[str]:
+        fitting = []
+        for site in sites:
+            try:
+                self._combined(state, [site], round_number)
+                fitting.append(site)
+            except ValueError as reason:
+                self.record.warn(f"round {round_number}: {site} keeps its old factor: {reason}")
+        if fitting == sites:
+            raise UserError(f"round {round_number}: {error}") from None
+        return fitting
+
+    def _stiffness(self, state: PVIState) -> float:
+        step_size = float(planned_step_sizes(self.plan).max())
+        return max(
+            step_size * float(state.cavity(member.card.name).precision.max()) / member.card.units
+            for member in self.federation.roster.training
+        )
 
     def _combined(self, state: PVIState, sites: list[str], round_number: int) -> PVIState:
         samples = SiteSamples(sites, lambda site: self._samples(site, round_number))

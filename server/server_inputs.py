@@ -14,6 +14,7 @@ from fl_dpbayes.distillation_section import PublicFile, PublicInputs
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_input_shape
 from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.protocol.task import Model, Task
 
 
@@ -46,7 +47,7 @@ def server_inputs(public: PublicInputs, task: Task, model: Model, *, labelled: b
 
     Raises:
         UserError: if a file is absent, too large, or does not fit the task; if strokes do not fit the task; or if the
-            server lacks the weights of the model's features.
+            server lacks the weights of the model's features or frozen body.
     """
     labels: npt.NDArray[np.int64] | None = None
     if isinstance(public, PublicFile):
@@ -65,6 +66,9 @@ def server_inputs(public: PublicInputs, task: Task, model: Model, *, labelled: b
     if model.features is not None:
         _check_size(len(inputs), model_input_shape(model, task))
         inputs = feature_map(model.features, task.input_shape, backbone_folder=backbone_folder(None))(inputs)
+    if model.frozen_body is not None:
+        body = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbone_folder(None))
+        inputs = body(inputs)
     return ServerInputs(inputs, labels, description)
 
 

@@ -12,7 +12,9 @@ from fl_dpbayes.models.feature_map import FeatureMap
 from fl_dpbayes.protocol.features import FrozenBody
 from fl_dpbayes.protocol.task import Model
 
-RECORDS_PER_PASS = 64
+MAX_RECORDS_PER_PASS = 64
+# Numbers that one pass may hold in a layer's inputs and outputs together: 256 MiB.
+MAX_ACTIVATIONS = 2**26
 _SAMPLES = "samples/"
 
 
@@ -31,6 +33,29 @@ def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
     """
     layers, _ = body_layers(model, input_shape)
     return sum(parameter.numel() for parameter in layers.parameters())
+
+
+def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
+    """Say how many records fit into the memory that a pass may take, without taking it.
+
+    Args:
+        model: which architecture.
+        input_shape: of a record, or (D,) of its features.
+
+    Returns:
+        At most 64; 0 if not even one fits.
+
+    Raises:
+        UserError: if the architecture cannot take records of this shape.
+    """
+    layers, _ = body_layers(model, input_shape)
+    values = torch.empty((1, *input_shape), device="meta")
+    widest = 1
+    for layer in layers:
+        outputs = layer(values)
+        widest = max(widest, values.numel() + outputs.numel())
+        values = outputs
+    return min(MAX_RECORDS_PER_PASS, MAX_ACTIVATIONS // widest)
 
 
 def frozen_body(
@@ -54,16 +79,22 @@ def frozen_body(
         The map.
 
     Raises:
-        UserError: if the architecture cannot take records of this shape, no file has the digest, or the file holds
-            other parameters than this body's, or one that is not finite.
+        UserError: if the architecture cannot take records of this shape or takes too much memory for one, no file has
+            the digest, or the file holds other parameters than this body's, or one that is not finite.
     """
     layers, width = body_layers(model, input_shape)
+    records = records_per_pass(model, input_shape)
+    if not records:
+        raise UserError(
+            f"a layer of model.frozen_body holds more than {MAX_ACTIVATIONS} numbers for one record of shape "
+            f"{list(input_shape)}: choose fewer channels or hidden units"
+        )
     if body.weights is None:
         layers = build_body(model, input_shape, body.seed)
     else:
         _load(layers, *stored_state(body.weights, weights_folder))
     layers.requires_grad_(False).to(device)
-    return FeatureMap((width,), layers, RECORDS_PER_PASS, torch.device(device))
+    return FeatureMap((width,), layers, records, torch.device(device))
 
 
 def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:

@@ -205,3 +205,10 @@ def test_inputs_reach_the_model_as_its_features(federation) -> None:
     run.run()
     assert summary_of(run)["aggregation_inputs"]["count"] == 50
     assert student_of(run).arrays["1.weight"].shape[2] != 64
+
+
+def test_network_on_a_frozen_body_is_distilled_too(federation) -> None:
+    model = "model={kind='mlp', hidden=[8], frozen_body={seed=0}}"
+    run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT)
+    run.run()
+    assert set(student_of(run).arrays) == {"3.weight", "3.bias"}

@@ -234,3 +234,15 @@ def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch:
     monkeypatch.setattr("server.federation.SETTLED_SECONDS", 0.1)
     with pytest.raises(UserError, match='--federation-config "num-supernodes=7"'):
         federation().run(InlineGrid(app, 2))
+
+
+def test_run_whose_posterior_cannot_be_formed_ends_with_the_reason_and_its_tables(federation, monkeypatch) -> None:
+    def failing(strategy):
+        raise ZeroDivisionError("nothing to divide by")
+
+    monkeypatch.setattr("server.fald.FALDStrategy.posterior", failing)
+    run = federation()
+    with pytest.raises(ZeroDivisionError):
+        run.run()
+    assert any("nothing to divide by" in text for text in summary_of(run)["warnings"])
+    assert {row["status"] for row in rows_of(run, "privacy.csv")} == {"OK"}

@@ -127,3 +127,24 @@ def test_few_rounds_for_their_damping_are_warned_about(federation) -> None:
 def test_training_that_does_not_fit_is_refused_when_the_scenario_is_read(training: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_scenario("quickstart", ["aggregation.rule=pvi", f"training={training}"])
+
+
+def test_site_that_claims_to_know_too_well_does_not_make_the_others_diverge(federation) -> None:
+    run = federation("aggregation.rule=pvi", *FOUR, "training={rounds=3, steps_per_round=16, burn_in=2, thinning=2}")
+    generator = np.random.default_rng(0)
+
+    def sharpened(request: Message, reply: Message) -> Message:
+        first = request.metadata.message_type == "train" and request.metadata.group_id == "1"
+        if first and run.site_of(request) == "west":
+            arrays = reply.content["arrays"]
+            for name in [name for name in arrays if name.startswith("samples/")]:
+                samples = arrays[name].numpy()
+                narrow = samples.mean(axis=0, keepdims=True) + 1e-4 * generator.standard_normal(samples.shape)
+                arrays[name] = Array(np.float32(narrow))
+        return reply
+
+    run.grid.change = sharpened
+    run.run()
+    assert "round 1: west keeps its old factor: the planned steps are too long" in warnings_of(run)
+    participation = json.loads((run.folder / "summary.json").read_text())["participation"]
+    assert all(status == "OK" for row in participation for status in row["statuses"]), participation

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.models.build import build_body, build_model, model_input_shape, model_shapes
-from fl_dpbayes.models.frozen_body import body_size, frozen_body
+from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import save_posterior
@@ -175,3 +175,11 @@ def test_nothing_of_a_body_can_be_trained():
     mapped = frozen_body(MODELS[2], BODY, TASK.input_shape)
     assert isinstance(mapped.transform, nn.Module)
     assert not any(value.requires_grad for value in mapped.transform.parameters())
+
+
+def test_a_pass_takes_bounded_memory() -> None:
+    assert records_per_pass(CNNModel(channels=(8, 16)), (1, 28, 28)) == 64
+    assert 0 < records_per_pass(CNNModel(channels=(512, 8)), (3, 224, 224)) < 64
+    assert records_per_pass(CNNModel(channels=(2048, 8)), (3, 224, 224)) == 0
+    with pytest.raises(UserError, match="choose fewer channels"):
+        frozen_body(CNNModel(channels=(2048, 8), frozen_body=BODY), BODY, (3, 224, 224))
