@@ -140,16 +140,17 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is not None:
+                # The interrupt itself must come through; without the note its request waits until this process ends.
+                with suppress(LedgerError):
+                    self._note_interrupted()
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Close the file, and note there which work was interrupted: if this process lives on, it is given up."""
-        try:
-            # The interrupt itself must come through; without the note its request waits until this process ends.
-            with suppress(LedgerError):
-                self._note_interrupted()
-        finally:
-            self._connection.close()
+        """Close the file."""
+        self._connection.close()
 
     def reserve(self, spending: Spending, echoed_head: str | None = None) -> Reserved | StoredReply | Refused:
         """Set steps aside for a request, before any of them runs.

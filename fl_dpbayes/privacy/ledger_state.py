@@ -88,7 +88,7 @@ class Reservation:
         state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
         takeovers: how often a process went on with what a dead one had left open.
         durability: of that process's changes to the ledger; where none was noted, the weaker one.
-        interrupted: whether that process closed the ledger with the work undone.
+        interrupted: whether an interrupt ended the work in that process, which may live on.
     """
 
     identity: int

@@ -150,8 +150,9 @@ def test_interrupted_process_that_lives_on_has_given_the_work_up(path, interrupt
 def test_interrupted_process_that_died_is_taken_over(path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "this_process", lambda: DEAD)
-        with Ledger.open(path, COHORT, "full") as ledger:
+        with pytest.raises(KeyboardInterrupt), Ledger.open(path, COHORT, "full") as ledger:
             first = ledger.reserve(SPENDING)
+            raise KeyboardInterrupt
     with Ledger.open(path, COHORT, "full") as ledger:
         assert [row.interrupted for row in ledger.rows()] == [True]
         assert ledger.reserve(SPENDING).reservation == first.reservation
