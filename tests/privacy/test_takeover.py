@@ -128,16 +128,17 @@ def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
         assert ledger.spent("train").steps == 10
 
 
+def _interrupted(path, interrupt):
+    with Ledger.open(path, COHORT, "full") as ledger:
+        assert isinstance(ledger.reserve(SPENDING), Reserved)
+        raise interrupt
+
+
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 def test_interrupted_process_that_lives_on_has_given_the_work_up(path, interrupt):
-    def work():
-        with Ledger.open(path, COHORT, "full") as ledger:
-            assert isinstance(ledger.reserve(SPENDING), Reserved)
-            raise interrupt
-
     for _ in range(2):
         with pytest.raises(interrupt):
-            work()
+            _interrupted(path, interrupt)
     with Ledger.open(path, COHORT, "full") as ledger:
         assert ledger.spent("train").steps == 10
         last = ledger.reserve(SPENDING)
@@ -150,12 +151,12 @@ def test_interrupted_process_that_lives_on_has_given_the_work_up(path, interrupt
 def test_interrupted_process_that_died_is_taken_over(path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "this_process", lambda: DEAD)
-        with pytest.raises(KeyboardInterrupt), Ledger.open(path, COHORT, "full") as ledger:
-            first = ledger.reserve(SPENDING)
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(path, KeyboardInterrupt)
     with Ledger.open(path, COHORT, "full") as ledger:
-        assert [row.interrupted for row in ledger.rows()] == [True]
-        assert ledger.reserve(SPENDING).reservation == first.reservation
+        (first,) = ledger.rows()
+        assert first.interrupted
+        assert ledger.reserve(SPENDING).reservation == first.identity
         assert ledger.reserve(SPENDING) == AT_WORK, "its new holder was not interrupted"
 
 
