@@ -5,17 +5,8 @@ are reserved in the file before they run and count from then on, whether they co
 the recorded spend is never below the true one. A completed request is answered again from its stored reply, at no
 cost. Replies are kept for good: that is the price of answering a repeated request for free.
 
-Work that did not complete is charged again when it is repeated, with one exception. A reservation that is still open
-although the process that worked on it is known to be dead (a power cut, a kill) is taken over by the process that gets
-the same request again, at no further cost:
-
-- Nothing of the cut attempt left the site. A reply is sent only after `commit`, and a reservation is committed once:
-  of all attempts under it, at most one is ever released, and that one is charged.
-- What ended the cut attempt is taken to be independent of the records and the noise. An end that depends on them (a
-  chain that diverged, an exception) is caught and recorded as failed; its repetition is charged.
-- A process can also die of its own work, and that it died can be seen. So a reservation is taken over at most
-  `MOST_TAKEOVERS` times; after that, and where the system does not tell whether the process lives, the repetition is
-  charged like any other.
+Work that did not complete is charged again when it is repeated, unless a process that is known to be dead left it open:
+then it is taken over at no further cost, a few times at most (`takeover` says when and why).
 
 The chain is not signed: whoever may write the file may write another chain. But each reply carries the head, and the
 server echoes the last one it saw, so a chain that lacks it (an older copy put back, a file deleted) is noticed.
@@ -24,6 +15,7 @@ server echoes the last one it saw, so a chain that lacks it (an older copy put b
 import dataclasses
 import hashlib
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,10 +41,9 @@ from fl_dpbayes.privacy.ledger_state import (
     slice_history,
     takeover_content,
 )
-from fl_dpbayes.privacy.running_process import is_running, this_process
+from fl_dpbayes.privacy.running_process import this_process
+from fl_dpbayes.privacy.takeover import is_worked_on, may_take_over
 from fl_dpbayes.protocol.refusal import RefusalCode
-
-MOST_TAKEOVERS = 20
 
 
 @dataclass(frozen=True)
@@ -88,8 +79,10 @@ class Refused:
 class Ledger:
     """The ledger of one cohort; a context manager, safe across processes and not shared between threads."""
 
-    def __init__(self, connection: sqlite3.Connection, cohort: Cohort) -> None:
+    def __init__(self, connection: sqlite3.Connection, cohort: Cohort, durability: Durability) -> None:
         self._connection = connection
+        self._durability: Durability = durability
+        self._held: set[int] = set()
         self.cohort = cohort
 
     @classmethod
@@ -119,7 +112,7 @@ class Ledger:
         except BaseException:
             connection.close()
             raise
-        return cls(connection, cohort)
+        return cls(connection, cohort, durability)
 
     @classmethod
     def open_existing(cls, path: Path, name: str) -> "Ledger":
@@ -129,7 +122,8 @@ class Ledger:
             UserError: if there is no such file or cohort.
             LedgerError: if the file cannot be read, or is damaged.
         """
-        connection = open_ledger_file(path, "full", create=False)
+        durability: Durability = "full"
+        connection = open_ledger_file(path, durability, create=False)
         try:
             with ledger_errors():
                 cohort = read_state(read_chain(connection), name).cohort
@@ -138,7 +132,7 @@ class Ledger:
         except BaseException:
             connection.close()
             raise
-        return cls(connection, cohort)
+        return cls(connection, cohort, durability)
 
     def __enter__(self) -> "Ledger":
         return self
@@ -146,7 +140,13 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is not None:
+                # The interrupt itself must come through; without the note its request waits until this process ends.
+                with suppress(LedgerError):
+                    self._note_interrupted()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close the file."""
@@ -191,14 +191,16 @@ class Ledger:
             The new head.
 
         Raises:
-            LedgerError: if it cannot be written, or the reservation is not open.
+            LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
         with transaction(self._connection):
-            self._require_open(reservation)
+            self._require_held(reservation)
             self._connection.execute("INSERT INTO reply VALUES (?, ?)", (reservation, reply))
             content = {"cohort": self.cohort.name, "reservation": reservation, "reply_digest": digest}
-            return append_entry(self._connection, "done", content).head
+            head = append_entry(self._connection, "done", content).head
+        self._held.discard(reservation)
+        return head
 
     def fail(self, reservation: int) -> str:
         """Note that a reserved request came to nothing; its steps stay spent.
@@ -207,12 +209,14 @@ class Ledger:
             The new head.
 
         Raises:
-            LedgerError: if it cannot be written, or the reservation is not open.
+            LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
         """
         with transaction(self._connection):
-            self._require_open(reservation)
+            self._require_held(reservation)
             content = {"cohort": self.cohort.name, "reservation": reservation}
-            return append_entry(self._connection, "failed", content).head
+            head = append_entry(self._connection, "failed", content).head
+        self._held.discard(reservation)
+        return head
 
     def planned(self, part: Part, run: str, purpose: str) -> StoredPlan | None:
         """Return a run's plan as its first request fixed it, so that its noise is solved only once."""
@@ -257,6 +261,7 @@ class Ledger:
 
     def _answer_again(self, state: LedgerState, spending: Spending) -> Reserved | StoredReply | Refused | None:
         key = (spending.part, spending.run, spending.purpose)
+        same: list[Reservation] = []
         for earlier in state.reservations.values():
             if (earlier.part, earlier.run, earlier.purpose) != key:
                 continue
@@ -266,17 +271,19 @@ class Ledger:
                 continue
             if earlier.request_digest != spending.request_digest:
                 return Refused(RefusalCode.REQUEST_CHANGED, "round")
+            same.append(earlier)
+        for earlier in same:
             if earlier.state == "done":
                 return StoredReply(reply_body(self._connection, state, earlier.identity))
-            if earlier.state == "reserved" and is_running(earlier.process):
-                return Refused(RefusalCode.ALREADY_RESERVED, "round")
-            if earlier.state == "reserved" and earlier.process and earlier.takeovers < MOST_TAKEOVERS:
-                return self._take_over(earlier)
-        return None
+        if any(is_worked_on(earlier) for earlier in same):
+            return Refused(RefusalCode.ALREADY_RESERVED, "round")
+        open_to_all = next((earlier for earlier in same if may_take_over(earlier)), None)
+        return None if open_to_all is None else self._take_over(open_to_all)
 
     def _take_over(self, earlier: Reservation) -> Reserved:
-        content = takeover_content(self.cohort.name, earlier.identity, this_process())
+        content = takeover_content(self.cohort.name, earlier.identity, this_process(), self._durability)
         entry = append_entry(self._connection, "taken over", content)
+        self._held.add(earlier.identity)
         return Reserved(earlier.identity, earlier.steps, entry.head)
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
@@ -290,15 +297,29 @@ class Ledger:
             append_entry(self._connection, "rule", rule_content(name, part, rule))
         if (part, spending.run, spending.purpose) not in state.plans:
             append_entry(self._connection, "plan", plan_content(name, spending))
-        content = reservation_content(name, spending, steps, this_process())
+        content = reservation_content(name, spending, steps, this_process(), self._durability)
         entry = append_entry(self._connection, "reserved", content)
+        self._held.add(entry.position)
         return Reserved(entry.position, steps, entry.head)
 
-    def _require_open(self, reservation: int) -> None:
+    def _note_interrupted(self) -> None:
+        if not self._held:
+            return
+        with transaction(self._connection):
+            reservations = self._read().reservations
+            for held in sorted(self._held & reservations.keys()):
+                if reservations[held].state == "reserved" and reservations[held].process == this_process():
+                    content = {"cohort": self.cohort.name, "reservation": held}
+                    append_entry(self._connection, "interrupted", content)
+
+    def _require_held(self, reservation: int) -> None:
         found = self._read().reservations.get(reservation)
         if found is None or found.state != "reserved":
             state = "unknown" if found is None else found.state
             raise LedgerError(f"reservation {reservation} is {state}: only an open one can be completed or failed")
+        # A process that was taken for dead must not end the attempt that took its place.
+        if found.process != this_process():
+            raise LedgerError(f"reservation {reservation} is held by another process, which took it over")
 
 
 def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:

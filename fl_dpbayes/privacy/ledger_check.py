@@ -8,6 +8,7 @@ from fl_dpbayes.privacy.filter import admitted_steps
 from fl_dpbayes.privacy.hash_chain import read_chain
 from fl_dpbayes.privacy.ledger_file import LedgerError, ledger_errors
 from fl_dpbayes.privacy.ledger_state import PARTS, LedgerState, Part, read_state
+from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
 
 # Sums made in another order may differ in their last bits.
 _ROUNDING = 1 + 1e-9
@@ -30,7 +31,7 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
                 return found
             state = read_state(read_chain(connection), cohort)
             over = [problem for part in PARTS for problem in _budget_problems(state, part)]
-            return [*_reply_problems(connection, state), *over]
+            return [*_reply_problems(connection, state), *_takeover_problems(state), *over]
     except LedgerError as error:
         return [str(error)]
 
@@ -55,6 +56,14 @@ def _reply_problems(connection: sqlite3.Connection, state: LedgerState) -> list[
         except LedgerError as error:
             problems.append(str(error))
     return problems
+
+
+def _takeover_problems(state: LedgerState) -> list[str]:
+    return [
+        f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"
+        for row in state.reservations.values()
+        if row.takeovers > MOST_TAKEOVERS
+    ]
 
 
 def _budget_problems(state: LedgerState, part: Part) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from fl_dpbayes.privacy.events import History, read_history, write_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.hash_chain import Entry
+from fl_dpbayes.privacy.ledger_file import Durability, LedgerError
 from fl_dpbayes.protocol.plan import Adjacency
 
 Part = Literal["train", "test", "recalibration"]
@@ -86,6 +87,8 @@ class Reservation:
         process: which process works on it, or did last.
         state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
         takeovers: how often a process went on with what a dead one had left open.
+        durability: of that process's changes to the ledger; where none was noted, the weaker one.
+        interrupted: whether an interrupt ended the work in that process, which may live on.
     """
 
     identity: int
@@ -100,6 +103,8 @@ class Reservation:
     process: str
     state: ReservationState = "reserved"
     takeovers: int = 0
+    durability: Durability = "normal"
+    interrupted: bool = False
 
     def overlaps(self, spending: Spending) -> bool:
         """Say whether a step set aside here is asked for again."""
@@ -157,6 +162,9 @@ def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
 
     Returns:
         Its state; `cohort` is None if the chain does not know it.
+
+    Raises:
+        LedgerError: if an entry completes, fails or takes over what is not open.
     """
     state = LedgerState()
     for entry in entries:
@@ -195,18 +203,20 @@ def rule_content(cohort: str, part: Part, rule: SpendingRule) -> dict[str, Any]:
     return {"cohort": cohort, "part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
 
 
-def reservation_content(cohort: str, spending: Spending, steps: int, process: str) -> dict[str, Any]:
+def reservation_content(
+    cohort: str, spending: Spending, steps: int, process: str, durability: Durability
+) -> dict[str, Any]:
     """Write the entry that sets steps aside."""
     return {
         "cohort": cohort, "part": spending.part, "run": spending.run, "round": spending.round,
         "purpose": spending.purpose, "request_digest": spending.request_digest, "first_step": spending.first_step,
-        "steps": steps, "process": process,
+        "steps": steps, "process": process, "durability": durability,
     }  # fmt: skip
 
 
-def takeover_content(cohort: str, reservation: int, process: str) -> dict[str, Any]:
+def takeover_content(cohort: str, reservation: int, process: str, durability: Durability) -> dict[str, Any]:
     """Write the entry by which a process goes on with a reservation that a dead one left open."""
-    return {"cohort": cohort, "reservation": reservation, "process": process}
+    return {"cohort": cohort, "reservation": reservation, "process": process, "durability": durability}
 
 
 def _read_cohort(state: LedgerState, entry: Entry) -> None:
@@ -236,21 +246,40 @@ def _read_reservation(state: LedgerState, entry: Entry) -> None:
 
 
 def _read_takeover(state: LedgerState, entry: Entry) -> None:
-    identity = entry.content["reservation"]
-    earlier = state.reservations[identity]
-    taken = replace(earlier, process=entry.content["process"], takeovers=earlier.takeovers + 1)
-    state.reservations[identity] = taken
+    earlier, content = _open_reservation(state, entry), entry.content
+    state.reservations[earlier.identity] = replace(
+        earlier,
+        process=content["process"],
+        takeovers=earlier.takeovers + 1,
+        durability=content.get("durability", "normal"),
+        interrupted=False,
+    )
 
 
 def _read_done(state: LedgerState, entry: Entry) -> None:
-    identity = entry.content["reservation"]
-    state.reservations[identity] = replace(state.reservations[identity], state="done")
-    state.reply_digests[identity] = entry.content["reply_digest"]
+    earlier = _open_reservation(state, entry)
+    state.reservations[earlier.identity] = replace(earlier, state="done")
+    state.reply_digests[earlier.identity] = entry.content["reply_digest"]
 
 
 def _read_failed(state: LedgerState, entry: Entry) -> None:
+    earlier = _open_reservation(state, entry)
+    state.reservations[earlier.identity] = replace(earlier, state="failed")
+
+
+def _read_interrupted(state: LedgerState, entry: Entry) -> None:
+    earlier = _open_reservation(state, entry)
+    state.reservations[earlier.identity] = replace(earlier, interrupted=True)
+
+
+def _open_reservation(state: LedgerState, entry: Entry) -> Reservation:
     identity = entry.content["reservation"]
-    state.reservations[identity] = replace(state.reservations[identity], state="failed")
+    found = state.reservations.get(identity)
+    if found is None or found.state != "reserved":
+        was = "unknown" if found is None else found.state
+        kind = entry.content["kind"]
+        raise LedgerError(f"entry {entry.position} of the ledger: {kind!r} for reservation {identity}, which is {was}")
+    return found
 
 
 _ENTRY_READERS = {
@@ -262,4 +291,5 @@ _ENTRY_READERS = {
     "taken over": _read_takeover,
     "done": _read_done,
     "failed": _read_failed,
+    "interrupted": _read_interrupted,
 }

@@ -101,7 +101,7 @@ def test_work_cut_off_inside_a_site_is_done_again_at_no_cost(federation, monkeyp
         return result
 
     # The process that was cut off is this one, which goes on to play its successor.
-    monkeypatch.setattr("fl_dpbayes.privacy.ledger.is_running", lambda name: False)
+    monkeypatch.setattr("fl_dpbayes.privacy.takeover.process_status", lambda name: "dead")
     with monkeypatch.context() as patch:
         patch.setattr(train, "run_chain", cut_every_third)
         cuts = 0

@@ -19,12 +19,16 @@ from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger_file import LedgerError
 from fl_dpbayes.privacy.ledger_state import Cohort, Spending
 from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.running_process import this_process
+from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 DELTA = 1e-5
 # The budget holds 25 steps of noise multiplier 10 at sampling rate 1.
 COHORT = Cohort("cohort a", "patient", gdp_epsilon(math.sqrt(25.5) / 10, DELTA), DELTA, "add_or_remove_one")
 PLAN = (GaussianEvent(10.0, 1.0, 20),)
+# Our process id had another process before us.
+DEAD = this_process().rpartition(":")[0] + ":0"
 RUN, OTHER_RUN = "a" * 16, "b" * 16
 
 
@@ -106,7 +110,7 @@ def test_request_whose_process_still_works_is_not_charged_twice(ledger):
 
 def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost(ledger, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(ledger_module, "this_process", lambda: "no boot:1:0")
+        patch.setattr(ledger_module, "this_process", lambda: DEAD)
         first = ledger.reserve(_spending(1))
     assert ledger.reserve(_spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
     again = ledger.reserve(_spending(1))
@@ -123,8 +127,8 @@ def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost(ledger, mon
 
 
 def test_work_that_keeps_dying_is_charged_again(ledger, monkeypatch):
-    monkeypatch.setattr(ledger_module, "this_process", lambda: "no boot:1:0")
-    reservations = [ledger.reserve(_spending(1)).reservation for _ in range(ledger_module.MOST_TAKEOVERS + 2)]
+    monkeypatch.setattr(ledger_module, "this_process", lambda: DEAD)
+    reservations = [ledger.reserve(_spending(1)).reservation for _ in range(MOST_TAKEOVERS + 2)]
     assert len(set(reservations[:-1])) == 1
     assert reservations[-1] != reservations[0]
     assert ledger.spent("train").steps == 10
@@ -132,7 +136,7 @@ def test_work_that_keeps_dying_is_charged_again(ledger, monkeypatch):
 
 @pytest.mark.parametrize("end", ["of a process without a name", "failed"])
 def test_repeating_work_that_did_not_complete_is_charged_again(ledger, monkeypatch, end):
-    monkeypatch.setattr(ledger_module, "this_process", lambda: "no boot:1:0" if end == "failed" else "")
+    monkeypatch.setattr(ledger_module, "this_process", lambda: DEAD if end == "failed" else "")
     first = ledger.reserve(_spending(1))
     if end == "failed":
         ledger.fail(first.reservation)
@@ -358,7 +362,7 @@ def test_entries_can_be_hashed_again_by_an_auditor(ledger):
 def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(tmp_path_factory, requests):
     true_spend: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ledger_module, "this_process", lambda: "no boot:1:0")
+        patch.setattr(ledger_module, "this_process", lambda: DEAD)
         with Ledger.open(tmp_path_factory.mktemp("ledger") / "l.sqlite", COHORT, "normal") as ledger:
             for run, round_, steps, end in requests:
                 answer = ledger.reserve(_spending(round_, run=str(run) * 16, steps=steps))

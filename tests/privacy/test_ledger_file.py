@@ -3,8 +3,6 @@
 import os
 import sqlite3
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy import ledger_file
 from fl_dpbayes.privacy.ledger_file import LedgerError, network_file_system, open_ledger_file, transaction
-from fl_dpbayes.privacy.running_process import is_running, this_process
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0
@@ -98,16 +95,3 @@ def test_transaction_leaves_nothing_behind_when_it_fails(tmp_path):
         write_and_fail()
     assert connection.execute("SELECT count(*) FROM reply").fetchone()[0] == 0
     connection.close()
-
-
-def test_running_process_is_known_by_name():
-    assert is_running(this_process())
-    boot, process_id, start = this_process().split(":")
-    assert not is_running(f"{boot}:{process_id}:{int(start) + 1}")
-    assert not is_running(f"other:{process_id}:{start}")
-    for name in ("", "a:b", "a:x:1"):
-        assert not is_running(name)
-    code = "from fl_dpbayes.privacy.running_process import this_process; print(this_process())"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert ended.startswith(boot)
-    assert not is_running(ended)

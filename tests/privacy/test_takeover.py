@@ -1,0 +1,206 @@
+"""Work that came to no end is charged again unless its process is known to be dead and no reply can have been sent."""
+
+import shutil
+import sqlite3
+
+import pytest
+
+from fl_dpbayes.privacy import ledger as ledger_module
+from fl_dpbayes.privacy import running_process
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.hash_chain import append_entry
+from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger_file import LedgerError, transaction
+from fl_dpbayes.privacy.ledger_state import Cohort, Spending
+from fl_dpbayes.privacy.running_process import this_process
+from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
+from fl_dpbayes.protocol.refusal import RefusalCode
+
+COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
+SPENDING = Spending("train", "a" * 16, 1, "train", "request", "plan", (GaussianEvent(10.0, 1.0, 5),), 0, 5)
+BOOT, NAMESPACE, PROCESS_ID, START = this_process().split(":")
+DEAD = f"{BOOT}:{NAMESPACE}:{PROCESS_ID}:0"
+BEFORE_THE_POWER_CUT = f"earlier boot:{NAMESPACE}:77:1"
+IN_ANOTHER_CONTAINER = f"{BOOT}:{int(NAMESPACE) + 1}:77:1"
+AT_WORK = Refused(RefusalCode.ALREADY_RESERVED, "round")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "l.sqlite"
+
+
+def _reserve_as(process, path, durability="full"):
+    """Reserve as a process that ends, or goes on elsewhere, without closing its ledger."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "this_process", lambda: process)
+        ledger = Ledger.open(path, COHORT, durability)
+        answer = ledger.reserve(SPENDING)
+        ledger._connection.close()
+        return answer
+
+
+def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_charge(path, tmp_path):
+    reserved = _reserve_as(BEFORE_THE_POWER_CUT, path, "normal")
+    shutil.copy(path, tmp_path / "on disk")
+    with pytest.MonkeyPatch.context() as patch, Ledger.open(path, COHORT, "normal") as ledger:
+        patch.setattr(ledger_module, "this_process", lambda: BEFORE_THE_POWER_CUT)
+        ledger.commit(reserved.reservation, b"answer 1, sent")
+    for left in path.parent.glob("l.sqlite*"):
+        left.unlink()
+    shutil.copy(tmp_path / "on disk", path)
+    with Ledger.open(path, COHORT, "normal") as ledger:
+        again = ledger.reserve(SPENDING)
+        ledger.commit(again.reservation, b"answer 2, sent")
+        assert ledger.spent("train").steps == 10
+        assert ledger.verify() == []
+
+
+@pytest.mark.parametrize("now", ["full", "normal"])
+@pytest.mark.parametrize(
+    ("holder", "durability", "steps"),
+    [
+        (DEAD, "full", 5),
+        (DEAD, "normal", 5),
+        (BEFORE_THE_POWER_CUT, "full", 5),
+        (BEFORE_THE_POWER_CUT, "normal", 10),
+        (IN_ANOTHER_CONTAINER, "full", 10),
+        ("", "full", 10),
+        (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
+    ],
+)
+def test_who_left_the_work_decides_what_its_repetition_costs(path, holder, durability, now, steps):
+    first = _reserve_as(holder, path, durability)
+    with Ledger.open(path, COHORT, now) as ledger:
+        again = ledger.reserve(SPENDING)
+        assert (again.reservation == first.reservation) == (steps == 5)
+        assert ledger.spent("train").steps == steps
+        assert ledger.rows()[-1].durability == now
+
+
+def test_durability_that_an_old_ledger_does_not_tell_is_the_weaker_one(path, monkeypatch):
+    def without_durability(connection, kind, content):
+        return append_entry(connection, kind, {key: value for key, value in content.items() if key != "durability"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "append_entry", without_durability)
+        _reserve_as(BEFORE_THE_POWER_CUT, path, "full")
+    with Ledger.open(path, COHORT, "full") as ledger:
+        ledger.reserve(SPENDING)
+        assert ledger.spent("train").steps == 10
+
+
+def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it(path, tmp_path, monkeypatch):
+    with Ledger.open(path, COHORT, "full") as holder, Ledger.open(path, COHORT, "full") as other:
+        held = holder.reserve(SPENDING)
+        with monkeypatch.context() as patch:
+            patch.setattr(running_process, "_PROC", tmp_path)
+            assert other.reserve(SPENDING).reservation != held.reservation
+        holder.commit(held.reservation, b"reply")
+        assert other.reserve(SPENDING) == StoredReply(b"reply")
+        assert holder.spent("train").steps == 10
+
+
+def test_process_that_was_taken_for_dead_ends_nothing(path, monkeypatch):
+    first = _reserve_as(DEAD, path)
+    with Ledger.open(path, COHORT, "full") as ledger:
+        again = ledger.reserve(SPENDING)
+        assert again.reservation == first.reservation
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_module, "this_process", lambda: DEAD)
+            for end in (ledger.fail, lambda reservation: ledger.commit(reservation, b"not dead after all")):
+                with pytest.raises(LedgerError, match="held by another process"):
+                    end(first.reservation)
+        ledger.commit(again.reservation, b"reply")
+        assert ledger.reserve(SPENDING) == StoredReply(b"reply")
+
+
+def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
+    _reserve_as(DEAD, path)
+    with Ledger.open(path, COHORT, "full") as ledger:
+        with monkeypatch.context() as patch:
+            # While the first holder is not known to be dead, the request is charged a second time.
+            patch.setattr("fl_dpbayes.privacy.takeover.process_status", lambda name: "unknown")
+            second = ledger.reserve(SPENDING)
+        assert ledger.reserve(SPENDING) == AT_WORK
+        ledger.commit(second.reservation, b"reply")
+        assert ledger.reserve(SPENDING) == StoredReply(b"reply")
+        assert ledger.spent("train").steps == 10
+
+
+def _interrupted(path, interrupt):
+    with Ledger.open(path, COHORT, "full") as ledger:
+        assert isinstance(ledger.reserve(SPENDING), Reserved)
+        raise interrupt
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_interrupted_process_that_lives_on_has_given_the_work_up(path, interrupt):
+    for _ in range(2):
+        with pytest.raises(interrupt):
+            _interrupted(path, interrupt)
+    with Ledger.open(path, COHORT, "full") as ledger:
+        assert ledger.spent("train").steps == 10
+        last = ledger.reserve(SPENDING)
+        ledger.commit(last.reservation, b"reply")
+        assert ledger.reserve(SPENDING) == StoredReply(b"reply")
+        assert ledger.spent("train").steps == 15
+        assert ledger.verify() == []
+
+
+def test_interrupted_process_that_died_is_taken_over(path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "this_process", lambda: DEAD)
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(path, KeyboardInterrupt)
+    with Ledger.open(path, COHORT, "full") as ledger:
+        (first,) = ledger.rows()
+        assert first.interrupted
+        assert ledger.reserve(SPENDING).reservation == first.identity
+        assert ledger.reserve(SPENDING) == AT_WORK, "its new holder was not interrupted"
+
+
+def test_work_is_taken_over_three_times_at_most(path):
+    reservations = [_reserve_as(DEAD, path).reservation for _ in range(5)]
+    assert MOST_TAKEOVERS == 3
+    assert len(set(reservations[:4])) == 1
+    assert reservations[4] != reservations[0]
+    with Ledger.open(path, COHORT, "full") as ledger:
+        assert ledger.spent("train").steps == 10
+        assert ledger.verify() == []
+
+
+def _append(path, kind, **content):
+    connection = sqlite3.connect(path, isolation_level=None)
+    with transaction(connection):
+        append_entry(connection, kind, {"cohort": COHORT.name, **content})
+    connection.close()
+
+
+def test_verify_notices_too_many_takeovers(path):
+    reserved = _reserve_as(DEAD, path)
+    with Ledger.open(path, COHORT, "full") as ledger:
+        for _ in range(4):
+            assert ledger.verify() == []
+            _append(path, "taken over", reservation=reserved.reservation, process=DEAD, durability="full")
+        (problem,) = ledger.verify()
+        assert "was taken over 4 times, and 3 are allowed" in problem
+
+
+@pytest.mark.parametrize("kind", ["taken over", "done", "failed", "interrupted"])
+@pytest.mark.parametrize("end", ["done", "failed", "unknown"])
+def test_entry_about_work_that_is_not_open_stops_the_ledger(path, kind, end):
+    with Ledger.open(path, COHORT, "full") as ledger:
+        reserved = ledger.reserve(SPENDING)
+        if end == "done":
+            ledger.commit(reserved.reservation, b"reply")
+        elif end == "failed":
+            ledger.fail(reserved.reservation)
+        reservation = 99 if end == "unknown" else reserved.reservation
+        assert ledger.verify() == []
+        _append(path, kind, reservation=reservation, process=DEAD, durability="full", reply_digest="d")
+        (problem,) = ledger.verify()
+        assert repr(kind) in problem
+        assert f"reservation {reservation}, which is {end}" in problem
+        with pytest.raises(LedgerError, match="which is"):
+            ledger.reserve(SPENDING)
