@@ -100,7 +100,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
         admission: the rules.
 
     Returns:
-        The roster with the newcomers, or the same one if nothing has changed.
+        The roster with the newcomers, or an equal one if nothing has changed.
     """
     connected = set(grid.get_node_ids())
     given_up = {node for node, count in roster.silences.items() if count >= admission.most_silences}
