@@ -71,7 +71,8 @@ class Resources(Record):
     `min_sites`: the run stops after a round in which fewer training sites gave a usable reply. `silent_rounds`: a site
     that let so many rounds in a row pass without a reply is asked no more, since each costs the others
     `round_timeout`. `start_nodes`: how many nodes must be connected to start (default: one per site); others may join
-    before any later round.
+    before any later round. `nodes_may_change`: a site that is gone may come back on another node that shows the same
+    card; a card is no proof of who shows it, so allow it only where every node is authenticated.
     """
 
     cpus_per_site: PositiveInt = 1
@@ -83,6 +84,7 @@ class Resources(Record):
     min_sites: PositiveInt = 1
     silent_rounds: PositiveInt = 3
     start_nodes: PositiveInt | None = None
+    nodes_may_change: bool = False
 
 
 class Simulation(Record):

@@ -6,6 +6,7 @@ again. Nothing random has to be kept: every generator of the server is made wher
 or the round.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +22,7 @@ from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.train import Digest, RunId
 from server.atomic_file import replaced_atomically
 from server.participation import ParticipationState
-from server.roster import Member, Roster
+from server.roster import NO_NODE, Member, Roster
 from server.run_record import RecordState
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -57,39 +58,46 @@ class Checkpoint(Record):
     participation: ParticipationState
     record: RecordState
 
-    def roster_of(self, answered: Roster) -> Roster:
+    def roster_of(self, answered: Roster, min_sites: int) -> Roster:
         """Return the run's roster at the nodes where its sites are found now.
 
         Args:
             answered: who answered when the run was taken up again.
+            min_sites: how many training sites must be among them.
 
         Returns:
-            The members as they were, with their present nodes; who was left out stays out, and who is new may join
-            before the next round.
+            The members as they were, with their present nodes; those that are missing have none, and may come back
+            before any later round. Who was left out stays out, and who is new may join before the next round.
 
         Raises:
-            UserError: if a site of the run is missing, or declares something else than before.
+            UserError: if too few training sites of the run are there, or one declares something else than before.
         """
         present = {member.card.name: member for member in answered.members}
         members = []
         for card in self.cards:
             member = present.get(card.name)
             if member is None:
-                reasons = "; ".join(answered.left_out)
-                raise UserError(
-                    f"site {card.name!r} of this run does not answer{f' ({reasons})' if reasons else ''}: a run is "
-                    "resumed with all its sites; start that site again"
-                )
+                members.append(Member(NO_NODE, card))
+                continue
             if member.card != card:
                 raise UserError(
                     f"site {card.name!r} declares something else than when this run began: put its site file back, or "
                     "start a new run"
                 )
             members.append(Member(member.node_id, card))
+        training = [member for member in members if member.card.role == "train"]
+        missing = [member.card.name for member in training if not member.has_node]
+        if len(training) - len(missing) < min_sites:
+            reasons = "; ".join(answered.left_out)
+            raise UserError(
+                f"{len(training) - len(missing)} training sites of this run answer, resources.min_sites asks for "
+                f"{min_sites}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
+                "start them again, then resume once more"
+            )
         strangers = {
             member.node_id for name, member in present.items() if name not in {card.name for card in self.cards}
         }
-        return Roster(tuple(members), self.left_out, answered.asked - strangers)
+        return replace(answered, members=tuple(members), left_out=self.left_out, asked=answered.asked - strangers)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:

@@ -8,13 +8,7 @@ import numpy as np
 from flwr.app import Message
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.release import (
-    SENT_COLUMNS,
-    NoisedTable,
-    merge_noised,
-    noised_from_arrays,
-    sensitivity,
-)
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.reliability import reliability_bins
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
@@ -23,10 +17,10 @@ from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
 from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.train import PrivacyStatement
+from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.messages import read_arrays
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
-Statistics = CalibrationStatistics | NoisedTable
 
 
 @dataclass(frozen=True)
@@ -51,12 +45,12 @@ class Evaluation:
         """Check and keep a site's statistics for every predictor that was asked for.
 
         Raises:
-            ValueError: if arrays are missing, of another shape, or contradict each other; nothing is then kept.
+            ValueError: if arrays are missing, of another shape, contradict each other, or count more records than the
+                site's size allows; nothing is then kept.
         """
         noised = record.noise_std is not None
-        least = (request.noise_multiplier or 0.0) * sensitivity(SENT_COLUMNS)
-        if record.noise_std is not None and record.noise_std < least:
-            raise ValueError(f"it states noise of {record.noise_std:.3g}, below the {least:.3g} that was asked for")
+        if record.noise_std is not None:
+            check_noise(record.noise_std, request.noise_multiplier or 0.0)
         one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
         shapes: dict[str, tuple[int, ...]] = {}
         for predictor in request.measured:
@@ -71,6 +65,7 @@ class Evaluation:
                 else noised_from_arrays(tables, REPORT_BINS, record.noise_std)
             )
             parts.append(SiteStatistics(card, predictor, statistics))
+        check_counts(card, [part.statistics for part in parts])
         self.parts += parts
         if record.privacy is not None:
             self.statements[card.name] = record.privacy
@@ -95,6 +90,19 @@ class Evaluation:
             if name.startswith("pooled:") and isinstance(statistics, CalibrationStatistics):
                 reliability.append({**key, "bins": [row.as_row() for row in reliability_bins(statistics)]})
         return calibration, reliability
+
+    def warnings(self) -> list[str]:
+        """Name the sites that hold most of what is pooled, by the largest count that each states of a predictor."""
+        sentences = []
+        for role in ROLES:
+            counts: dict[str, float] = {}
+            for part in self.parts:
+                if part.card.role == role:
+                    count = record_count(part.statistics)
+                    counts[part.card.name] = max(count, counts.get(part.card.name, count))
+            if counts and (sentence := dominating_site(role, counts)):
+                sentences.append(sentence)
+        return sentences
 
     def _by_site(self) -> list[tuple[str, Role, str, Statistics]]:
         return [(part.card.name, part.card.role, part.predictor, part.statistics) for part in self.parts]

@@ -76,7 +76,7 @@ class EvaluationStage:
         predictors.clear()
         bundle_digest = arrays_digest(bundle)
         arrays = encoded(bundle)
-        for member in self._federation.roster.members:
+        for member in self._federation.roster.with_nodes:
             request = EvaluateRequest(
                 run=self._federation.run,
                 round=self._round,
@@ -110,6 +110,11 @@ class EvaluationStage:
             self._record.warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
         for name in self._exchange.unanswered():
             self._record.warn(f"{name} sent no evaluation in time")
+        for member in self._federation.roster.members:
+            if not member.has_node:
+                self._record.warn(f"{member.card.name} sent no evaluation: it has been gone since the run was resumed")
+        for sentence in self.evaluation.warnings():
+            self._record.warn(sentence)
 
     def _problem(self, reply: Message, member: Member, request: EvaluateRequest) -> str:
         try:

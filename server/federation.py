@@ -19,6 +19,7 @@ from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, 
 from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
+from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy
 from server.fald import FALDStrategy
@@ -26,10 +27,11 @@ from server.fedpa import FedPAStrategy
 from server.fixed import Federation
 from server.further_costs import write_further_costs
 from server.independent_chains import IndependentChainsStrategy
+from server.node_wait import wait_for_returning_nodes, wait_for_simulated_nodes
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
 from server.pvi import PVIStrategy
-from server.roster import Roster, call_roster, wait_for_simulated_nodes
+from server.roster import Roster, call_roster
 from server.run_record import RunRecord
 from server.strategy import PosteriorStrategy
 from server.summary import summarise_run
@@ -66,17 +68,14 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
     ordered, events = OrderedGrid(grid), EventLog(run_folder)
     record = RunRecord(run_folder, tempered=has_temperature(scenario.sampler))
     record.begin("roster")
-    expected = scenario.resources.start_nodes or len(scenario.sites)
-    node_ids = wait_for_simulated_nodes(ordered, expected, NODE_SECONDS, SETTLED_SECONDS)
-    roster = call_roster(
-        ordered,
-        node_ids,
-        list(scenario.sites),
-        timeout=scenario.resources.round_timeout,
-        simulation_folder=simulation_folder,
-    )
+    if found is None:
+        expected = scenario.resources.start_nodes or len(scenario.sites)
+        node_ids = wait_for_simulated_nodes(ordered, expected, NODE_SECONDS, SETTLED_SECONDS)
+    else:
+        node_ids = wait_for_returning_nodes(ordered, len(found[0].cards), NODE_SECONDS)
+    roster = call_roster(ordered, node_ids, list(scenario.sites), admission_rules(scenario, simulation_folder))
     if found is not None:
-        roster = found[0].roster_of(roster)
+        roster = found[0].roster_of(roster, scenario.resources.min_sites)
         events.write("resumed", round=found[0].round)
     events.write(
         "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out

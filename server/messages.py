@@ -5,12 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
 
 DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
+# What the grid answers in a site's place when a message's time to live is over.
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
 def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:

@@ -6,7 +6,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.record import Record
-from server.roster import Roster
+from server.roster import NO_NODE, Roster
 from server.run_record import NO_REPLY, SiteOutcome
 
 
@@ -57,15 +57,21 @@ class Participation:
             after: the roster of this one.
 
         Returns:
-            A sentence for each training site that joined, and for each site that is back on another node.
+            A sentence for each training site that joined, and for each site that is back.
         """
         nodes, sentences = {member.card.name: member.node_id for member in before.members}, []
         for member in after.members:
             name = member.card.name
-            if nodes.get(name) == member.node_id:
+            returned = member.node_id in before.away - after.away
+            if nodes.get(name) == member.node_id and not returned:
                 continue
-            self._silent.pop(name, None)
-            if name in nodes:
+            silent = self._silent.pop(name, 0)
+            if nodes.get(name) == NO_NODE or (nodes.get(name) == member.node_id and silent):
+                sentences.append(f"round {server_round}: {name} came back")
+            elif nodes.get(name) == member.node_id:
+                # It was gone for an instant between two rounds, and has missed nothing.
+                continue
+            elif name in nodes:
                 sentences.append(f"round {server_round}: {name} came back on another node")
             elif member.card.role == "train":
                 self._joined[name] = server_round

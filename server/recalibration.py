@@ -85,7 +85,7 @@ def recalibrate_sites(
     parameters = np.zeros(parameter_count(plan.method, federation.roster.task.classes))
     own: dict[str, npt.NDArray[np.float64]] = {}
     statements: dict[str, PrivacyStatement] = {}
-    members = federation.roster.training
+    members = tuple(member for member in federation.roster.training if member.has_node)
     record.begin("recalibrate")
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]

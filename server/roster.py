@@ -1,8 +1,7 @@
 """Which nodes take part, and in which role: asked before the first round, and of every node that comes later."""
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
@@ -11,26 +10,50 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.task import Task
-from server.messages import read_record, request_message
+from server.admission import Admission
+from server.messages import EXPIRED, check_source, read_record, request_message
 
-POLL_SECONDS = 0.2
+# Flower gives no node this id.
+NO_NODE = 0
 
 
 @dataclass(frozen=True)
 class Member:
-    """A node and what its site says of itself."""
+    """A node and what its site says of itself; the node is `NO_NODE` until a site of a resumed run has come back."""
 
     node_id: int
     card: Card
 
+    @property
+    def has_node(self) -> bool:
+        """Whether the site can be asked for anything."""
+        return self.node_id != NO_NODE
+
 
 @dataclass(frozen=True)
 class Roster:
-    """The sites of a run in a fixed order, those that were left out, with the reason, and all nodes asked so far."""
+    """The sites of a run in a fixed order, and what is known of the nodes.
+
+    Attributes:
+        members: the sites.
+        left_out: a sentence on each node that did not join.
+        asked: nodes that have said who they are, or that they do not say it; none is asked again.
+        silences: node -> how often in a row it was asked and gave no answer.
+        away: nodes of members that were not connected when the roster was last called.
+        first_nodes: site -> the node that it had first, which keeps its name.
+    """
 
     members: tuple[Member, ...]
     left_out: tuple[str, ...]
     asked: frozenset[int] = frozenset()
+    silences: Mapping[int, int] = field(default_factory=dict)
+    away: frozenset[int] = frozenset()
+    first_nodes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def with_nodes(self) -> tuple[Member, ...]:
+        """Members that can be asked."""
+        return tuple(member for member in self.members if member.has_node)
 
     @property
     def training(self) -> tuple[Member, ...]:
@@ -43,105 +66,92 @@ class Roster:
         return self.members[0].card.task
 
 
-def wait_for_simulated_nodes(grid: Grid, expected: int, timeout: float, settled: float) -> list[int]:
-    """Wait until the nodes of a simulation are there; they appear together, so a number that stays is final.
-
-    Args:
-        grid: the grid.
-        expected: how many nodes the run needs to start.
-        timeout: seconds to wait for the first node.
-        settled: seconds after which a number above zero that has not grown is final.
-
-    Returns:
-        Node ids in ascending order.
-
-    Raises:
-        UserError: if fewer nodes are connected when the time is over; for a simulation it gives the right command.
-    """
-    deadline, seen = time.monotonic() + timeout, 0
-    while True:
-        node_ids = sorted(grid.get_node_ids())
-        if len(node_ids) >= expected:
-            return node_ids
-        if len(node_ids) > seen:
-            seen, deadline = len(node_ids), time.monotonic() + settled
-        if time.monotonic() >= deadline:
-            raise UserError(
-                f"{len(node_ids)} nodes are connected but the run waits for {expected}: start it with  "
-                f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
-            )
-        time.sleep(POLL_SECONDS)
-
-
-def call_roster(
-    grid: Grid, node_ids: Sequence[int], order: Sequence[str], *, timeout: float, simulation_folder: str
-) -> Roster:
+def call_roster(grid: Grid, node_ids: Sequence[int], order: Sequence[str], admission: Admission) -> Roster:
     """Ask every node for its card.
 
     Args:
         grid: the grid.
         node_ids: the nodes.
         order: names in the order that the roster shall have; others follow alphabetically.
-        timeout: seconds to wait for the answers.
-        simulation_folder: where virtual sites find their files.
+        admission: the rules.
 
     Returns:
-        The members; a node that did not answer, repeats a name or has another task is left out.
+        The members; a node that did not answer, repeats a name, declares too few units or has another task is left
+        out.
 
     Raises:
         UserError: if no site that trains answered.
     """
-    members, left_out = _cards(grid, node_ids, {}, timeout=timeout, simulation_folder=simulation_folder)
-    return replace(_agreeing(members, left_out, order), asked=frozenset(node_ids))
+    members, left_out, answered = _cards(grid, node_ids, {}, admission)
+    silences = dict.fromkeys(set(node_ids) - answered, 1)
+    return replace(_agreeing(members, left_out, order), asked=frozenset(answered), silences=silences)
 
 
-def with_newcomers(grid: Grid, roster: Roster, *, timeout: float, simulation_folder: str) -> Roster:
+def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
     """Ask the nodes that have come since for their cards, and let those that fit join.
 
-    A node is asked once. The order of the members so far stays, newcomers follow. A site whose node is gone may come
-    back with another, if its card says the same.
+    A node is asked until it answers, or has been silent too often. The order of the members so far stays, newcomers
+    follow. A site keeps its node while that is gone; only where the rules allow it may another take its place, if its
+    card says the same, until the first one is back.
 
     Args:
         grid: the grid.
         roster: who takes part so far.
-        timeout: seconds to wait for the answers.
-        simulation_folder: where virtual sites find their files.
+        admission: the rules.
 
     Returns:
-        The roster with the newcomers, or the same one if no node has come.
+        The roster with the newcomers, or an equal one if nothing has changed.
     """
     connected = set(grid.get_node_ids())
-    newcomers = sorted(connected - roster.asked)
-    if not newcomers:
-        return roster
+    given_up = {node for node, count in roster.silences.items() if count >= admission.most_silences}
+    newcomers = sorted(connected - roster.asked - given_up)
     known = {member.card.name: member for member in roster.members}
-    present = {name: member for name, member in known.items() if member.node_id in connected}
-    cards, left_out = _cards(grid, newcomers, present, timeout=timeout, simulation_folder=simulation_folder)
-    joined, returned = [], {}
+    first_nodes = {name: roster.first_nodes.get(name, member.node_id) for name, member in known.items()}
+    members = {
+        name: Member(first_nodes[name], member.card) if first_nodes[name] in connected else member
+        for name, member in known.items()
+    }
+    vacant = {
+        name
+        for name, member in members.items()
+        if not member.has_node or (admission.nodes_may_change and member.node_id not in connected)
+    }
+    taken = {
+        name: _taken(name)
+        if member.node_id in connected
+        else f"{name} has a node of its own, which is gone: start that again, or set resources.nodes_may_change"
+        for name, member in members.items()
+        if name not in vacant
+    }
+    cards, left_out, answered = _cards(grid, newcomers, taken, admission)
+    joined = {}
     for name, member in cards.items():
-        if name in present:
-            continue
-        if name in known and member.card == known[name].card:
-            returned[name] = member
-        elif name in known:
+        if name in vacant and member.card == known[name].card:
+            members[name] = member
+            if first_nodes[name] == NO_NODE:
+                first_nodes[name] = member.node_id
+        elif name in vacant:
             left_out.append(f"{name} did not come back: its card is not what it was")
         elif member.card.task == roster.task:
-            joined.append(member)
+            joined[name] = member
         else:
             left_out.append(_differs(member, roster.task))
+    silences = dict(roster.silences) | {node: roster.silences.get(node, 0) + 1 for node in newcomers}
+    for node in answered:
+        silences.pop(node, None)
     return Roster(
-        (
-            *(returned.get(name, member) for name, member in known.items()),
-            *sorted(joined, key=lambda member: member.card.name),
-        ),
+        (*members.values(), *(joined[name] for name in sorted(joined))),
         (*roster.left_out, *left_out),
-        roster.asked | set(newcomers),
+        roster.asked | answered,
+        silences,
+        frozenset(member.node_id for member in members.values()) - connected - {NO_NODE},
+        first_nodes,
     )
 
 
 def _cards(
-    grid: Grid, node_ids: Sequence[int], known: dict[str, Member], *, timeout: float, simulation_folder: str
-) -> tuple[dict[str, Member], list[str]]:
+    grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], admission: Admission
+) -> tuple[dict[str, Member], list[str], set[int]]:
     requests = [
         request_message(
             None,
@@ -149,24 +159,40 @@ def _cards(
             node_id=node_id,
             message_type=MessageType.QUERY,
             round_number=0,
-            time_to_live=timeout,
-            simulation_folder=simulation_folder,
+            time_to_live=admission.timeout,
+            simulation_folder=admission.simulation_folder,
         )
         for node_id in node_ids
     ]
-    members, left_out = dict(known), []
-    for reply in grid.send_and_receive(requests, timeout=timeout):
+    members: dict[str, Member] = {}
+    left_out: list[str] = []
+    answered: set[int] = set()
+    waiting: dict[str, int] | None = None
+    for reply in grid.send_and_receive(requests, timeout=admission.timeout):
+        # Message ids exist only once the grid has pushed the requests.
+        if waiting is None:
+            waiting = {request.metadata.message_id: request.metadata.dst_node_id for request in requests}
+        node_id = waiting.pop(reply.metadata.reply_to_message_id, None)
+        if node_id is None or (reply.has_error() and reply.error.code in EXPIRED):
+            continue
+        answered.add(node_id)
         try:
+            check_source(reply, node_id)
             card = read_record(reply, Card)
             if isinstance(card, Refusal):
                 raise ValueError(card.describe())
-            if card.name in members:
-                raise ValueError(f"the name {card.name!r} is taken by another node")
+            if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
+                raise ValueError(reason)
+            if card.role == "train" and card.units < admission.least_units:
+                raise ValueError(
+                    f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that trains "
+                    f"needs {admission.least_units}, so that a batch holds one on average"
+                )
         except ValueError as error:
             left_out.append(f"a node did not join: {error}")
             continue
-        members[card.name] = Member(reply.metadata.src_node_id, card)
-    return members, left_out
+        members[card.name] = Member(node_id, card)
+    return members, left_out, answered
 
 
 def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[str]) -> Roster:
@@ -184,6 +210,10 @@ def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[s
         if member.card.task != task:
             left_out.append(_differs(member, task))
     return Roster(tuple(member for member in ordered if member.card.task == task), tuple(left_out))
+
+
+def _taken(name: str) -> str:
+    return f"the name {name!r} is taken by another node"
 
 
 def _differs(member: Member, task: Task) -> str:

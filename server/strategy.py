@@ -8,7 +8,6 @@ from logging import INFO
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -26,6 +25,7 @@ from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
+from server.admission import admission_rules
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
 from server.check_size import check_reply_size
@@ -34,7 +34,7 @@ from server.evaluation import Evaluation
 from server.evaluation_stage import EvaluationStage, most_evaluated
 from server.exchange import Exchange
 from server.fixed import Federation
-from server.messages import DROPPED, array_bytes, check_source, encoded, read_record
+from server.messages import DROPPED, EXPIRED, array_bytes, check_source, encoded, read_record
 from server.participation import Participation
 from server.progress import EventLog
 from server.reachable import check_reachable
@@ -55,8 +55,6 @@ FINAL_REFUSALS = frozenset(
 
 # How long a node that came later may take to say who it is: the others wait.
 CARD_SECONDS = 60.0
-# What the grid answers in a site's place when a message's time to live is over.
-EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 
 
 def point_of(state: Arrays) -> PosteriorSamples:
@@ -147,6 +145,9 @@ class PosteriorStrategy(Strategy):
         self._ledger_heads = dict(checkpoint.ledger_heads)
         self._participation.restore(checkpoint.participation)
         self.record.restore(checkpoint.record)
+        for member in self.federation.roster.members:
+            if not member.has_node:
+                self.record.warn(f"{member.card.name} was missing when the run was resumed")
         self.bank.keep_through(checkpoint.round)
 
     def summary(self) -> None:
@@ -166,7 +167,7 @@ class PosteriorStrategy(Strategy):
         received = {name: array.numpy() for name, array in arrays.items()}
         self._state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
         training = self.federation.roster.training
-        members = [member for member in training if self._participation.is_asked(member.card.name)]
+        members = [member for member in training if member.has_node and self._participation.is_asked(member.card.name)]
         self._exchange = Exchange[TrainRequest](self.federation, MessageType.TRAIN, server_round)
         self._begin("train", server_round, members)
         for member in members:
@@ -250,7 +251,7 @@ class PosteriorStrategy(Strategy):
         self.recalibration = recalibrate_sites(
             grid, self.federation, thinned, self._ledger_heads, self.record, self.events
         )
-        self._begin("evaluate", server_round, self.federation.roster.members)
+        self._begin("evaluate", server_round, self.federation.roster.with_nodes)
         stage = EvaluationStage(
             self.federation, server_round, self.recalibration, self._ledger_heads, self.record, self.events
         )
@@ -280,10 +281,9 @@ class PosteriorStrategy(Strategy):
         roster = with_newcomers(
             grid,
             before,
-            timeout=min(CARD_SECONDS, self.federation.scenario.resources.round_timeout),
-            simulation_folder=self.federation.simulation_folder,
+            admission_rules(self.federation.scenario, self.federation.simulation_folder, CARD_SECONDS),
         )
-        if roster is before:
+        if roster == before:
             return
         self.federation = replace(self.federation, roster=roster)
         for sentence in self._participation.admit(server_round, before, roster):

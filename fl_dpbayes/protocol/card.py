@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Task
@@ -26,3 +26,9 @@ class Card(Record):
     shift: Annotated[str, Field(max_length=100)] = ""
     evaluation_release: EvaluationRelease
     seeded: bool
+
+    @model_validator(mode="after")
+    def _trains_on_something(self) -> "Card":
+        if self.role == "train" and not self.units:
+            raise ValueError(f"units is 0 at {self.name}: a site that trains declares 1 or more")
+        return self

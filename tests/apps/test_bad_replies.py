@@ -207,7 +207,7 @@ def test_bad_replies_to_recalibration_and_evaluation_are_listed_and_left_out(fed
     assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "west"}
 
 
-@pytest.mark.parametrize("units", [-5, MAX_UNITS + 1])
+@pytest.mark.parametrize("units", [-5, 0, MAX_UNITS + 1])
 def test_site_that_declares_an_impossible_size_does_not_join(federation, units: int) -> None:
     run = federation()
 
@@ -220,7 +220,40 @@ def test_site_that_declares_an_impossible_size_does_not_join(federation, units: 
     run.run()
     summary = summary_of(run)
     assert "south" not in {row["name"] for row in summary["sites"]}
-    assert any(text.startswith("a node did not join: units") for text in summary["warnings"])
+    assert any(text.startswith("a node did not join: ") and "units" in text for text in summary["warnings"])
+
+
+def test_site_too_small_for_a_batch_of_one_does_not_join(federation) -> None:
+    run = federation("privacy.sampling_rate=0.2")
+
+    def change(request: Message, reply: Message) -> Message:
+        sizes = {"south": 4, "east": 5, "rotated": 1}
+        if request.metadata.message_type == "query" and run.site_of(request) in sizes:
+            with_record(lambda record: record.update(units=sizes[run.site_of(request)]))(reply, {})
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = summary_of(run)
+    assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites) - {"south"}
+    assert any(
+        "south declares 4 units, and at the plan's sampling rate a site that trains needs 5" in text
+        for text in summary["warnings"]
+    )
+
+
+def test_card_under_another_node_s_id_is_refused(federation) -> None:
+    run = federation()
+
+    def change(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "query" and run.site_of(request) == "south":
+            other_node(reply, {})
+        return reply
+
+    run.grid.change = change
+    run.run()
+    assert "south" not in {row["name"] for row in summary_of(run)["sites"]}
+    assert any("did not join: it comes from another node" in text for text in summary_of(run)["warnings"])
 
 
 def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> None:

@@ -175,7 +175,13 @@ def test_run_stops_when_no_site_is_left_to_ask(federation) -> None:
 
 
 def test_site_comes_back_on_another_node_only_with_the_same_card(federation) -> None:
-    run = federation(FOUR_ROUNDS, "resources.start_nodes=7", "resources.silent_rounds=1", "resources.round_timeout=2")
+    run = federation(
+        FOUR_ROUNDS,
+        "resources.start_nodes=7",
+        "resources.silent_rounds=1",
+        "resources.round_timeout=2",
+        "resources.nodes_may_change=true",
+    )
     # Node 8 has the records of node 2.
     run.grid._contexts[8] = Context(
         run_id=1, node_id=8, node_config=dict(run.grid._contexts[2].node_config), state=RecordDict(), run_config={}
@@ -192,6 +198,84 @@ def test_site_comes_back_on_another_node_only_with_the_same_card(federation) -> 
     assert "round 3: south came back on another node" in summary_of(run)["warnings"]
     (row,) = [row for row in summary_of(run)["sites"] if row["name"] == "south"]
     assert row["role"] == "train"
+
+
+def with_second_south(run) -> None:
+    """Add node 8, which shows the card of node 2."""
+    run.grid._contexts[8] = Context(
+        run_id=1, node_id=8, node_config=dict(run.grid._contexts[2].node_config), state=RecordDict(), run_config={}
+    )
+    run.site_of = lambda message: list(run.scenario.sites)[
+        1 if message.metadata.dst_node_id == 8 else message.metadata.dst_node_id - 1
+    ]
+
+
+def south_nodes(run) -> dict[int, int]:
+    return {
+        int(m.metadata.group_id): m.metadata.dst_node_id
+        for m in run.grid.requests
+        if m.metadata.message_type == "train" and run.site_of(m) == "south"
+    }
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["back", "gone for good"])
+def test_node_that_shows_a_gone_site_s_card_does_not_take_its_place(federation, back: bool) -> None:
+    run = federation(FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2")
+    with_second_south(run)
+    connect(run, {1: EVERY, 2: EVERY - {2} | {8}, 3: EVERY | {8} if back else EVERY - {2} | {8}, 4: EVERY | {8}}.get)
+    run.run()
+    assert south_nodes(run) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert statuses_of(run, "south") == ["OK"] * 4
+    assert [m.metadata.message_type for m in run.grid.requests if m.metadata.dst_node_id == 8] == ["query"]
+    assert any("set resources.nodes_may_change" in text for text in summary_of(run)["warnings"])
+
+
+def test_site_that_was_given_up_comes_back_on_its_own_node(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.silent_rounds=1", "resources.round_timeout=2")
+    connect(run, lambda number: EVERY - {2} if number == 3 else EVERY)
+    silence(run, "south", (2,), ErrorCode.MESSAGE_UNAVAILABLE)
+    run.run()
+    assert statuses_of(run, "south") == ["OK", "FAILED", "NOT ASKED", "OK"]
+    assert "round 4: south came back" in summary_of(run)["warnings"]
+
+
+def test_first_node_has_its_name_again_when_it_is_back(federation) -> None:
+    run = federation(
+        FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2", "resources.nodes_may_change=true"
+    )
+    with_second_south(run)
+    connect(run, {1: EVERY, 2: EVERY - {2}, 3: EVERY - {2} | {8}, 4: EVERY | {8}}.get)
+    run.run()
+    assert south_nodes(run) == {1: 2, 2: 2, 3: 8, 4: 2}
+
+
+def queries_of(run, site: str) -> int:
+    return sum(m.metadata.message_type == "query" and run.site_of(m) == site for m in run.grid.requests)
+
+
+@pytest.mark.parametrize("error", [None, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
+def test_late_card_is_asked_for_again(federation, error) -> None:
+    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.3", "aggregation.rule=mixture")
+
+    def change(request: Message, reply: Message) -> Message | None:
+        late = request.metadata.message_type == "query" and run.site_of(request) == "west"
+        if late and queries_of(run, "west") == 1:
+            return None if error is None else Message(Error(error, ""), reply_to=request)
+        return reply
+
+    run.grid.change = change
+    run.run()
+    assert queries_of(run, "west") == 2
+    assert statuses_of(run, "west") == ["NOT ASKED", "OK", "OK", "OK"]
+
+
+def test_node_that_never_says_who_it_is_is_asked_no_more(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.3", "resources.silent_rounds=2")
+    run.grid.change = lambda request, reply: (
+        None if request.metadata.message_type == "query" and run.site_of(request) == "west" else reply
+    )
+    run.run()
+    assert queries_of(run, "west") == 2
 
 
 def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_more_than_that(federation) -> None:

@@ -1,6 +1,8 @@
 """A run that is cut off and taken up again ends as the unbroken one, and charges no site twice."""
 
 import csv
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -143,17 +145,90 @@ def asked(request) -> bool:
     return request.metadata.message_type == "train"
 
 
-def test_site_that_is_gone_or_another_is_named(federation) -> None:
+def test_site_that_is_another_is_named(federation) -> None:
     run = federation("resources.round_timeout=0.2")
     cut_after(run, len(run.scenario.sites) + 5)
-    run.grid.change = lambda request, reply: None if run.site_of(request) == "west" else reply
-    with pytest.raises(UserError, match="site 'west' of this run does not answer"):
-        run.run()
-    run.grid.change = lambda request, reply: reply
     (path,) = (run.folder / "sites").glob("*-west.toml")
     path.write_text(path.read_text().replace("units = ", "units = 1"))
     with pytest.raises(UserError, match="site 'west' declares something else"):
         run.run()
+
+
+def connected(run, nodes) -> None:
+    run.grid.get_node_ids = lambda: sorted(nodes())
+
+
+def test_run_goes_on_without_a_site_that_is_gone(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.1)
+    run = federation(
+        "training={rounds=3, steps_per_round=4, burn_in=2, thinning=2}",
+        "aggregation.rule=mixture",
+        "recalibration={fraction=0.2, steps=2}",
+    )
+    cut_after(run, len(run.scenario.sites) + 5)
+    before = len(run.grid.requests)
+    connected(run, lambda: set(range(1, 8)) - {4, 5})
+    run.run()
+    assert not [m for m in run.grid.requests[before:] if m.metadata.dst_node_id in (4, 5)]
+    summary = json.loads((run.folder / "summary.json").read_text())
+    statuses = {row["site"]: row["statuses"] for row in summary["participation"]}
+    assert statuses.pop("west") == ["OK", "NOT ASKED", "NOT ASKED"]
+    assert statuses == dict.fromkeys(("north", "south", "east"), ["OK"] * 3)
+    # What it released before counts.
+    assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites)
+    for site in ("west", "held-out"):
+        texts = [text for text in summary["warnings"] if site in text]
+        assert any("missing when the run was resumed" in text for text in texts)
+        assert any("sent no evaluation: it has been gone" in text for text in texts)
+
+
+def test_missing_site_comes_back_to_a_resumed_run(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.1)
+    run = federation("training={rounds=4, steps_per_round=4, burn_in=2, thinning=2}", "aggregation.rule=mixture")
+    cut_after(run, len(run.scenario.sites) + 5)
+    before = len(run.grid.requests)
+
+    def nodes() -> set[int]:
+        rounds = [int(m.metadata.group_id) for m in run.grid.requests[before:] if m.metadata.message_type == "train"]
+        return set(range(1, 8)) - (set() if 2 in rounds else {4})
+
+    connected(run, nodes)
+    run.run()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    statuses = {row["site"]: row["statuses"] for row in summary["participation"]}
+    assert statuses["west"] == ["OK", "NOT ASKED", "OK", "OK"]
+    assert "round 3: west came back" in summary["warnings"]
+
+
+def test_run_with_too_few_of_its_sites_is_not_resumed_and_loses_nothing(federation, monkeypatch) -> None:
+    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.1)
+    run = federation("resources.min_sites=3", "resources.start_nodes=5")
+    cut_after(run, len(run.scenario.sites) + 5)
+    kept = (run.folder / CHECKPOINT_FILE).read_bytes()
+    connected(run, lambda: {1, 3, 5, 6, 7})
+    with pytest.raises(UserError, match=r"2 training sites of this run answer.*min_sites asks for 3.*south, west"):
+        run.run()
+    connected(run, lambda: ())
+    with pytest.raises(UserError, match="none of the run's 7 nodes is connected"):
+        run.run()
+    assert (run.folder / CHECKPOINT_FILE).read_bytes() == kept
+    connected(run, lambda: range(1, 8))
+    run.run()
+    unbroken = federation("resources.min_sites=3", "resources.start_nodes=5", name="unbroken")
+    unbroken.run()
+    assert_same_run(run.folder, unbroken.folder)
+
+
+def test_resumed_run_waits_for_all_its_nodes_though_fewer_suffice_to_start(federation) -> None:
+    overrides = ["resources.start_nodes=5"]
+    run = federation(*overrides)
+    cut_after(run, len(run.scenario.sites) + 5)
+    began = time.monotonic()
+    connected(run, lambda: range(1, 8) if time.monotonic() > began + 0.5 else range(1, 6))
+    run.run()
+    unbroken = federation(*overrides, name="unbroken")
+    unbroken.run()
+    assert_same_run(run.folder, unbroken.folder)
 
 
 def test_checkpoint_of_another_scenario_or_a_damaged_one_is_refused(federation) -> None:

@@ -1,0 +1,98 @@
+"""Test counts are a site's own word: bounded by what its card declares, and named where they decide a pooled result."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message
+
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
+from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.task import Task
+from server.evaluation_counts import check_counts, check_noise, dominating_site
+
+CARD = Card(
+    name="site", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
+    evaluation_release="noised", seeded=False,
+)  # fmt: skip
+
+
+def exact(count: int):
+    return from_batch(np.full((count, 2), 0.5), np.zeros(count))
+
+
+def test_exact_count_is_bounded_by_the_declared_units_and_their_error() -> None:
+    check_counts(CARD, [exact(10_000)])
+    with pytest.raises(ValueError, match=r"counts 1e\+04 test records, which 8 declared units"):
+        check_counts(CARD, [exact(5), exact(10_001)])
+
+
+@pytest.mark.parametrize(
+    ("cells", "complaint"),
+    [
+        ({(0, 0): 10_055.0}, ""),
+        ({(0, 0): 10_065.0}, "a sum is"),
+        ({(3, 1): -55.0}, ""),
+        ({(3, 1): -65.0}, "a sum is -65"),
+        ({(bin_, 0): 679.0 for bin_ in range(15)}, ""),
+        ({(bin_, 0): 690.0 for bin_ in range(15)}, "test records"),
+    ],
+)
+def test_noised_sums_are_bounded_too(cells: dict[tuple[int, int], float], complaint: str) -> None:
+    sums = np.zeros((15, SENT_COLUMNS))
+    for cell, value in cells.items():
+        sums[cell] = value
+    if not complaint:
+        check_counts(CARD, [NoisedTable(sums, 10.0)])
+        return
+    with pytest.raises(ValueError, match=complaint):
+        check_counts(CARD, [NoisedTable(sums, 10.0)])
+
+
+def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
+    step = sensitivity(SENT_COLUMNS)
+    check_noise(4.0 * step, 4.0)
+    check_noise(4.0 * sensitivity(SENT_COLUMNS, max_records_per_unit=1000), 4.0)
+    with pytest.raises(ValueError, match="below"):
+        check_noise(3.9 * step, 4.0)
+    with pytest.raises(ValueError, match="above"):
+        check_noise(4001.0 * step, 4.0)
+
+
+def test_site_that_holds_most_of_three_or_more_is_named() -> None:
+    assert dominating_site("train", {"a": 10, "b": 90}) is None
+    assert dominating_site("train", {"a": 25, "b": 50, "c": 25}) is None
+    assert "b states 51 of 100 test records and has 51%" in dominating_site("train", {"a": 25, "b": 51, "c": 24})
+    assert dominating_site("train", {"a": -3.0, "b": -2.0, "c": -1.0}) is None
+    assert "c states 4 of 4" in dominating_site("train", {"a": -3.0, "b": -2.0, "c": 4.0})
+
+
+def claim(run, site: str, factor: float) -> dict:
+    """Let a site multiply its sums, which stay consistent."""
+
+    def change(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "evaluate" and run.site_of(request) == site:
+            for name, array in list(reply.content["arrays"].items()):
+                reply.content["arrays"][name] = Array(array.numpy() * factor)
+        return reply
+
+    run.grid.change = change
+    run.run()
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation) -> None:
+    honest = claim(federation(name="honest"), "south", 1)
+    assert not any("pooled result" in text for text in honest["warnings"])
+    large = claim(federation(name="large"), "south", 50)
+    named = [text for text in large["warnings"] if text.startswith("south states")]
+    assert len(named) == 1
+    assert "pooled result of role 'train'" in named[0]
+    beyond = claim(federation(name="beyond"), "south", 1e6)
+    assert any("south sent no evaluation: rejected: it counts" in text for text in beyond["warnings"])
+    pooled = {
+        run: next(row["n"] for row in summary["calibration"] if row["site"] == "pooled:train")
+        for run, summary in (("honest", honest), ("beyond", beyond))
+    }
+    assert pooled["beyond"] < pooled["honest"]
