@@ -85,23 +85,25 @@ def predict(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
     data: Annotated[Path, typer.Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the CSV; default: the terminal.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.stored_posterior import predict_records
 
-    predict_records(run_dir, data, out, console)
+    predict_records(run_dir, data, out, console, data_dir)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
 def evaluate(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
     data: Annotated[Path, typer.Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the calibration of a run's stored posterior on a labelled data set; nothing leaves this machine."""
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    evaluate_records(run_dir, data, console, as_json=as_json)
+    evaluate_records(run_dir, data, console, data_dir, as_json=as_json)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")

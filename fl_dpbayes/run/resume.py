@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
@@ -57,7 +58,9 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
             found = read_checkpoint(folder)
             if found is None:
                 # Nothing was asked of any site yet, so the sites can be made once more.
-                prepare_simulation(own, plan_sites(own, data_dir), folder)
+                plan = plan_sites(own, data_dir)
+                check_named_files(own, plan)
+                prepare_simulation(own, plan, folder)
             done = found[0].round if found is not None else 0
             console.print(f"resuming after round {done}", highlight=False)
             run_prepared(own, engine, folder, console)
