@@ -1,6 +1,7 @@
 """The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -60,8 +61,14 @@ def simulate(
     from fl_dpbayes.scenario import load_scenario
 
     if resume is not None:
-        if assignments or seed is not None or out is not None:
-            raise UserError("--resume goes on with a run as it was begun: leave --set, --seed and --out out")
+        given = [f"--set {assignment}" for assignment in assignments or []]
+        given += [f"--seed {seed}"] if seed is not None else []
+        given += [f"--out {out}"] if out is not None else []
+        if given:
+            raise UserError(
+                f"--resume goes on with a run as it was begun, and you gave {' '.join(given)}: give  "
+                f"fl-dpbayes simulate --resume {shlex.quote(str(resume))}  alone"
+            )
         resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
         return
     if scenario is None:
@@ -190,7 +197,10 @@ def audit(
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 
-@app.command(epilog="Example: fl-dpbayes bench accounting")
+@app.command(
+    epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20\n\n"
+    "Example: fl-dpbayes bench transport"
+)
 def bench(
     name: Annotated[
         str, typer.Argument(click_type=click.Choice(["accounting", "memory", "transport"]), help="Which benchmark.")

@@ -12,7 +12,7 @@ from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
 from fl_dpbayes.scenario import Scenario, load_scenario
-from fl_dpbayes.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
@@ -36,6 +36,8 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
 
     folder = folder.resolve()
     file = folder / "scenario.toml"
+    if not file.is_file() and (folder / SITES_FOLDER).is_dir():
+        raise UserError(f"--resume {folder} has no scenario.toml: put it back, as the run goes on with what it says")
     if not file.is_file():
         raise UserError(
             f"--resume {folder} holds no run: give the folder that `fl-dpbayes simulate` named as it began, or start "

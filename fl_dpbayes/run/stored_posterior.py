@@ -26,7 +26,7 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.report.json_values import json_values
-from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.records import check_not_cut_off, read_summary
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.wording import predictor_name
@@ -151,7 +151,10 @@ def _metric_table(row: dict[str, Any], predictor: str) -> Table:
 def _predict(
     run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
 ) -> tuple[NewRecords, Prediction, RecalibrationMap | None]:
-    stored = load_posterior(run_dir / "posterior.safetensors")
+    path = run_dir / "posterior.safetensors"
+    if not path.is_file():
+        check_not_cut_off(run_dir)
+    stored = load_posterior(path)
     scenario = load_scenario(str(run_dir / "scenario.toml"))
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
