@@ -4,16 +4,18 @@ The rules that average weights or precisions rely on hidden units that mean the 
 number start from the same broadcast weights. The mixture needs no such alignment.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from fl_dpbayes.counted import counted
 from fl_dpbayes.distillation_section import Distillation, PredBayes
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
 from fl_dpbayes.pvi_plan import LEAST_SAMPLES
 from fl_dpbayes.schedules.planned import has_temperature
-from fl_dpbayes.site_weighing import LargestShare, SiteWeights
+from fl_dpbayes.site_weighing import LargestShare, SiteWeights, cannot_be_kept
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -261,6 +263,13 @@ def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) 
     if isinstance(rule, AveragingRule) and rule.trimmed is not None and 2 * rule.trimmed >= training_sites:
         raise ValueError(
             f"aggregation.trimmed is {rule.trimmed} for {training_sites} training sites: it must be below half of them"
+        )
+    share = largest_share(rule)
+    if share is not None and cannot_be_kept(share, training_sites):
+        least = math.ceil(1e6 / training_sites) / 1e6
+        raise ValueError(
+            f"aggregation.largest_share is {share:g}, but {counted(training_sites, 'training site')} share 1, so one "
+            f"has at least {least:g}: raise it to {least:g} or more, or leave it out and set site_weights = 'uniform'"
         )
 
 

@@ -1,6 +1,7 @@
 """The command line: each command reads its arguments and calls the library; heavy imports wait until one is used."""
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -60,8 +61,14 @@ def simulate(
     from fl_dpbayes.scenario import load_scenario
 
     if resume is not None:
-        if assignments or seed is not None or out is not None:
-            raise UserError("--resume goes on with a run as it was begun: leave --set, --seed and --out out")
+        given = [f"--set {assignment}" for assignment in assignments or []]
+        given += [f"--seed {seed}"] if seed is not None else []
+        given += [f"--out {out}"] if out is not None else []
+        if given:
+            raise UserError(
+                f"--resume goes on with a run as it was begun, and you gave {' '.join(given)}: give  "
+                f"fl-dpbayes simulate --resume {shlex.quote(str(resume))}  alone"
+            )
         resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
         return
     if scenario is None:
@@ -85,23 +92,25 @@ def predict(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
     data: Annotated[Path, typer.Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the CSV; default: the terminal.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.stored_posterior import predict_records
 
-    predict_records(run_dir, data, out, console)
+    predict_records(run_dir, data, out, console, data_dir)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
 def evaluate(
     run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
     data: Annotated[Path, typer.Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the calibration of a run's stored posterior on a labelled data set; nothing leaves this machine."""
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    evaluate_records(run_dir, data, console, as_json=as_json)
+    evaluate_records(run_dir, data, console, data_dir, as_json=as_json)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")
@@ -188,7 +197,10 @@ def audit(
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 
-@app.command(epilog="Example: fl-dpbayes bench accounting")
+@app.command(
+    epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20\n\n"
+    "Example: fl-dpbayes bench transport"
+)
 def bench(
     name: Annotated[
         str, typer.Argument(click_type=click.Choice(["accounting", "memory", "transport"]), help="Which benchmark.")

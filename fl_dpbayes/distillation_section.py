@@ -47,7 +47,15 @@ class PublicFile(Record):
 
     kind: Literal["file"]
     path: Path
-    statement: Annotated[str, Field(min_length=10, max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$")]
+    statement: Annotated[
+        str,
+        Field(
+            min_length=10,
+            max_length=500,
+            pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$",
+            description="a sentence of 10 to 500 characters that declares these records public and says why",
+        ),
+    ]
     count: InputCount = 20_000
 
 
@@ -67,7 +75,10 @@ class DistillingRule(Record):
     `iterations` bounds the L-BFGS iterations of that fit.
     """
 
-    public: PublicInputs
+    public: PublicInputs = Field(
+        description="for example --set aggregation.public.kind=synthetic --set aggregation.public.pattern=strokes, or "
+        "a file of public records (README, Aggregation)"
+    )
     iterations: Annotated[int, Field(ge=1, le=10_000)] = 500
 
 

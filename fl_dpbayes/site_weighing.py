@@ -6,3 +6,8 @@ from pydantic import Field
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None
+
+
+def cannot_be_kept(share: float, sites: int) -> bool:
+    """Say whether some of `sites` weights, which sum to 1, must be above a largest share."""
+    return share * sites < 1 - 1e-12

@@ -28,7 +28,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         hint = f"did you mean {close[0]!r}? " if close else ""
         return f"unknown key {key!r}: {hint}allowed here: {', '.join(allowed)}"
     if kind == "missing":
-        return f"key {key!r} is missing: add it"
+        return f"key {key!r} is missing: add it{_description_at(model, first['loc'])}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         context = first.get("ctx", {})
         discriminator = str(context.get("discriminator", "kind")).strip("'")
@@ -68,6 +68,13 @@ def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     return sorted({name for record in records_at(model, location) for name in record.model_fields})
+
+
+def _description_at(model: type[BaseModel], location: tuple[Any, ...]) -> str:
+    """Say what a key holds, where its field says so."""
+    *section, name = location
+    fields = (record.model_fields.get(name) for record in records_at(model, tuple(section)))
+    return next((f", {field.description}" for field in fields if field is not None and field.description), "")
 
 
 def records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[BaseModel]]:

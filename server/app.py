@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 import server
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.installation import check_origin
+from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.scenario import load_scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from server.actor_replacement import replace_dead_actors
@@ -36,6 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         if not (run_folder / SITES_FOLDER).is_dir():
             data_dir = str(context.run_config.get("data-dir", ""))
             plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
+            check_named_files(scenario, plan)
             prepare_simulation(scenario, plan, run_folder)
         run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER))
     except UserError as error:

@@ -135,6 +135,7 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
             return checkpoint, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
         raise UserError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): the run cannot go on; start it anew with another "
-            "--out"
+            f"{path} cannot be read ({str(error).splitlines()[0]}): the run cannot go on. Put back a copy of that "
+            "file, or start anew with another --out: a new run spends privacy budget again; what was released is in "
+            "privacy.csv and bank/"
         ) from None

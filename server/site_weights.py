@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from fl_dpbayes.aggregation.weights import capped_weights, uniform_weights, unit_weights
 from fl_dpbayes.aggregation_section import Aggregation, largest_share, weighing
+from fl_dpbayes.counted import counted
+from fl_dpbayes.site_weighing import cannot_be_kept
 
 
 def size_weights(rule: Aggregation, units: Mapping[str, int]) -> dict[str, float]:
@@ -31,12 +33,19 @@ def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, 
         units: site -> number of privacy units that it declares; at least one site.
 
     Returns:
-        Site -> w_k, summing to 1; and a warning where one of three or more sites has most of the weight.
+        Site -> w_k, summing to 1; and a warning where too few sites are here for the largest share to hold, or one of
+        three or more has most of the weight.
 
     Raises:
         ValueError: if sites are weighed by size and none declares a unit.
     """
     weights = uniform_weights(units) if weighing(rule) == "uniform" else size_weights(rule, units)
+    share = largest_share(rule)
+    if share is not None and cannot_be_kept(share, len(units)):
+        return weights, (
+            f"only {counted(len(units), 'site')} took part, so each weighs {1 / len(units):.3g}, above "
+            f"aggregation.largest_share {share:g}"
+        )
     heaviest = max(weights, key=lambda site: weights[site])
     if len(weights) < 3 or weights[heaviest] <= 0.5:
         return weights, None

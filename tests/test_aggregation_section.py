@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.aggregation_section import least_samples, prior_share, weighing
+from fl_dpbayes.aggregation_section import Mixture, check_aggregation, least_samples, prior_share, weighing
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.scenario import load_scenario, write_scenario
+from server.site_weights import weigh_sites
 
 RULES = {
     "mixture": (1.0, 1, "units"),
@@ -100,3 +101,26 @@ def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, s
     with pytest.raises(UserError, match=said):
         section(f"aggregation.rule={rule}", "model.kind=mlp", sampler)
     section("aggregation.rule=mixture", "model.kind=mlp", sampler, "privacy.coupling=constant", "privacy.temperature=")
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.1, "0.25"), (0.2499, "0.25")])
+def test_largest_share_that_the_sites_cannot_keep_is_refused(share, least) -> None:
+    with pytest.raises(UserError, match=f"largest_share is {share}, but 4 training sites .* {least} or more"):
+        load_scenario("quickstart", [f"aggregation.largest_share={share}"])
+    assert load_scenario("quickstart", [f"aggregation.largest_share={least}"])
+
+
+@pytest.mark.parametrize("sites", [2, 3, 6, 7, 49, 9999])
+def test_largest_share_that_is_recommended_is_accepted(sites) -> None:
+    sampler = load_scenario("quickstart").sampler
+    with pytest.raises(ValueError, match="raise it to") as caught:
+        check_aggregation(Mixture(largest_share=0.5 / sites), sampler, sites)
+    least = float(str(caught.value).split("raise it to ")[1].split()[0])
+    check_aggregation(Mixture(largest_share=least), sampler, sites)
+
+
+def test_share_that_missing_sites_break_is_said() -> None:
+    weights, warning = weigh_sites(Mixture(largest_share=0.3), {"a": 1, "b": 99})
+    assert weights == {"a": 0.5, "b": 0.5}
+    assert warning == "only 2 sites took part, so each weighs 0.5, above aggregation.largest_share 0.3"
+    assert weigh_sites(Mixture(largest_share=0.5), {"a": 1, "b": 99})[1] is None

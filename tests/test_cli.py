@@ -130,6 +130,9 @@ def test_every_command_has_help_with_an_example() -> None:
         result = CliRunner().invoke(cli.app, [*path, "--help"])
         assert result.exit_code == 0
         assert "Example: fl-dpbayes" in result.output, path
+        if path == ("bench",):
+            for name in ("accounting", "memory", "transport"):
+                assert f"Example: fl-dpbayes bench {name}" in result.output
 
 
 def test_help_describes_every_argument(capsys, monkeypatch) -> None:
@@ -197,7 +200,16 @@ def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, capsys, monkeypa
     assert json.loads(printed)["n"] == 50
     status, _, error = run("predict", str(out), str(tmp_path / "no.csv"), capsys=capsys, monkeypatch=monkeypatch)
     assert status == 2
-    assert "does not exist" in error
+    assert "does not exist: give a .csv, .parquet or .npz file" in error
+
+
+@pytest.mark.parametrize("command", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])
+def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(command, tmp_path: Path, capsys, monkeypatch) -> None:
+    (tmp_path / "scenario.toml").write_text("")
+    name, *data = command
+    status, _, error = run(name, str(tmp_path), *data, capsys=capsys, monkeypatch=monkeypatch)
+    assert status == 2
+    assert f"is not finished: go on with  fl-dpbayes simulate --resume {tmp_path}" in error
 
 
 def test_help_starts_without_torch() -> None:

@@ -17,6 +17,9 @@ def test_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     printed = capsys.readouterr().out
     assert "samples at temperature" in printed
     assert "\n1.828" in printed
+    section = README.partition("## What is in a run directory")[2].partition("\n## ")[0]
+    for entry in (tmp_path / "runs" / "example").iterdir():
+        assert f"`{entry.name}{'/' if entry.is_dir() else ''}`" in section or entry.suffix == ".log", entry.name
 
 
 def test_files_and_tests_that_it_names_exist() -> None:

@@ -1,5 +1,6 @@
 """Wrong scenarios are refused in one line that names the key and the remedy."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ WRONG = {
     "resources.min_sites=99": ("resources.min_sites is 99", "lower it"),
     "sampler.step_size={kind=": ("not valid TOML",),
     "privacy": ("write it as key.sub_key=value",),
+    "model.frozen_body={ seed = 0 }": ("model.frozen_body", "model.kind 'logistic' has none", "or leave it out"),
+    "model={ kind = 'mlp', frozen_body = { weights = 'abc' } }": (
+        "model.frozen_body.weights: 'abc'",
+        "give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)",
+    ),
+    "aggregation.rule=predbayes": ("'aggregation.public' is missing", "--set aggregation.public.kind=synthetic"),
+    "aggregation={ rule = 'distillation', public = { kind = 'file', path = 'x.npz' } }": (
+        "'aggregation.public.statement' is missing",
+        "a sentence of 10 to 500 characters",
+    ),
     "seed.x=1": ("'seed' is a value, not a table",),
 }
 
@@ -70,6 +81,15 @@ def test_fifty_sites_of_forty_records_out_of_five_hundred_is_refused() -> None:
     )
     with pytest.raises(UserError, match=r"partition\.min_records"):
         plan_sites(scenario, None)
+
+
+def test_example_for_a_missing_key_is_one() -> None:
+    with pytest.raises(UserError) as caught:
+        load_scenario("quickstart", ["aggregation.rule=distillation"])
+    given = re.findall(r"--set ([^ ,]+)", str(caught.value))
+    assert (
+        load_scenario("quickstart", ["aggregation.rule=distillation", *given]).aggregation.public.pattern == "strokes"
+    )
 
 
 def test_unknown_scenario_lists_the_shipped_ones() -> None:

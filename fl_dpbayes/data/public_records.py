@@ -16,6 +16,7 @@ from fl_dpbayes.protocol.task import Task
 # One gibibyte as float32.
 MAX_VALUES = 2**28
 MAX_PICTURE_PIXELS = 2**26
+NO_LABELS = "set aggregation.beta to a number, which needs no labels"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
@@ -102,7 +103,8 @@ def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray:
     """Read one array of an archive after its header has said that it is small enough and holds no objects."""
     if f"{name}.npy" not in archive.namelist():
         found = ", ".join(member.removesuffix(".npy") for member in archive.namelist()[:10])
-        raise UserError(f"public records {path} have no array {name!r}: the archive has {found or 'none'}")
+        remedy = f"add an array {name!r}" + (f", or {NO_LABELS}" if name == "labels" else "")
+        raise UserError(f"public records {path} have no array {name!r}: the archive has {found or 'none'}: {remedy}")
     with archive.open(f"{name}.npy") as file:
         read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(file))
         if read_header is None:
@@ -136,7 +138,7 @@ def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRec
         if len(classes) != task.classes or any(file.parent.parent != folder for file in files):
             raise UserError(
                 f"public records {folder} have {len(classes)} sub-folders: for labels each image must lie in one "
-                f"of {task.classes}, one per class"
+                f"of {task.classes}, one per class; or {NO_LABELS}"
             )
         labels = np.array([classes.index(file.parent.name) for file in files[:most]], np.int64)
     files = files[: min(most, MAX_VALUES // (channels * height * width))]

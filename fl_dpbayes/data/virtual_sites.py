@@ -45,7 +45,7 @@ class SitePlan:
     """All virtual sites of a simulation, in the scenario's order.
 
     `label_total_variation` is the mean total variation distance between a training site's label frequencies and the
-    pooled ones, before any shift.
+    pooled ones, before any shift. `weights_folder`: where the sites look for frozen weights.
     """
 
     source: Source
@@ -55,6 +55,7 @@ class SitePlan:
     recalibration_fraction: float
     sites: tuple[PlannedSite, ...]
     label_total_variation: float
+    weights_folder: Path | None
 
 
 def plan_virtual_sites(
@@ -107,6 +108,7 @@ def plan_virtual_sites(
             _planned_site(name, spec, parts[spec.part], chosen[name], seed, fractions) for name, spec in sites.items()
         ),
         label_total_variation=label_total_variation(records.labels, train),
+        weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
     )
 
 
@@ -143,7 +145,7 @@ def write_virtual_sites(
         The paths `<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    backbones = backbone_folder(plan.source.folder if isinstance(plan.source, BuiltIn) else None)
+    backbones = plan.weights_folder
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
     for number, site in enumerate(plan.sites):

@@ -13,6 +13,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from fl_dpbayes.data.data_folder import VARIABLE
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.features import BackboneFeatures
 
@@ -76,14 +77,17 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         network = torchvision.models.get_model(features.architecture, weights=None)
     last_layer, _ = LAST_LAYER[features.architecture]
     setattr(network, last_layer, nn.Identity())
-    state, origin = _downloaded_state(features) if features.weights is None else stored_state(features.weights, folder)
+    if features.weights is None:
+        state, origin = _downloaded_state(features)
+    else:
+        state, origin = stored_state(features.weights, folder, "model.features.weights")
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
         network.load_state_dict({name: _as_float32(value) for name, value in body.items()}, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
         raise UserError(
             f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}; give a file of that "
-            "architecture, or correct features.architecture"
+            "architecture, or correct model.features.architecture"
         ) from None
     return Backbone(network, features.image_size)
 
@@ -99,16 +103,47 @@ def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], st
     except (URLError, OSError, RuntimeError) as error:
         raise UserError(
             f"{weights.url} cannot be downloaded: {error}; put the file in a folder, name that folder as "
-            "backbone_folder, and give features.weights its SHA-256"
+            "backbone_folder, and give model.features.weights its SHA-256"
         ) from None
 
 
-def stored_state(digest: str, folder: Path | None) -> tuple[dict[str, Tensor], str]:
+def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
+    """Find the file of weights that has a digest.
+
+    Args:
+        digest: SHA-256 of the file, in hexadecimal.
+        folder: where to look.
+        key: the scenario's key that gives the digest, for an error.
+
+    Returns:
+        The file.
+
+    Raises:
+        UserError: if no folder is known, or no file in it has that digest.
+    """
+    if folder is None:
+        raise UserError(
+            f"{key}: the file of SHA-256 {digest[:12]}... is needed but no folder of weight files is known: give "
+            f"--data-dir or set {VARIABLE} to the folder that holds backbones/; at a hospital, set backbone_folder in "
+            "the site file"
+        )
+    candidates = sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
+    path = next((path for path in candidates if _sha256(path) == digest), None)
+    if path is None:
+        raise UserError(
+            f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put the file "
+            f"there, set {VARIABLE} to the folder that holds backbones/, or correct {key}"
+        )
+    return path
+
+
+def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:
     """Read the file of weights that has a digest.
 
     Args:
         digest: SHA-256 of the file, in hexadecimal.
         folder: where to look.
+        key: the scenario's key that gives the digest, for an error.
 
     Returns:
         Name -> values, not yet checked; and the file, for an error.
@@ -116,17 +151,7 @@ def stored_state(digest: str, folder: Path | None) -> tuple[dict[str, Tensor], s
     Raises:
         UserError: if no file has that digest, or it holds other things than weights by name.
     """
-    if folder is None:
-        raise UserError(
-            f"weights {digest[:12]}... are needed but no folder of weight files is known: set backbone_folder"
-        )
-    candidates = sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
-    path = next((path for path in candidates if _sha256(path) == digest), None)
-    if path is None:
-        raise UserError(
-            f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put it there, or "
-            "correct features.weights"
-        )
+    path = stored_weights(digest, folder, key)
     try:
         if path.suffix == ".safetensors":
             state = safetensors.torch.load_file(path)
@@ -134,7 +159,7 @@ def stored_state(digest: str, folder: Path | None) -> tuple[dict[str, Tensor], s
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, safetensors.SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         raise UserError(f"{path} is not a file of weights alone: {str(error)[:300]}; save a plain state_dict") from None
-    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{path} is not a file of weights by name: save a plain state_dict")
     return state, str(path)
 

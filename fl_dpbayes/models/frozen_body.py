@@ -92,7 +92,7 @@ def frozen_body(
     if body.weights is None:
         layers = build_body(model, input_shape, body.seed)
     else:
-        _load(layers, *stored_state(body.weights, weights_folder))
+        _load(layers, *stored_state(body.weights, weights_folder, "model.frozen_body.weights"))
     layers.requires_grad_(False).to(device)
     return FeatureMap((width,), layers, records, torch.device(device))
 
@@ -106,7 +106,7 @@ def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:
     except (RuntimeError, AttributeError, TypeError) as error:
         raise UserError(
             f"{origin} does not hold this body: {str(error)[:300]}; give weights of the same architecture on records "
-            "of the same shape, or correct frozen_body.weights"
+            "of the same shape, or correct model.frozen_body.weights"
         ) from None
     if not all(torch.isfinite(value).all() for value in layers.parameters()):
         raise UserError(f"{origin} holds a weight that is not a finite number: give other weights")

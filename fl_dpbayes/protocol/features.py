@@ -1,10 +1,22 @@
 """Fixed features in front of a model's head: public constants of a federation, so they cost no privacy."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fl_dpbayes.protocol.record import Record
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError(
+            f"{value[:70]!r} names no file: give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)"
+        )
+    return value
+
+
+WeightsDigest = Annotated[str, AfterValidator(_sha256)]
 
 
 class StrokeProjection(Record):
@@ -38,7 +50,7 @@ class BackboneFeatures(Record):
 
     kind: Literal["backbone"] = "backbone"
     architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = "efficientnet_b1"
-    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    weights: WeightsDigest | None = None
     image_size: Annotated[int, Field(ge=32, le=512)] = 224
 
 
@@ -51,7 +63,7 @@ class FrozenBody(Record):
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    weights: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    weights: WeightsDigest | None = None
 
     @model_validator(mode="after")
     def _one_origin(self) -> "FrozenBody":

@@ -24,6 +24,15 @@ class LogisticModel(Record):
     features: Features | None = None
     frozen_body: None = None
 
+    @field_validator("frozen_body", mode="before")
+    @classmethod
+    def _no_body(cls, value: Any) -> None:
+        if value is not None:
+            raise ValueError(
+                "it needs layers before the last, and model.kind 'logistic' has none: choose model.kind 'mlp' or "
+                "'cnn', or leave it out"
+            )
+
 
 class MLPModel(Record):
     """Fully connected layers with ReLU between them, on the flattened record, or on fixed features of it."""

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -116,6 +117,20 @@ def calibration_csv_row(row: Mapping[str, object]) -> dict[str, object]:
     return cells
 
 
+def check_not_cut_off(run_dir: Path | str) -> None:
+    """Say how to go on with a run of which the result is missing.
+
+    Args:
+        run_dir: a folder without a result.
+
+    Raises:
+        UserError: if a run was begun in it.
+    """
+    if any((Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")):
+        command = f"fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}"
+        raise UserError(f"the run in {run_dir} is not finished: go on with  {command}")
+
+
 def read_summary(run_dir: Path | str) -> dict:
     """Read and check `summary.json` of a run directory.
 
@@ -130,6 +145,7 @@ def read_summary(run_dir: Path | str) -> dict:
     """
     path = Path(run_dir) / "summary.json"
     if not path.is_file():
+        check_not_cut_off(run_dir)
         raise UserError(
             f"{run_dir} is not a run directory: it holds no summary.json. Give the folder that `fl-dpbayes simulate` "
             "printed at its end, for instance runs/quickstart-1"

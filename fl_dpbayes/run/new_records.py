@@ -14,6 +14,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 
 LABEL = "label"
+FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
@@ -52,7 +53,7 @@ def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) 
         UserError: if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
     if not path.exists():
-        raise UserError(f"{path} does not exist")
+        raise UserError(f"{path} does not exist: {FORMS}")
     if path.is_dir():
         records = _images(path, task, labelled=labelled)
     elif path.suffix in (".csv", ".parquet"):
@@ -60,7 +61,7 @@ def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) 
     elif path.suffix == ".npz":
         records = _archive(path, labelled=labelled)
     else:
-        raise UserError(f"{path}: give a .csv, .parquet or .npz file, or a folder of images")
+        raise UserError(f"{path}: {FORMS}")
     return _checked(records, task, source, path)
 
 
@@ -79,7 +80,7 @@ def _table(path: Path, source: object, *, labelled: bool) -> NewRecords:
         features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
     labels = None
     if labelled and label in table.columns:
-        labels = pandas.to_numeric(table[label], errors="coerce").fillna(-1).to_numpy()
+        labels = table[label].to_numpy(dtype=object)
     return NewRecords(features.astype(np.float32), labels, [str(number) for number in range(len(table))])
 
 
@@ -133,11 +134,21 @@ def _checked(records: NewRecords, task: Task, source: object, path: Path) -> New
             f"grey levels by {brightest} first"
         )
     if labels is not None:
-        labels = np.asarray(labels)
-        if labels.shape != (len(features),) or not np.isin(labels, np.arange(task.classes)).all():
-            raise UserError(f"{path}: labels must be whole numbers from 0 to {task.classes - 1}, one per record")
-        labels = labels.astype(np.int64)
+        labels = _checked_labels(np.asarray(labels), task, records.names, path)
     return NewRecords(features.reshape(-1, *task.input_shape), labels, records.names)
+
+
+def _checked_labels(labels: npt.NDArray, task: Task, names: list[str], path: Path) -> npt.NDArray[np.int64]:
+    allowed = f"labels must be whole numbers from 0 to {task.classes - 1}, one per record"
+    if labels.shape != (len(names),):
+        raise UserError(f"{path} has labels of shape {labels.shape} for {len(names)} records: {allowed}")
+    # A table's column may hold words and numbers.
+    numbers = pandas.to_numeric(pandas.Series(labels), errors="coerce") if labels.dtype == object else labels
+    good = np.isin(numbers, np.arange(task.classes))
+    if not good.all():
+        first = int(np.argmin(good))
+        raise UserError(f"{path}: the label of record {names[first]} is {str(labels[first])[:60]!r}: {allowed}")
+    return np.asarray(numbers).astype(np.int64)
 
 
 def _brightest_pixel(source: object) -> int | None:

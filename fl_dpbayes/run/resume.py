@@ -5,13 +5,14 @@ from pathlib import Path
 from rich.console import Console
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
 from fl_dpbayes.scenario import Scenario, load_scenario
-from fl_dpbayes.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
@@ -35,6 +36,8 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
 
     folder = folder.resolve()
     file = folder / "scenario.toml"
+    if not file.is_file() and (folder / SITES_FOLDER).is_dir():
+        raise UserError(f"--resume {folder} has no scenario.toml: put it back, as the run goes on with what it says")
     if not file.is_file():
         raise UserError(
             f"--resume {folder} holds no run: give the folder that `fl-dpbayes simulate` named as it began, or start "
@@ -57,7 +60,9 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
             found = read_checkpoint(folder)
             if found is None:
                 # Nothing was asked of any site yet, so the sites can be made once more.
-                prepare_simulation(own, plan_sites(own, data_dir), folder)
+                plan = plan_sites(own, data_dir)
+                check_named_files(own, plan)
+                prepare_simulation(own, plan, folder)
             done = found[0].round if found is not None else 0
             console.print(f"resuming after round {done}", highlight=False)
             run_prepared(own, engine, folder, console)

@@ -12,6 +12,7 @@ from rich.console import Console
 from fl_dpbayes.counted import counted
 from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.installation import check_origin
+from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.flower_engine import run_flower
@@ -43,6 +44,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
+    check_named_files(scenario, plan)
     folder = _new_folder(run_folder, scenario.name)
     with folder_lock(folder):
         prepare_simulation(scenario, plan, folder)

@@ -26,6 +26,8 @@ METHODS = {
     "gdp filter": "Gaussian filter across runs",
 }
 
+SQLITE_HEADER = b"SQLite format 3\0"
+
 
 def show_ledger(site_file: Path, console: Console) -> None:
     """Print what a site's cohort has spent, and its reservations.
@@ -107,6 +109,11 @@ def export_ledger(site_file: Path) -> dict[str, Any]:
 
 @contextmanager
 def _ledger_of(site_file: Path) -> Iterator[Ledger]:
+    if _is_ledger(site_file):
+        raise UserError(
+            f"{site_file} is a ledger: give the site file that names it, in a simulation for example "
+            "RUN_DIR/sites/02-east.toml"
+        )
     settings = read_site_file(site_file).ledger
     if settings is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
@@ -115,6 +122,14 @@ def _ledger_of(site_file: Path) -> Iterator[Ledger]:
             yield ledger
     except LedgerError as error:
         raise UserError(f"ledger {settings.path}: {error}; put back a sound copy, or ask who changed it") from error
+
+
+def _is_ledger(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
+    except OSError:
+        return False
 
 
 def _spent_table(parts: list[Spent]) -> Table:

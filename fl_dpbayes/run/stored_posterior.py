@@ -26,7 +26,7 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.report.json_values import json_values
-from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.records import check_not_cut_off, read_summary
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.wording import predictor_name
@@ -49,7 +49,9 @@ METRICS = {
 }
 
 
-def predict_records(run_dir: Path, data: Path, out: Path | None, console: Console) -> None:
+def predict_records(
+    run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None
+) -> None:
     """Write class probabilities and uncertainty for new records as CSV.
 
     Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
@@ -62,11 +64,12 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
         data: the records, see `read_new_records`.
         out: the CSV file; None prints it.
         console: where to say what was written.
+        data_dir: the data folder, where frozen weights lie in `backbones`; None: the run's own or the environment's.
 
     Raises:
         UserError: if the run or the data cannot be read, or do not fit.
     """
-    records, prediction, mapping = _predict(run_dir, data, labelled=False)
+    records, prediction, mapping = _predict(run_dir, data, data_dir, labelled=False)
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
     for number in range(probabilities.shape[1]):
@@ -83,23 +86,27 @@ def predict_records(run_dir: Path, data: Path, out: Path | None, console: Consol
     try:
         table.to_csv(out, index=False, float_format="%.6f")
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
+        remedy = "" if out.parent.is_dir() else f"; create the folder {out.parent} first"
+        raise UserError(f"--out {out} cannot be written: {error.strerror or error}{remedy}") from None
     console.print(f"{len(table)} predictions written to {out}", soft_wrap=True, markup=False)
 
 
-def evaluate_records(run_dir: Path, data: Path, console: Console, *, as_json: bool) -> None:
+def evaluate_records(
+    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, *, as_json: bool
+) -> None:
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
 
     Args:
         run_dir: a run directory.
         data: the records with labels, see `read_new_records`.
         console: where the table goes.
+        data_dir: as for `predict_records`.
         as_json: print JSON instead of a table.
 
     Raises:
         UserError: if the run or the data cannot be read, do not fit, or labels are missing.
     """
-    records, prediction, mapping = _predict(run_dir, data, labelled=True)
+    records, prediction, mapping = _predict(run_dir, data, data_dir, labelled=True)
     if records.labels is None:
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or one folder of images per class"
@@ -141,14 +148,19 @@ def _metric_table(row: dict[str, Any], predictor: str) -> Table:
     return table
 
 
-def _predict(run_dir: Path, data: Path, *, labelled: bool) -> tuple[NewRecords, Prediction, RecalibrationMap | None]:
-    stored = load_posterior(run_dir / "posterior.safetensors")
+def _predict(
+    run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
+) -> tuple[NewRecords, Prediction, RecalibrationMap | None]:
+    path = run_dir / "posterior.safetensors"
+    if not path.is_file():
+        check_not_cut_off(run_dir)
+    stored = load_posterior(path)
     scenario = load_scenario(str(run_dir / "scenario.toml"))
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
     samples, model, inputs = stored.samples, stored.metadata.model, records.features
     module = build_model(model, stored.metadata.task, seed=0)
-    backbones = backbone_folder(source.folder if isinstance(source, BuiltIn) else None)
+    backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
     if model.features is not None:
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:

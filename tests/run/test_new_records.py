@@ -34,15 +34,15 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path, labels):
         read_new_records(path, PIXELS, DIGITS, labelled=True)
 
 
-@pytest.mark.parametrize("label", ["9", "unknown", ""])
-def test_labels_of_a_table_matter_only_where_asked_for(tmp_path, label):
+@pytest.mark.parametrize(("label", "named"), [("9", "9"), ("unknown", "unknown"), ("", "nan"), ("1.5", "1.5")])
+def test_labels_of_a_table_matter_only_where_asked_for(tmp_path, label, named):
     path = tmp_path / "new.csv"
     path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
     source = Table(path=path, label="label", classes=3, features=("x", "y"))
     records = read_new_records(path, NUMBERS, source, labelled=False)
     assert records.labels is None
     assert records.features.tolist() == [[1, 7], [2, 40]]
-    with pytest.raises(UserError, match="labels must be whole numbers from 0 to 2"):
+    with pytest.raises(UserError, match=rf"record 1 is '{named}': labels must be whole numbers from 0 to 2"):
         read_new_records(path, NUMBERS, source, labelled=True)
 
 

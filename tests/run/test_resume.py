@@ -181,8 +181,12 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, capsys, monkeypatch) -> 
     folder.mkdir()
     assert "give a SCENARIO" in said()
     assert "holds no run" in said("--resume", str(folder))
-    assert "leave --set, --seed and --out out" in said("--resume", str(folder), "--set", "seed=2")
-    assert "leave --set, --seed and --out out" in said("--resume", str(folder), "--seed", "2")
+    alone = f"fl-dpbayes simulate --resume {folder}  alone"
+    for given in (["--set", "seed=2"], ["--seed", "2"], ["--out", "x"]):
+        error = said("--resume", str(folder), *given)
+        assert f"you gave {' '.join(given)}: give  {alone}" in error
+    (folder / "sites").mkdir()
+    assert "has no scenario.toml: put it back" in said("--resume", str(folder))
 
 
 def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, capsys, monkeypatch) -> None:

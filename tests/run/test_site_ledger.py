@@ -111,6 +111,11 @@ def test_site_without_a_ledger_is_told_so(site_file, tmp_path):
         export_ledger(tmp_path / "far.toml")
 
 
+def test_ledger_given_in_place_of_its_site_file_is_told_so(spent_site):
+    with pytest.raises(UserError, match=r"is a ledger: give the site file that names it"):
+        show_ledger(spent_site.parent / "ledger.sqlite", _console())
+
+
 def test_damaged_file_is_told_without_a_traceback(site_file):
     (site_file.parent / "ledger.sqlite").write_bytes(b"damaged" * 1000)
     with pytest.raises(UserError, match="not a database"):

@@ -1,0 +1,44 @@
+"""Files that a scenario names beside its records, looked at before a run begins rather than in its first round."""
+
+from pathlib import Path
+
+from fl_dpbayes.data.data_folder import backbone_folder
+from fl_dpbayes.data.public_records import read_public_records
+from fl_dpbayes.data.virtual_sites import SitePlan
+from fl_dpbayes.distillation_section import DistillingRule, PredBayes, PublicFile
+from fl_dpbayes.models.backbone import stored_weights
+from fl_dpbayes.models.build import model_input_shape
+from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.protocol.features import BackboneFeatures
+from fl_dpbayes.protocol.task import Model, Task
+from fl_dpbayes.scenario import Scenario
+
+
+def check_named_files(scenario: Scenario, plan: SitePlan) -> None:
+    """Check that frozen weights and public records are where a simulation's sites and server will read them.
+
+    Args:
+        scenario: the validated scenario.
+        plan: the sites of its simulation.
+
+    Raises:
+        UserError: naming the file or digest, the scenario's key and the remedy.
+    """
+    rule, model = scenario.aggregation, scenario.model
+    _check_weights(model, plan.task, plan.weights_folder)
+    if not isinstance(rule, DistillingRule):
+        return
+    # The server's process knows the environment's data folder only.
+    _check_weights(model, plan.task, backbone_folder(None))
+    if isinstance(rule.public, PublicFile):
+        fitted = isinstance(rule, PredBayes) and rule.beta == "fitted"
+        read_public_records(rule.public.path, plan.task, most=rule.public.count, labelled=fitted)
+
+
+def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
+    if isinstance(model.features, BackboneFeatures) and model.features.weights is not None:
+        stored_weights(model.features.weights, folder, "model.features.weights")
+    body = model.frozen_body
+    if body is not None and body.weights is not None:
+        shape = model_input_shape(model.model_copy(update={"frozen_body": None}), task)
+        frozen_body(model, body, shape, weights_folder=folder)
