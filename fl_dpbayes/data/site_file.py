@@ -104,12 +104,6 @@ class SiteFile(Record):
     trace_folder: Path | None = None
 
     @model_validator(mode="after")
-    def _trains_on_something(self) -> "SiteFile":
-        if self.role == "train" and not self.units:
-            raise ValueError("units is 0, but role is 'train': declare how many privacy units the site trains on")
-        return self
-
-    @model_validator(mode="after")
     def _budget_is_finite(self) -> "SiteFile":
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}
         if self.ledger is not None:
