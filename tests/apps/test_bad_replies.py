@@ -13,6 +13,9 @@ from fl_dpbayes.protocol.card import MAX_UNITS
 from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
 from fl_dpbayes.report.html import write_report
 
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
 WEIGHT = "last/parameters/1.weight"
 
 

@@ -13,6 +13,9 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.simulation import plan_sites
 from server.bank import PosteriorBank
 
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 FOUR_ROUNDS = f"training={{rounds=4, steps_per_round={STEPS}, burn_in=0, thinning=2}}"
 

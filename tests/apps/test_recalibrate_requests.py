@@ -11,6 +11,9 @@ from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.protocol.refusal import Refusal
 
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def asked(federation):

@@ -21,6 +21,9 @@ from fl_dpbayes.report.html import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 from fl_dpbayes.scenario import load_scenario
 
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
 RECALIBRATED = ["recalibration={fraction=0.2, steps=12}"]
 
 

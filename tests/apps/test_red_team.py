@@ -20,6 +20,9 @@ from fl_dpbayes.protocol.task import LogisticModel
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.protocol.wire import read_header
 
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
 ROWS = [(f"p{number}", float(number % 7), 1.0, number % 2) for number in range(52)]
 LONG = "training={rounds=2, steps_per_round=6, burn_in=0, thinning=1}"
 

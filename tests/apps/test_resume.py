@@ -12,6 +12,9 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint
 
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
 TABLES = ("privacy.csv", "calibration.csv")
 NOISED = ["evaluation.release=noised", "evaluation.noise_multiplier=4.0"]
 RECALIBRATED = ["recalibration={epsilon=2.0, rounds=2, steps=4, fraction=0.2}"]
