@@ -68,6 +68,7 @@ def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_c
         ("", "full", 10),
         (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
     ],
+    ids=["dead", "dead, normal", "power cut", "power cut, normal", "container", "unnamed", "named as of old"],
 )
 def test_who_left_the_work_decides_what_its_repetition_costs(path, holder, durability, now, steps):
     first = _reserve_as(holder, path, durability)
