@@ -97,16 +97,16 @@ NOTES: tuple[str, ...] = (
     "and clip norm, from three or four values.",
     "Distillation: one linear head imitates the mixture of the mixture's row at 2,000 made-up inputs (pen strokes for "
     "MNIST, smooth noise for both), as no record of these data sets is left that no site holds; it costs no privacy.",
-    "Each method has its own step size and clip norm, the best of up to five by negative log-likelihood on the "
-    "training sites' test records in one more deal, which is no seed of the table: for PneumoniaMNIST the mean of "
-    "both partitions, for MNIST the Dirichlet one. A record that was used so may stand at a training site here, "
+    "Each method has its own step size and clip norm, the best of up to five (pvi: 18) by negative log-likelihood on "
+    "the training sites' test records in one more deal, which is no seed of the table: for PneumoniaMNIST the mean "
+    "of both partitions, for MNIST the Dirichlet one. A record that was used so may stand at a training site here, "
     "or at a shifted one of PneumoniaMNIST, never at a held-out one.",
     "Training: all training sites' test records together; each hospital alone predicts its own. Held-out and "
     "shifted: all records of those sites; for each hospital alone the mean over hospitals.",
     "consensus-full and product-full need d + 4 samples of each site, 3,014 for MNIST and 1,104 for "
     "PneumoniaMNIST, where these chains have 15.",
     "The chains have not mixed: at these budgets a chain that is long enough to mix is hot, so that spreads are "
-    "those of a short noisy path. Rules that weigh by precision (consensus, product, barycenters) say so in their "
+    "those of a short noisy path. Rules that weigh by precision (consensus, product, barycenters, pvi) say so in their "
     "warnings.",
 )
 
