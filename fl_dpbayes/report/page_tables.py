@@ -281,7 +281,7 @@ def _aggregation_inputs(run: Summary) -> dict[str, str]:
         return {}
     number = "" if inputs.count is None else f"{count(inputs.count)} "
     if inputs.kind == "file":
-        labelled = "with labels" if inputs.labelled else "without labels"
+        labelled = "with labels" if inputs.labelled else "labels not used"
         used = f"{number}records of {inputs.file}, {labelled}, declared public: {inputs.statement}"
     else:
         used = f"{number}made-up inputs ({inputs.pattern}), no record"
