@@ -1,5 +1,6 @@
 """The comparison of aggregation rules: shared chains, one cell's rows, hospitals dealt as a simulation deals them."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -11,16 +12,22 @@ import numpy.typing as npt
 import pytest
 
 from fl_dpbayes.aggregation.predbayes import combine
+from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.report.numbers import UNDEFINED
 from fl_dpbayes.run.reproduce import aggregation as experiment
 from fl_dpbayes.run.reproduce import aggregation_chains as chains
 from fl_dpbayes.run.reproduce import aggregation_predictors as predictors
+from fl_dpbayes.run.reproduce.aggregation_distillation import DistillationSettings
 from fl_dpbayes.run.reproduce.aggregation_figures import aggregation_figures
+from fl_dpbayes.run.reproduce.aggregation_further import FurtherSettings, further_predictors
+from fl_dpbayes.run.reproduce.aggregation_pvi import PVISettings, refined_posterior
 from fl_dpbayes.run.reproduce.aggregation_settings import DIRICHLET, PNEUMONIA, scenario_of
 from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals, hospitals
+from fl_dpbayes.run.reproduce.cell_file import cell_path
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled
 from fl_dpbayes.run.reproduce.experiment import CellResult, StoredRow
 from fl_dpbayes.run.reproduce.summarise import summarise
@@ -30,6 +37,12 @@ NEEDS_DATA = pytest.mark.skipif("FL_DPBAYES_DATA" not in os.environ, reason="FL_
 BUDGET = chains.Budget(epsilon=2.0, delta=1e-4)
 SETTINGS = chains.ChainSettings(step_size=1.0, clip_norm=1.0)
 SITES = ("north", "south", "west")
+FURTHER = FurtherSettings(
+    (predictors.PVI, predictors.DISTILLED_NOISE),
+    PVISettings(step_size=1.0, clip_norm=1.0, damping=1 / 3),
+    SETTINGS,
+    DistillationSettings(inputs=500, iterations=200),
+)
 
 
 def labelled(count: int, seed: int, classes: int = 3) -> Labelled:
@@ -57,12 +70,12 @@ def synthetic(sizes: Mapping[str, int] = dict.fromkeys(SITES, 80)) -> Hospitals:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, predictors.Predictor]:
-    chosen = dict.fromkeys(predictors.METHODS, SETTINGS)
+    chosen = dict.fromkeys(predictors.SHARING, SETTINGS)
     return {one.method: one for one in predictors.predictors(synthetic(), chosen, BUDGET, seed=1)}
 
 
-def test_every_method_predicts_every_test_record(found: dict[str, predictors.Predictor]) -> None:
-    assert tuple(found) == predictors.METHODS
+def test_every_method_on_shared_chains_predicts_every_test_record(found: dict[str, predictors.Predictor]) -> None:
+    assert tuple(found) == predictors.SHARING
     for method, one in found.items():
         assert one.probabilities.shape == (3 if method == predictors.ALONE else 1, 300, 3)
         np.testing.assert_allclose(one.probabilities.sum(axis=2), 1, atol=1e-9)
@@ -137,10 +150,10 @@ def test_each_hospital_alone_is_measured_at_its_own_records_and_by_the_mean_else
 def test_cell_has_a_row_per_method_and_an_empty_one_for_full_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "hospitals", lambda *_: synthetic())
     first = experiment.aggregation_cells(0, False)[0]
-    same = dict.fromkeys(predictors.METHODS, asdict(SETTINGS))
+    same = dict.fromkeys(predictors.SHARING, asdict(SETTINGS))
     cell = replace(first, settings={**first.settings, "chosen": same})
     measurement = experiment.measure_aggregation(cell, None)
-    assert [row.method for row in measurement.rows] == [*predictors.METHODS, predictors.PRODUCTS]
+    assert [row.method for row in measurement.rows] == [*predictors.SHARING, predictors.PRODUCTS]
     assert all(value is None for value in measurement.rows[-1].values.values())
     assert {metric.name for metric in experiment.EXPERIMENT.metrics} <= set(measurement.rows[0].values)
     stored = [StoredRow(row.method, row.setting, row.values, None) for row in measurement.rows]
@@ -155,9 +168,92 @@ def test_cell_has_a_row_per_method_and_an_empty_one_for_full_precisions(monkeypa
     assert empty.endswith(" |" + f" {UNDEFINED} |" * 9)
 
 
-def test_all_methods_have_settings_in_every_cell() -> None:
+def test_all_methods_have_settings_in_every_setting() -> None:
+    strokes = predictors.DISTILLED_STROKES
+    measured: dict[str, set[str]] = {}
     for cell in experiment.aggregation_cells(0, True):
-        assert set(cell.settings["chosen"]) == set(predictors.METHODS)
+        further = cell.settings.get("further", {}).get("methods", [])
+        measured.setdefault(experiment.setting_of(cell.settings), set()).update(
+            further, cell.settings.get("chosen", [])
+        )
+    assert len(measured) == 12
+    for setting, methods in measured.items():
+        # Radiographs are not distilled on pen strokes.
+        assert methods == set(predictors.METHODS) - (set() if setting.startswith("MNIST") else {strokes})
+
+
+def test_a_cell_keeps_its_file_when_methods_are_added() -> None:
+    names = [cell_path(Path(), "aggregation", cell).name for cell in experiment.aggregation_cells(0, True)]
+    assert len(set(names)) == 24
+    # Hours of finished work lie in files of these names.
+    assert "MNIST_IID_eps_2-0-105a6f80206bdd0c.json" in names
+    assert "PneumoniaMNIST_Dirichlet_0.3_eps_8-0-ace1bf73dc243fdd.json" in names
+
+
+@pytest.fixture(scope="module")
+def further() -> dict[str, predictors.Predictor]:
+    return {one.method: one for one in further_predictors(synthetic(), FURTHER, BUDGET, seed=1)}
+
+
+def test_further_methods_predict_every_test_record_within_the_budget(further: dict[str, predictors.Predictor]) -> None:
+    assert tuple(further) == FURTHER.methods
+    for one in further.values():
+        assert one.probabilities.shape == (1, 300, 3)
+        np.testing.assert_allclose(one.probabilities.sum(axis=2), 1, atol=1e-9)
+        assert 0.9 * BUDGET.epsilon < pld_epsilon(one.history, BUDGET.delta) <= BUDGET.epsilon
+        # All rounds together take as many steps as any other method's chain.
+        assert sum(event.steps for event in one.history) == chains.STEPS
+
+
+def test_distilled_network_follows_the_mixture_of_the_shared_chains(
+    found: dict[str, predictors.Predictor], further: dict[str, predictors.Predictor]
+) -> None:
+    teacher, student = found["mixture"].probabilities[0], further[predictors.DISTILLED_NOISE].probabilities[0]
+    assert np.abs(student - teacher).sum(axis=1).mean() / 2 < 0.05
+    other = further[predictors.PVI].probabilities[0]
+    assert np.abs(student - other).sum(axis=1).mean() > np.abs(student - teacher).sum(axis=1).mean()
+
+
+def test_one_sites_cavity_is_the_prior_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    cavities = []
+    original = chains.SiteChain.stretch
+
+    def recorded(self: chains.SiteChain, first: int, steps: int, start: Arrays, cavity: Cavity) -> chains.Stretch:
+        cavities.append((first, cavity))
+        return original(self, first, steps, start, cavity)
+
+    monkeypatch.setattr(chains.SiteChain, "stretch", recorded)
+    refined_posterior(synthetic({"north": 80}), FURTHER.pvi, BUDGET, 50, seed=1)
+    assert [first for first, _ in cavities] == list(range(0, 60, 6))
+    for _, cavity in cavities:
+        assert (cavity.mean == 0).all()
+        np.testing.assert_allclose(cavity.precision, chains.PRIOR_SCALE**-2, rtol=1e-5)
+
+
+def test_partitioned_inference_sees_every_site() -> None:
+    sites = synthetic()
+    blank = replace(sites, training={**sites.training, "west": labelled(80, 2, classes=1)})
+    found = [
+        refined_posterior(one, FURTHER.pvi, BUDGET, 50, seed=1).samples.arrays["1.bias"].mean(axis=0)
+        for one in (sites, blank)
+    ]
+    assert found[1][0] > found[0][0]
+
+
+def test_settings_of_further_methods_survive_a_cells_file() -> None:
+    stored = json.loads(json.dumps(FURTHER.as_json()))
+    assert FurtherSettings.from_json(stored) == FURTHER
+
+
+def test_further_cell_has_rows_of_its_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "hospitals", lambda *_: synthetic())
+    sharing, cell = experiment.aggregation_cells(0, False)[:2]
+    cell = replace(cell, settings={**cell.settings, "further": FURTHER.as_json()})
+    measurement = experiment.measure_aggregation(cell, None)
+    assert [(row.method, row.setting) for row in measurement.rows] == [
+        (method, sharing.label) for method in FURTHER.methods
+    ]
+    assert all(value is not None for row in measurement.rows for value in row.values.values())
 
 
 @NEEDS_DATA

@@ -14,6 +14,7 @@ from fl_dpbayes.aggregation import fedpa
 from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import arrays_to_vector, to_vector, vector_to_arrays
+from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.solve import SolvedNoise, solve_plan
@@ -94,9 +95,9 @@ def independent_chains(
         Each site's samples after burn-in.
     """
     plan = plan_of(settings, budget, prior_share=prior_share)
-    solved = _solved(plan)
+    solved = solved_noise(plan)
     samples = {
-        name: _Site(hospitals, name, records, plan, solved, seed).from_start()
+        name: SiteChain(hospitals, name, records, plan, solved, seed).from_start()
         for name, records in hospitals.training.items()
     }
     return Chains(samples, solved.history)
@@ -117,8 +118,8 @@ def central_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget,
     sites = hospitals.training.values()
     pooled = Labelled(np.concatenate([s.features for s in sites]), np.concatenate([s.labels for s in sites]))
     plan = plan_of(settings, budget, prior_share=1.0)
-    solved = _solved(plan)
-    return Chains({CENTRAL: _Site(hospitals, CENTRAL, pooled, plan, solved, seed).from_start()}, solved.history)
+    solved = solved_noise(plan)
+    return Chains({CENTRAL: SiteChain(hospitals, CENTRAL, pooled, plan, solved, seed).from_start()}, solved.history)
 
 
 def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget, rounds: int, seed: int) -> Chains:
@@ -135,8 +136,10 @@ def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget
         The averaged chain's samples after burn-in under the name `averaged chain`.
     """
     plan = plan_of(settings, budget, prior_share=1 / len(hospitals.training), rounds=rounds)
-    solved = _solved(plan)
-    sites = {name: _Site(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()}
+    solved = solved_noise(plan)
+    sites = {
+        name: SiteChain(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()
+    }
     weights = {name: float(len(records.labels)) for name, records in hospitals.training.items()}
     state, kept = next(iter(sites.values())).start, []
     for first in range(0, STEPS, plan.steps_per_round):
@@ -165,8 +168,10 @@ def fedpa_point(hospitals: Hospitals, settings: ChainSettings, budget: Budget, r
         The server's last state under the name `server state`.
     """
     plan = plan_of(settings, budget, prior_share=1 / len(hospitals.training), rounds=rounds)
-    solved = _solved(plan)
-    sites = {name: _Site(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()}
+    solved = solved_noise(plan)
+    sites = {
+        name: SiteChain(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()
+    }
     uniform = dict.fromkeys(sites, 1.0)
     state = next(iter(sites.values())).start
     for first in range(0, STEPS, plan.steps_per_round):
@@ -185,13 +190,15 @@ def fedpa_point(hospitals: Hospitals, settings: ChainSettings, budget: Budget, r
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class Stretch:
+    """Samples of some steps, the state after them, and their mean temperature."""
+
     samples: PosteriorSamples
     last: Arrays
     temperature: float
 
 
-class _Site:
+class SiteChain:
     """One site's side of a federation: its records, its noise, and its random streams, which go on between rounds."""
 
     def __init__(
@@ -207,20 +214,20 @@ class _Site:
         """Run the whole chain."""
         return self.stretch(0, STEPS, self.start).samples
 
-    def stretch(self, first: int, steps: int, start: Arrays) -> _Stretch:
-        """Take steps from a given state."""
+    def stretch(self, first: int, steps: int, start: Arrays, cavity: Cavity | None = None) -> Stretch:
+        """Take steps from a given state, with a cavity for a prior where the plan asks for one."""
         found: ChainResult = run_chain(
             self._module, self._records.features, self._records.labels, np.arange(len(self._records.labels)),
             plan=self._plan, noise_multipliers=self._solved.noise_multipliers, units=len(self._records.labels),
             first_step=first, steps=steps, start={"parameters": arrays_to_vector(start, self._module)},
-            streams=self._streams,
+            streams=self._streams, cavity=cavity,
         )  # fmt: skip
         samples = PosteriorSamples(
             vector_to_arrays(torch.from_numpy(found.samples), self._module),
             np.array(found.sample_weights),
             np.array(found.sample_temperatures),
         )
-        return _Stretch(
+        return Stretch(
             samples, _arrays(torch.from_numpy(found.last["parameters"]), self._module), found.temperature_mean
         )
 
@@ -229,6 +236,7 @@ def _arrays(vector: torch.Tensor, module: torch.nn.Module) -> Arrays:
     return {name: array[0] for name, array in vector_to_arrays(vector[None], module).items()}
 
 
-def _solved(plan: TrainingPlan) -> SolvedNoise:
+def solved_noise(plan: TrainingPlan) -> SolvedNoise:
+    """Return the noise that a plan of full batches needs for its budget."""
     # With full batches and noise that does not follow the step size, the number of records does not enter.
     return solve_plan(plan, units=1)

@@ -56,7 +56,10 @@ RULES: Mapping[str, Aggregation] = {
     "wasserstein": Barycenter(rule="wasserstein", draws=DRAWS),
     "reverse-kl": Barycenter(rule="reverse-kl", draws=DRAWS),
 }
-METHODS = (CENTRAL, FALD, FALD_FEW, FEDPA, *RULES, HALFWAY, PREDICTIONS, ALONE)
+PVI = "pvi, 10 rounds"
+DISTILLED_STROKES, DISTILLED_NOISE = "distillation, strokes", "distillation, noise"
+SHARING = (CENTRAL, FALD, FALD_FEW, FEDPA, *RULES, HALFWAY, PREDICTIONS, ALONE)
+METHODS = (CENTRAL, FALD, FALD_FEW, FEDPA, PVI, *RULES, HALFWAY, PREDICTIONS, DISTILLED_STROKES, DISTILLED_NOISE, ALONE)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def predictors(
         seed: of noise and draws.
 
     Yields:
-        Predictors in the order of `METHODS`, those that are in `chosen`.
+        Predictors in the order of `SHARING`, those that are in `chosen`.
     """
 
     @functools.cache
@@ -98,7 +101,7 @@ def predictors(
     @functools.cache
     def of_sites(settings: ChainSettings) -> Floats:
         samples = chains(settings, 1.0).samples
-        return np.stack([_predicted(hospitals, samples[site]) for site in hospitals.training])
+        return np.stack([predicted(hospitals, samples[site]) for site in hospitals.training])
 
     single: dict[str, Callable[[ChainSettings], Chains]] = {
         CENTRAL: lambda settings: central_chain(hospitals, settings, budget, seed),
@@ -106,14 +109,14 @@ def predictors(
         FALD_FEW: lambda settings: averaged_chain(hospitals, settings, budget, 6, seed),
         FEDPA: lambda settings: fedpa_point(hospitals, settings, budget, FEDPA_ROUNDS, seed),
     }
-    for method in METHODS:
+    for method in SHARING:
         if method not in chosen:
             continue
         settings = chosen[method]
         if method in single:
             found = single[method](settings)
             (samples,) = found.samples.values()
-            yield Predictor(method, _predicted(hospitals, samples)[np.newaxis], found.history)
+            yield Predictor(method, predicted(hospitals, samples)[np.newaxis], found.history)
         elif method in (HALFWAY, PREDICTIONS, ALONE):
             of_site, history = of_sites(settings), chains(settings, 1.0).history
             warnings: tuple[str, ...] = ()
@@ -149,8 +152,9 @@ def _by_rule(
         start={},
         generator=np.random.default_rng(seed),
     )
-    return Predictor(method, _predicted(hospitals, aggregate.samples)[np.newaxis], found.history, aggregate.warnings)
+    return Predictor(method, predicted(hospitals, aggregate.samples)[np.newaxis], found.history, aggregate.warnings)
 
 
-def _predicted(hospitals: Hospitals, samples: PosteriorSamples) -> Floats:
+def predicted(hospitals: Hospitals, samples: PosteriorSamples) -> Floats:
+    """Return what samples predict for every test record, shape (N, classes)."""
     return probabilities_of(build_model(hospitals.model, hospitals.task, seed=0), samples, hospitals.test.features)
