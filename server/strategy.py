@@ -146,7 +146,7 @@ class PosteriorStrategy(Strategy):
         self._done_rounds = checkpoint.round
         self._ledger_heads = dict(checkpoint.ledger_heads)
         self._participation.restore(checkpoint.participation)
-        self.record.restore(checkpoint.record)
+        self.record.restore(checkpoint.record, checkpoint.round)
         self.bank.keep_through(checkpoint.round)
 
     def summary(self) -> None:

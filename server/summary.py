@@ -42,6 +42,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "description": scenario.description,
         "seed": scenario.seed,
         "run": federation.run,
+        "resumed_after": record.resumed_after,
         "versions": {
             "fl-dpbayes": fl_dpbayes.__version__,
             "python": platform.python_version(),

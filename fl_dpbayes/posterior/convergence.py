@@ -157,12 +157,12 @@ def one_sample_warning(samples: int, rule: str = "") -> str:
         return ""
     if rule:
         return (
-            f"aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty of 0 "
-            "means unknown, not none."
+            f"aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty is "
+            "unknown, not none."
         )
     return (
-        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty of "
-        "0 means unknown, not none. Lower burn_in or thinning, or run more rounds."
+        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty is "
+        "unknown, not none. Lower burn_in or thinning, or run more rounds."
     )
 
 

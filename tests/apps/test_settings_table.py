@@ -63,7 +63,7 @@ def test_pvi_is_a_chain_in_every_round() -> None:
 def test_public_records_are_named_without_their_folder_and_counted_as_used() -> None:
     public = "public={kind='file', path='/secret/pub.npz', statement='published by its authors'}"
     said = settings(f"aggregation={{rule='distillation', {public}}}", inputs={"count": 250})["Aggregation"]
-    assert said.startswith('distillation, on 250 public records of pub.npz (see "This run"), iterations 500, site weights units')
+    assert said.startswith('distillation, on 250 public records of pub.npz (see "This run"), iterations 500')
     assert "secret" not in said
     made_up = "aggregation={rule='predbayes', public={kind='synthetic', pattern='strokes', count=40}}"
     assert settings(made_up)["Aggregation"].startswith("predbayes, on 40 made-up inputs (strokes, seed 0)")
