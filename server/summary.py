@@ -33,7 +33,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members
-    convergence = convergence_rows(strategy)
+    hot = temperature_warnings(strategy, record)
+    convergence = convergence_rows(strategy, hot=bool(hot))
     calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
@@ -93,7 +94,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             *folded(record.warnings, [member.card.name for member in members]),
             *optimiser_warnings(scenario),
             *convergence_warnings(convergence),
-            *temperature_warnings(strategy, record),
+            *hot,
         ],
         "heterogeneity": heterogeneity,
     }
