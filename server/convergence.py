@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.aggregation_section import PVI, FedAvg, FedPA, point_rule
-from fl_dpbayes.posterior.convergence import summarise_convergence, temperature_warning, warning
+from fl_dpbayes.posterior.convergence import (
+    CANNOT_SHOW,
+    ENOUGH_SAMPLES_PER_CHAIN,
+    NOT_MIXED,
+    summarise_convergence,
+    temperature_warning,
+    warning,
+)
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.plan import PrivacyPlan
 from fl_dpbayes.protocol.sampler import SGD, SGHMC, Adam
@@ -21,11 +28,12 @@ from server.strategy import PosteriorStrategy
 QUANTITIES_SEED = 0
 
 
-def convergence_rows(strategy: PosteriorStrategy) -> list[dict[str, Any]]:
+def convergence_rows(strategy: PosteriorStrategy, *, hot: bool) -> list[dict[str, Any]]:
     """Summarise the mixing of every chain that the server holds samples of.
 
     Args:
         strategy: the run's strategy, after its last round.
+        hot: chains were hotter than planned.
 
     Returns:
         One row per site (under averaging rules one for the averaged chain) with the figures and a sentence, empty where
@@ -44,7 +52,7 @@ def convergence_rows(strategy: PosteriorStrategy) -> list[dict[str, Any]]:
             continue
         chains = strategy.bank.sample_chains(name)
         found = summarise_convergence(_vectors(samples), chains, np.random.default_rng(QUANTITIES_SEED))
-        rows.append({"site": name, **asdict(found), "warning": warning(found)})
+        rows.append({"site": name, **asdict(found), "warning": warning(found, hot=hot)})
     return rows
 
 
@@ -55,11 +63,22 @@ def _vectors(samples: StoredSamples) -> Iterator[npt.NDArray[np.float32]]:
 
 
 def convergence_warnings(rows: list[dict[str, Any]]) -> list[str]:
-    """Say each distinct sentence of `convergence_rows` once, with the sites it holds for."""
+    """Say each distinct sentence of `convergence_rows` once, with the sites it holds for.
+
+    Where some of the chains with few samples have visibly not mixed, one sentence is said of all of these chains.
+    """
+    said = [row for row in rows if row["warning"]]
+    few = [row for row in said if row["samples_per_chain"] < ENOUGH_SAMPLES_PER_CHAIN]
+    unknown = [row for row in few if CANNOT_SHOW in row["warning"]]
+    apart = [row for row in few if NOT_MIXED in row["warning"]]
+    sentences = {row["site"]: row["warning"] for row in said}
+    if unknown and apart:
+        worst = ", ".join(row["site"] for row in apart)
+        one = f"{unknown[0]['warning']} At {worst} they already show that it has not."
+        sentences |= {row["site"]: one for row in (*unknown, *apart)}
     sites: dict[str, list[str]] = {}
-    for row in rows:
-        if row["warning"]:
-            sites.setdefault(row["warning"], []).append(row["site"])
+    for site, sentence in sentences.items():
+        sites.setdefault(sentence, []).append(site)
     return [f"{', '.join(names)}: {sentence}" for sentence, names in sites.items()]
 
 

@@ -73,7 +73,13 @@ class DistillingStrategy(IndependentChainsStrategy):
         found = distil(student, start, teacher, max_iterations=rule.iterations)
         said["divergence"] = found.divergence
         self.record.aggregation_inputs = said
-        if found.divergence > LARGE_DIVERGENCE:
+        if found.divergence > LARGE_DIVERGENCE and not found.converged:
+            warnings.append(
+                f"the fit of the distilled network stopped at aggregation.iterations = {rule.iterations} before it "
+                f"converged; it differs from its teacher by {found.divergence:.3g} nats at the average input: raise "
+                "iterations"
+            )
+        elif found.divergence > LARGE_DIVERGENCE:
             warnings.append(
                 f"the distilled network differs from its teacher by {found.divergence:.3g} nats at the average input, "
                 "so it predicts otherwise than the sites' samples together: choose a larger model or rule 'mixture'"

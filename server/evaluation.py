@@ -38,6 +38,7 @@ class Evaluation:
     def __init__(self, classes: int) -> None:
         self.classes = classes
         self.parts: list[SiteStatistics] = []
+        self._samples: dict[str, int] = {}
         self.statements: dict[str, PrivacyStatement] = {}
         self._exact_shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
 
@@ -57,6 +58,9 @@ class Evaluation:
             shapes |= prefixed(predictor, one)
         arrays = read_arrays(reply, shapes, np.float64)
         parts = []
+        # A recalibrated predictor is the posterior, mapped.
+        counts = {name: len(weights) for name, weights in request.predictors.items()}
+        self._samples = counts | {RECALIBRATED: counts.get("posterior", 0)}
         for predictor in request.measured:
             tables = without_prefix(predictor, arrays)
             statistics: Statistics = (
@@ -81,10 +85,11 @@ class Evaluation:
         """
         calibration, reliability = [], []
         for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]:
-            key = {"site": name, "role": role, "predictor": predictor}
+            key = {"site": name, "role": role, "predictor": predictor, "samples": self._samples[predictor]}
             row = {**key, **_summary(statistics, np.random.default_rng(seed)).as_row()}
-            if predictor == RECALIBRATED:
-                # The map acts on averaged probabilities, which no longer tell the two uncertainties apart.
+            if predictor == RECALIBRATED or self._samples[predictor] == 1:
+                # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
+                # probabilities, which no longer tell the two uncertainties apart.
                 row |= {"epistemic": None, "aleatoric": None}
             calibration.append(row)
             if name.startswith("pooled:") and isinstance(statistics, CalibrationStatistics):

@@ -9,6 +9,7 @@ from fl_dpbayes.aggregation.chains import unflatten
 from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
 from fl_dpbayes.aggregation_section import PVI, prior_scale
+from fl_dpbayes.counted import counted
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
@@ -62,12 +63,6 @@ class PVIStrategy(PosteriorStrategy):
         assert isinstance(rule, PVI)
         self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites
         self._rounds, self._refined = 0, self._prior()
-        used = 1 - (1 - self._damping) ** self.plan.total_rounds
-        if used < ENOUGH_EVIDENCE:
-            record.warn(
-                f"aggregation.rule 'pvi': {self.plan.total_rounds} rounds at damping {self._damping:g} use only "
-                f"{used:.0%} of the evidence: run more rounds, or raise damping"
-            )
 
     def site_plan(self, sites: int) -> TrainingPlan:
         """Return the scenario's plan, each round of it a chain with the cavity for a prior."""
@@ -99,11 +94,31 @@ class PVIStrategy(PosteriorStrategy):
         self._refine(self.plan.total_rounds)
         if not self._refined.factors:
             return None
-        for warning in (*self._refined.warnings, *self._step_warnings()):
+        for warning in (*self._factor_warnings(), *self._step_warnings()):
             self.record.warn(warning)
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
         return posterior_aggregate(draws, self.federation.shapes, ()).samples
+
+    def _factor_warnings(self) -> tuple[str, ...]:
+        """Say how much evidence is used and how noisy factors are; the remedy of the one worsens the other."""
+        used = 1 - (1 - self._damping) ** self.plan.total_rounds
+        if used >= ENOUGH_EVIDENCE:
+            return (*self._refined.warnings, *self._refined.noisy_factors)
+        short = (
+            f"aggregation.rule 'pvi': {counted(self.plan.total_rounds, 'round')} at damping {self._damping:g} use only "
+            f"{used:.0%} of the evidence: run more rounds"
+        )
+        negative = self._refined.negative
+        if not negative:
+            return (f"{short}, or raise damping", *self._refined.warnings)
+        worst = max(negative, key=lambda site: negative[site])
+        directions = len(self._refined.posterior.precision_mean)
+        return (
+            f"{short}; do not raise damping, since the factors are noisy ({negative[worst]} of {directions} "
+            f"directions of negative precision at {worst})",
+            *self._refined.warnings,
+        )
 
     def _step_warnings(self) -> tuple[str, ...]:
         # A site's chain feels the whole of q over its own few units: at step a its stationary variance in a direction

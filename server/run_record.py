@@ -107,6 +107,7 @@ class RecordState(Record):
     participation: dict[str, dict[int, str]]
     seconds: dict[str, float]
     temperatures: dict[str, tuple[tuple[float, float, float, float], ...]]
+    resumed_after: tuple[int, ...] = ()
 
 
 class RunRecord:
@@ -124,6 +125,7 @@ class RunRecord:
         self.round_rows: list[dict[str, Any]] = []
         self.statements: dict[str, PrivacyStatement] = {}
         self.outcomes: dict[str, list[SiteOutcome]] = {}
+        self.resumed_after: list[int] = []
         self._statuses: dict[str, dict[int, str]] = {}
         self.seconds: dict[str, float] = {}
         self._temperatures: dict[str, list[tuple[float, float, float, float]]] = {}
@@ -144,10 +146,12 @@ class RunRecord:
             participation=self._statuses,
             seconds=seconds,
             temperatures={site: tuple(parts) for site, parts in self._temperatures.items()},
+            resumed_after=tuple(self.resumed_after),
         )
 
-    def restore(self, state: RecordState) -> None:
-        """Go on from a record of the same run; times add up."""
+    def restore(self, state: RecordState, round_number: int) -> None:
+        """Go on from a record of the same run after a round; times add up."""
+        self.resumed_after = [*state.resumed_after, round_number]
         self.warnings = [*state.warnings, *(text for text in self.warnings if text not in state.warnings)]
         self.privacy_rows, self.round_rows = list(state.privacy_rows), list(state.round_rows)
         self.statements = dict(state.statements)

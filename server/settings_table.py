@@ -1,19 +1,27 @@
-"""What was run, in a few lines of the report: model, sampler, length, noise, aggregation, recalibration."""
+"""What was run, in a few lines of the report: model, sampler, length, noise, aggregation, transport, resources."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from fl_dpbayes.aggregation_section import FALD, PVI
+from fl_dpbayes.counted import counted, ordinal
+from fl_dpbayes.distillation_section import DistillingRule, PublicFile
 from fl_dpbayes.protocol.plan import PrivacyPlan
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.recalibration_section import recalibration_plan
 from fl_dpbayes.scenario import Scenario, Training
 
 
-def settings_table(scenario: Scenario) -> list[dict[str, str]]:
+def settings_table(
+    scenario: Scenario, planned_sites: int, aggregation_inputs: Mapping[str, Any] | None
+) -> list[dict[str, str]]:
     """Say what was run.
 
     Args:
         scenario: the resolved scenario.
+        planned_sites: number of training sites that the plan was made for, K.
+        aggregation_inputs: what the run's record says of inputs of the server's own; None where it used none.
 
     Returns:
         One row `name`, `value` per part, in words.
@@ -24,13 +32,15 @@ def settings_table(scenario: Scenario) -> list[dict[str, str]]:
         "Sampler": _described(scenario.sampler, "step_size", "prior"),
         "Step size": _described(scenario.sampler.step_size),
         "Prior": _described(scenario.sampler.prior),
-        "Length": _length(scenario.training),
+        "Length": _length(scenario),
         "Privacy": _privacy(scenario),
         "Noise": _noise(scenario),
         "Clipping": _clipping(scenario),
         "Batches": f"each unit with probability {scenario.privacy.sampling_rate:g} (Poisson)",
-        "Aggregation": _described(scenario.aggregation),
+        "Aggregation": _aggregation(scenario, planned_sites, aggregation_inputs or {}),
         "Recalibration": _recalibration(scenario),
+        "Transport": _transport(scenario),
+        "Taking part": _taking_part(scenario),
     }
     return [{"name": name, "value": value} for name, value in rows.items()]
 
@@ -55,12 +65,53 @@ def _text(value: Any) -> str:
             return str(value)
 
 
-def _length(training: Training) -> str:
-    each = f"{training.rounds} rounds x {training.steps_per_round} steps"
-    kept = f"burn-in {training.burn_in} steps, then every {training.thinning}th state"
+def _length(scenario: Scenario) -> str:
+    training = scenario.training
+    kept = f"burn-in {counted(training.burn_in, 'step')}, then every {_which(training)}"
+    if isinstance(scenario.aggregation, PVI):
+        of_its_own = "a chain of its own in each of" if training.rounds > 1 else "a chain in"
+        rounds, steps = counted(training.rounds, "round"), counted(training.steps_per_round, "step")
+        return f"{of_its_own} {rounds}, {steps} each; in every round {kept}"
+    each = f"{counted(training.rounds, 'round')} x {counted(training.steps_per_round, 'step')}"
     if training.chains == 1:
         return f"1 chain per site: {each}; {kept}"
     return f"{training.chains} chains per site: their costs add up to one account; each {each}; {kept}"
+
+
+def _which(training: Training) -> str:
+    return "state" if training.thinning == 1 else f"{ordinal(training.thinning)} state"
+
+
+def _aggregation(scenario: Scenario, planned_sites: int, inputs: Mapping[str, Any]) -> str:
+    rule = scenario.aggregation
+    match rule:
+        case PVI(damping=None):
+            return f"{rule.rule}, damping {1 / planned_sites:.3g} (1/K), draws {rule.draws}"
+        case DistillingRule():
+            # A file's path is nobody's business but the server's, and it may hold fewer records than asked for.
+            used, public = inputs.get("count", rule.public.count), rule.public
+            records = (
+                f"{used} public records of {public.path.name}"
+                if isinstance(public, PublicFile)
+                else f"{used} made-up inputs ({public.pattern}, seed {public.seed})"
+            )
+            return f'{rule.rule}, on {records} (see "This run"), {_described(rule, "rule", "public")}'
+        case _:
+            return _described(rule)
+
+
+def _transport(scenario: Scenario) -> str:
+    precision = scenario.transport.precision
+    if isinstance(scenario.aggregation, FALD):
+        return "last states alone, as float32"
+    return "samples as float32" if precision == "float32" else f"samples rounded to {precision}"
+
+
+def _taking_part(scenario: Scenario) -> str:
+    resources = scenario.resources
+    least, silent = counted(resources.min_sites, "site"), counted(resources.silent_rounds, "silent round")
+    nodes = counted(resources.start_nodes or len(scenario.sites), "node")
+    return f"at least {least} in a round; begins with {nodes}; not asked after {silent}"
 
 
 def _privacy(scenario: Scenario) -> str:

@@ -144,7 +144,7 @@ class PosteriorStrategy(Strategy):
         self._done_rounds = checkpoint.round
         self._ledger_heads = dict(checkpoint.ledger_heads)
         self._participation.restore(checkpoint.participation)
-        self.record.restore(checkpoint.record)
+        self.record.restore(checkpoint.record, checkpoint.round)
         for member in self.federation.roster.members:
             if not member.has_node:
                 self.record.warn(f"{member.card.name} was missing when the run was resumed")

@@ -33,7 +33,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members
-    convergence = convergence_rows(strategy)
+    hot = temperature_warnings(strategy, record)
+    convergence = convergence_rows(strategy, hot=bool(hot))
     calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
@@ -42,6 +43,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "description": scenario.description,
         "seed": scenario.seed,
         "run": federation.run,
+        "resumed_after": record.resumed_after,
         "versions": {
             "fl-dpbayes": fl_dpbayes.__version__,
             "python": platform.python_version(),
@@ -53,7 +55,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "seeded": any(member.card.seeded for member in members)
         or any(statement.seeded for statement in record.statements.values()),
         "private": scenario.privacy.kind == "dp",
-        "settings": settings_table(scenario),
+        "settings": settings_table(scenario, federation.planned_sites, record.aggregation_inputs),
         "sampler": scenario.sampler.kind,
         "chains": scenario.training.chains,
         "aggregation": scenario.aggregation.rule,
@@ -92,7 +94,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             *folded(record.warnings, [member.card.name for member in members]),
             *optimiser_warnings(scenario),
             *convergence_warnings(convergence),
-            *temperature_warnings(strategy, record),
+            *hot,
         ],
         "heterogeneity": heterogeneity,
     }

@@ -26,12 +26,14 @@ class PVIState:
     Attributes:
         prior: p(w).
         factors: site -> t_k(w); a site that is absent has t_k = 1.
-        warnings: what the last update had to correct.
+        warnings: what was wrong with the samples of the last update.
+        negative: site -> number of directions in which its factor came out with a negative precision there.
     """
 
     prior: NaturalGaussian
     factors: Mapping[str, NaturalGaussian] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    negative: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def posterior(self) -> NaturalGaussian:
@@ -40,6 +42,16 @@ class PVIState:
         for site in sorted(self.factors):
             total = total + self.factors[site]
         return total
+
+    @property
+    def noisy_factors(self) -> tuple[str, ...]:
+        """A sentence on each site whose factor the last update had to correct."""
+        directions = len(self.prior.precision_mean)
+        return tuple(
+            f"the factor of site {site!r} has a negative precision in {raised} of {directions} directions, where it "
+            "now counts for the mean only: lower the damping or send more samples"
+            for site, raised in self.negative.items()
+        )
 
     def cavity(self, site: str) -> NaturalGaussian:
         """Return q(w) / t_k(w), the prior that the site's next chain must use."""
@@ -84,7 +96,7 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
 
     Returns:
         The new state. A factor with a negative precision could make a cavity improper: in those directions it gets
-        precision 0, with a warning, and moves the site's mean as far as it did.
+        precision 0, is counted in `negative`, and moves the site's mean as far as it did.
 
     Raises:
         ValueError: if the damping is outside (0, 1].
@@ -95,7 +107,7 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
     if not 0 < damping <= 1:
         raise ValueError(f"damping is {damping}: it must be above 0 and at most 1")
     posterior = state.posterior
-    factors, warnings = dict(state.factors), []
+    factors, negative = dict(state.factors), dict[str, int]()
     for site in sorted(new_posteriors):
         nothing = state.prior.power(0)
         changed = damped_factor(state.factors.get(site, nothing), new_posteriors[site], posterior, damping)
@@ -103,11 +115,8 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
         damped = posterior.power(1 - damping) + new_posteriors[site].power(damping)
         factors[site], raised = _sharpening(changed, state.cavity(site), damped.mean)
         if raised:
-            warnings.append(
-                f"the factor of site {site!r} has a negative precision in {raised} of {len(changed.precision_mean)} "
-                "directions, where it now counts for the mean only: lower the damping or send more samples"
-            )
-    return PVIState(state.prior, factors, tuple(warnings))
+            negative[site] = raised
+    return PVIState(state.prior, factors, negative=negative)
 
 
 def _sharpening(factor: NaturalGaussian, cavity: NaturalGaussian, mean: Array) -> tuple[NaturalGaussian, int]:
@@ -145,4 +154,4 @@ def update_from_samples(state: PVIState, site_samples: Mapping[str, PosteriorSam
         new_posteriors[chain.site], found = diagonal_gaussian(chain)
         warnings += [*chain.warnings, *found]
     updated = update(state, new_posteriors, damping=damping)
-    return PVIState(updated.prior, updated.factors, (*warnings, *updated.warnings))
+    return PVIState(updated.prior, updated.factors, tuple(warnings), updated.negative)

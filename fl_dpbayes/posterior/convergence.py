@@ -18,6 +18,8 @@ from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normali
 # mixed chain of 50 exceeds 1.1 in 1 % of quantities, of 20 in 8 %.
 ENOUGH_SAMPLES_PER_CHAIN = 50
 CHANCE_SHARE = 0.05
+CANNOT_SHOW = "cannot show whether the sampler has mixed"
+NOT_MIXED = "The sampler has not mixed"
 # The Monte Carlo error of a mean is then a fifth of the posterior's standard deviation.
 FEW_EFFECTIVE_SAMPLES = 30
 PROJECTIONS = 32
@@ -101,19 +103,20 @@ def summarise_convergence(
     )
 
 
-def warning(summary: ConvergenceSummary) -> str:
+def warning(summary: ConvergenceSummary, *, hot: bool = False) -> str:
     """Say in plain words what is wrong with the chains.
 
     Args:
         summary: from `summarise_convergence`.
+        hot: the run was hotter than planned, so that larger steps are no advice.
 
     Returns:
         One sentence or two; empty where nothing speaks against the chains.
     """
     per_chain = summary.samples_per_chain
     cannot_show = (
-        f"{counted(per_chain, 'sample')}{' per chain' if summary.chains > 1 else ''} cannot show whether the sampler "
-        f"has mixed: keep at least {ENOUGH_SAMPLES_PER_CHAIN} (lower thinning or burn_in, or run more rounds)."
+        f"{counted(per_chain, 'sample')}{' per chain' if summary.chains > 1 else ''} {CANNOT_SHOW}: "
+        f"keep at least {ENOUGH_SAMPLES_PER_CHAIN} (lower thinning or burn_in, or run more rounds)."
     )
     if per_chain < 4:
         return cannot_show
@@ -123,13 +126,18 @@ def warning(summary: ConvergenceSummary) -> str:
     assert summary.r_hat_above_1_1 is not None
     assert summary.effective_samples_median is not None
     between = "the chains disagree" if summary.chains > 1 else "the chain's first and second half disagree"
+    remedy = (
+        "Lengthen burn_in or run more steps."
+        if hot
+        else "Lengthen burn_in, run more steps, or take larger steps (hotter if private)."
+    )
     figures = (
         f"{between} in {summary.r_hat_above_1_1:.0%} of the quantities looked at (R-hat above 1.1, largest "
-        f"{summary.r_hat_max:.2f}). Lengthen burn_in, run more steps, or take larger steps (hotter if private)."
+        f"{summary.r_hat_max:.2f}). {remedy}"
     )
     # R-hat is about 1 + (F - 1) / L, F(1, L) distributed by chance, so that one quantity in twenty exceeds 1 + 3 / L.
     if summary.r_hat_median > 1.1 + 3 / per_chain:
-        return f"The sampler has not mixed: {figures}"
+        return f"{NOT_MIXED}: {figures}"
     if per_chain < ENOUGH_SAMPLES_PER_CHAIN:
         return cannot_show
     if summary.r_hat_above_1_1 > CHANCE_SHARE:
@@ -157,12 +165,12 @@ def one_sample_warning(samples: int, rule: str = "") -> str:
         return ""
     if rule:
         return (
-            f"aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty of 0 "
-            "means unknown, not none."
+            f"aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty is "
+            "unknown, not none."
         )
     return (
-        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty of "
-        "0 means unknown, not none. Lower burn_in or thinning, or run more rounds."
+        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty is "
+        "unknown, not none. Lower burn_in or thinning, or run more rounds."
     )
 
 

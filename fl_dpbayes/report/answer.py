@@ -77,13 +77,13 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
 
 
 def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -> str:
-    """Compare averaged posterior, last iterate and recalibrated posterior over the sites of one role."""
+    """Compare posterior, last iterate and recalibrated posterior over the sites of one role."""
     place = ROLES[role]
     if not rows:
         return f"Calibration at {place} was not measured."
     posterior, last = rows.get("posterior"), rows.get("last")
     first = posterior or last or next(iter(rows.values()))
-    name, error = predictor_name(first.predictor), _error(first, " percentage points")
+    name, error = predictor_name(first), _error(first, " percentage points")
     text = f"At {place} the {name}'s probabilities are off by {error}"
     measure = f"debiased RMS calibration error, n = {count(first.n)}"
     recalibrated = rows.get("recalibrated")
@@ -100,7 +100,8 @@ def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:
     if first is None or second is None or None in (*first, *second):
         return "Without intervals, whether they differ is open."
     if first[1] < second[0]:  # type: ignore[operator]
-        return "Averaging over the posterior is better calibrated."
+        better = f"The {predictor_name(posterior)}" if posterior.samples == 1 else "Averaging over the posterior"
+        return f"{better} is better calibrated."
     if second[1] < first[0]:  # type: ignore[operator]
         return "The last iterate is better calibrated."
     return "The intervals overlap: no clear difference."

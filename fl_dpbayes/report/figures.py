@@ -75,7 +75,7 @@ def figure_name(*parts: str) -> str:
 
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure:
     name = figure_name("reliability", row.role, row.predictor)
-    title = f"{ROLES[row.role].capitalize()}, {predictor_name(row.predictor)}"
+    title = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}"
     subtitle = f"n = {count(sum(part.n for part in row.bins))}{_error_of(run.calibration, row)}"
     with figure_settings(name):
         svg = figure_svg(reliability_figure(row, title, subtitle))
@@ -108,4 +108,6 @@ def _draw_sites(run: Summary, metric: str) -> DrawnFigure | None:
         figure = sites_figure(in_reading_order(run.calibration), metric, METRIC_NAMES[metric])
         if figure is None:
             return None
-        return DrawnFigure(name, figure_svg(figure), f"{METRIC_NAMES[metric]} at every site, with 95% intervals.")
+        drawn = any(row.intervals.get(metric) is not None for row in run.calibration)
+        ends = ", with 95% intervals" if drawn else ""
+        return DrawnFigure(name, figure_svg(figure), f"{METRIC_NAMES[metric]} at every site{ends}.")

@@ -35,13 +35,13 @@ def key_figures(run: Summary) -> list[tuple[str, str]]:
         if predictor in rows:
             row = rows[predictor]
             ends = interval(row.intervals.get("rms_debiased"), points)
-            meaning = f"points off at {ROLES[role]}, {predictor_name(predictor)} {ends}".rstrip()
+            meaning = f"points off at {ROLES[role]}, {predictor_name(row)} {ends}".rstrip()
             if predictor == "recalibrated" and run.recalibration_noise:
                 meaning += "; its map is mostly privacy noise: do not use it"
             figures.append((points(row.rms_debiased), meaning))
     shown = rows.get("posterior") or rows.get("last")
     if shown is not None and shown.accuracy is not None:
-        figures.append((f"{points(shown.accuracy)}%", f"accuracy at {ROLES[role]}, {predictor_name(shown.predictor)}"))
+        figures.append((f"{points(shown.accuracy)}%", f"accuracy at {ROLES[role]}, {predictor_name(shown)}"))
     spent = [record for record in run.privacy if record.steps and record.largest_epsilon is not None]
     if spent:
         largest = max(spent, key=lambda record: record.largest_epsilon or 0.0)

@@ -138,7 +138,7 @@ def _places(rows: Sequence[CalibrationRecord]) -> list[tuple[str, str, str]]:
     previous = ""
     for row in rows:
         repeated = row.site == previous
-        names.append(("" if repeated else place_name(row), predictor_name(row.predictor), count(row.n)))
+        names.append(("" if repeated else place_name(row), predictor_name(row), count(row.n)))
         previous = row.site
     return names
 
@@ -247,7 +247,7 @@ def _largest(sizes: Sequence[int]) -> str:
 def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
     """Show one metric at every place, a column per predictor."""
     ordered = in_reading_order(rows)
-    predictors = list(dict.fromkeys(row.predictor for row in ordered))
+    predictors = {row.predictor: predictor_name(row) for row in ordered}
     write = decimal if metric in ("nll", "brier", "auroc") else points
     places: dict[str, dict[str, Cell]] = {}
     for row in ordered:
@@ -257,7 +257,7 @@ def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
         _cells((place, *(found.get(predictor, (UNDEFINED, "")) for predictor in predictors)))
         for place, found in places.items()
     ]
-    return PageTable(("Where", *(predictor_name(predictor) for predictor in predictors)), cells)
+    return PageTable(("Where", *predictors.values()), cells)
 
 
 def facts(run: Summary) -> Mapping[str, str]:
@@ -266,12 +266,20 @@ def facts(run: Summary) -> Mapping[str, str]:
         "Scenario": run.scenario,
         "Aggregation": run.aggregation,
         **_aggregation_inputs(run),
+        "Resumed": _resumed(run.resumed_after),
         "Seed of partition and model": "" if run.seed is None else str(run.seed),
         "Label heterogeneity (mean total variation)": "" if run.heterogeneity is None else decimal(run.heterogeneity),
         "Configurations tried": "" if run.configurations_tried is None else count(run.configurations_tried),
         "Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
     }
     return {name: value for name, value in known.items() if value}
+
+
+def _resumed(rounds: Sequence[int]) -> str:
+    """Say after which rounds a run that was cut off went on."""
+    if not rounds:
+        return ""
+    return ", ".join(f"after round {number}" if number else "before round 1" for number in rounds)
 
 
 def _aggregation_inputs(run: Summary) -> dict[str, str]:
@@ -281,7 +289,7 @@ def _aggregation_inputs(run: Summary) -> dict[str, str]:
         return {}
     number = "" if inputs.count is None else f"{count(inputs.count)} "
     if inputs.kind == "file":
-        labelled = "with labels" if inputs.labelled else "without labels"
+        labelled = "with labels" if inputs.labelled else "labels not used"
         used = f"{number}records of {inputs.file}, {labelled}, declared public: {inputs.statement}"
     else:
         used = f"{number}made-up inputs ({inputs.pattern}), no record"

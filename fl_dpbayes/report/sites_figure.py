@@ -1,7 +1,7 @@
 """One metric at every site: a dot with its interval for each predictor."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -82,7 +82,8 @@ def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> 
     if metric not in ("accuracy", "nll"):
         axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    _name_predictors(figure, predictors, height, legend)
+    words = {row.predictor: predictor_name(row) for row in rows}
+    _name_predictors(figure, {name: words[name] for name in predictors}, height, legend)
     return figure
 
 
@@ -109,14 +110,12 @@ def _unit(metric: str, drawn: int, places: int) -> str:
     return f"{unit}; {extra}" + ("" if drawn == places else f"; the {drawn} worst of {places}")
 
 
-def _name_predictors(figure: Figure, predictors: Sequence[str], height: float, legend: float) -> None:
+def _name_predictors(figure: Figure, predictors: Mapping[str, str], height: float, legend: float) -> None:
     """Write the predictors' names in their colours below the axis, two in a line."""
-    for index, predictor in enumerate(predictors):
+    for index, (predictor, words) in enumerate(predictors.items()):
         style = predictor_style(predictor)
         left, bottom = (index % 2) * 0.5, legend - LEGEND_INCHES * (index // 2 + 1) + 0.02
         dot = figure.add_axes((left, bottom / height, 0.03, 0.13 / height))
         dot.plot(0, 0, style.marker, color=style.colour, markersize=4)
         dot.set_axis_off()
-        figure.text(
-            left + 0.04, (bottom + 0.065) / height, predictor_name(predictor), color=style.colour, size=7.5, va="center"
-        )
+        figure.text(left + 0.04, (bottom + 0.065) / height, words, color=style.colour, size=7.5, va="center")

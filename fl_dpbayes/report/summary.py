@@ -98,11 +98,12 @@ class EvaluationPrivacyRecord(SummaryPart):
 
 
 class CalibrationRecord(SummaryPart):
-    """How one predictor did at one site, or (`pooled:<role>`) at all sites of a role."""
+    """How one predictor did at one site, or (`pooled:<role>`) at all sites of a role; it averages `samples`."""
 
     site: Text
     role: Role
     predictor: Text
+    samples: int | None = None
     n: int | None = None
     accuracy: Number = None
     nll: Number = None
@@ -143,6 +144,7 @@ class ReliabilityRecord(SummaryPart):
     site: Text
     role: Role
     predictor: Text
+    samples: int | None = None
     bins: tuple[ReliabilityBin, ...]
 
 
@@ -199,6 +201,7 @@ class Summary(SummaryPart):
     adjacency: Text
     seeded: bool = False
     private: bool = True
+    resumed_after: tuple[int, ...] = ()
     settings: tuple[SettingRecord, ...] = ()
     chains: int = 1
     recalibration: RecalibrationRecord | None = None

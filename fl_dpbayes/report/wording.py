@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fl_dpbayes.report.summary import CalibrationRecord, Summary
+from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
 PREDICTORS = {
@@ -11,6 +11,11 @@ PREDICTORS = {
     "recalibrated": "recalibrated posterior",
     "site_only": "one site alone",
     "central": "pooled data",
+}
+# Where the posterior is one sample, nothing is averaged.
+POINT_PREDICTORS = PREDICTORS | {
+    "posterior": "combined point estimate",
+    "recalibrated": "recalibrated point estimate",
 }
 ADJACENCY = {
     "add_or_remove_one": "adding or removing",
@@ -29,9 +34,10 @@ METRIC_NAMES = {
 }
 
 
-def predictor_name(predictor: str) -> str:
-    """Name a predictor in words; an unknown one keeps its own name."""
-    return PREDICTORS.get(predictor, predictor)
+def predictor_name(row: CalibrationRecord | ReliabilityRecord) -> str:
+    """Name a row's predictor in words; an unknown one keeps its own name."""
+    names = POINT_PREDICTORS if row.samples == 1 else PREDICTORS
+    return names.get(row.predictor, row.predictor)
 
 
 def neighbours(run: Summary) -> str:

@@ -120,8 +120,12 @@ def show_run(run_folder: Path, console: Console) -> None:
     summary = read_summary(run_folder)
     console.print(privacy_table(summary, console.width))
     if summary["calibration"]:
+        console.print()
         console.print(calibration_table(summary, console.width))
-    for warning in summary.get("warnings", []):
+    warnings = summary.get("warnings", [])
+    if warnings:
+        console.print()
+    for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
 

@@ -1,6 +1,7 @@
 """The work behind `predict` and `evaluate`: a run's stored posterior on new records, on this machine alone."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.records import check_not_cut_off, read_summary
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
-from fl_dpbayes.report.wording import predictor_name
+from fl_dpbayes.report.wording import PREDICTORS
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
 from fl_dpbayes.scenario import load_scenario
 
@@ -56,8 +57,8 @@ def predict_records(
 
     Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
     Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
-    the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, so these
-    cells are empty.
+    the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither
+    does a point estimate, so these cells are then empty.
 
     Args:
         run_dir: a run directory.
@@ -69,12 +70,13 @@ def predict_records(
     Raises:
         UserError: if the run or the data cannot be read, or do not fit.
     """
-    records, prediction, mapping = _predict(run_dir, data, data_dir, labelled=False)
+    found = _predict(run_dir, data, data_dir, labelled=False)
+    records, prediction, mapping = found.records, found.prediction, found.mapping
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
     for number in range(probabilities.shape[1]):
         table[f"probability_{number}"] = probabilities[:, number]
-    if mapping is None:
+    if mapping is None and not found.point:
         uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
     else:
         uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
@@ -106,13 +108,14 @@ def evaluate_records(
     Raises:
         UserError: if the run or the data cannot be read, do not fit, or labels are missing.
     """
-    records, prediction, mapping = _predict(run_dir, data, data_dir, labelled=True)
+    found = _predict(run_dir, data, data_dir, labelled=True)
+    records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or one folder of images per class"
         )
     if mapping is None:
-        predictor = "posterior"
+        predictor, name = "posterior", found.point or PREDICTORS["posterior"]
         statistics = from_batch(
             prediction.probabilities,
             records.labels,
@@ -120,20 +123,21 @@ def evaluate_records(
             aleatoric=prediction.aleatoric,
             total=prediction.total,
         )
-        row = summarise(statistics, np.random.default_rng(0)).as_row()
     else:
-        predictor = RECALIBRATED
+        predictor, name = RECALIBRATED, f"recalibrated {found.point}" if found.point else PREDICTORS[RECALIBRATED]
         statistics = from_batch(recalibrate(prediction.probabilities, mapping), records.labels)
-        # The map acts on averaged probabilities, which no longer tell the two uncertainties apart.
-        row = summarise(statistics, np.random.default_rng(0)).as_row() | {"epistemic": None, "aleatoric": None}
+    row = summarise(statistics, np.random.default_rng(0)).as_row()
+    if mapping is not None or found.point:
+        # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
+        row |= {"epistemic": None, "aleatoric": None}
     if as_json:
         print(json.dumps(json_values({"data": data.name, "predictor": predictor, **row})))
     else:
-        console.print(_metric_table(row, predictor))
+        console.print(_metric_table(row, name))
 
 
-def _metric_table(row: dict[str, Any], predictor: str) -> Table:
-    title = f"{predictor_name(predictor).capitalize()} on {row['n']} records"
+def _metric_table(row: dict[str, Any], name: str) -> Table:
+    title = f"{name.capitalize()} on {row['n']} records"
     table = terminal_table(title)
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -148,9 +152,17 @@ def _metric_table(row: dict[str, Any], predictor: str) -> Table:
     return table
 
 
-def _predict(
-    run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
-) -> tuple[NewRecords, Prediction, RecalibrationMap | None]:
+@dataclass(frozen=True)
+class _Predicted:
+    """Predictions of a stored posterior; `point` names it where it is one sample, and `mapping` is still to apply."""
+
+    records: NewRecords
+    prediction: Prediction
+    mapping: RecalibrationMap | None
+    point: str
+
+
+def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool) -> _Predicted:
     path = run_dir / "posterior.safetensors"
     if not path.is_file():
         check_not_cut_off(run_dir)
@@ -165,10 +177,12 @@ def _predict(
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
+    point = ""
     if text := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
+        point = f"point estimate ({point_rule(scenario.aggregation) or 'one sample'})"
         _say(f"warning: {text}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
-    return records, prediction, _usable_map(stored.metadata.recalibration, run_dir)
+    return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)
 
 
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:

@@ -96,7 +96,7 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
     assert share == {1.0}
     assert (said["kind"], said["file"], said["count"], said["labelled"]) == ("file", "public.npz", 400, False)
     page = write_report(run.folder).read_text()
-    assert f"400 records of public.npz, without labels, declared public: {STATEMENT}" in page
+    assert f"400 records of public.npz, labels not used, declared public: {STATEMENT}" in page
 
 
 @pytest.mark.slow

@@ -1,14 +1,17 @@
 """What the report says was run."""
 
+import pytest
+
+from fl_dpbayes.counted import ordinal
 from fl_dpbayes.scenario import load_scenario
 from server.settings_table import settings_table
 
 PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privacy", "Noise", "Clipping", "Batches",
-         "Aggregation", "Recalibration"}  # fmt: skip
+         "Aggregation", "Recalibration", "Transport", "Taking part"}  # fmt: skip
 
 
-def settings(*overrides: str) -> dict[str, str]:
-    return {row["name"]: row["value"] for row in settings_table(load_scenario("quickstart", overrides))}
+def settings(*overrides: str, inputs: dict[str, object] | None = None) -> dict[str, str]:
+    return {row["name"]: row["value"] for row in settings_table(load_scenario("quickstart", overrides), 4, inputs)}
 
 
 def test_every_part_is_named_with_its_settings() -> None:
@@ -34,3 +37,40 @@ def test_run_without_privacy_says_so() -> None:
     assert rows["Privacy"] == "none: epsilon is infinite"
     assert rows["Noise"] == rows["Clipping"] == "none"
     assert "not private" in rows["Recalibration"]
+
+
+def test_transport_and_resources_are_said() -> None:
+    resources = ("resources.min_sites=2", "resources.start_nodes=4", "resources.silent_rounds=1")
+    rows = settings("transport.precision=int8", "aggregation.rule=mixture", *resources)
+    assert rows["Transport"] == "samples rounded to int8"
+    assert rows["Taking part"] == "at least 2 sites in a round; begins with 4 nodes; not asked after 1 silent round"
+    plain = settings("aggregation.rule=mixture")
+    assert plain["Transport"] == "samples as float32"
+    assert plain["Taking part"].startswith("at least 1 site in a round; begins with 7 nodes; ")
+    assert settings()["Transport"] == "last states alone, as float32"
+
+
+def test_pvi_is_a_chain_in_every_round() -> None:
+    training = "training={rounds=3, steps_per_round=20, burn_in=10, thinning=2}"
+    rows = settings("aggregation={rule='pvi'}", training)
+    assert rows["Length"] == (
+        "a chain of its own in each of 3 rounds, 20 steps each; in every round burn-in 10 steps, then every 2nd state"
+    )
+    assert rows["Aggregation"] == "pvi, damping 0.25 (1/K), draws 100"
+    assert settings("aggregation={rule='pvi', damping=0.5}", training)["Aggregation"] == "pvi, damping 0.5, draws 100"
+
+
+def test_public_records_are_named_without_their_folder_and_counted_as_used() -> None:
+    public = "public={kind='file', path='/secret/pub.npz', statement='published by its authors'}"
+    said = settings(f"aggregation={{rule='distillation', {public}}}", inputs={"count": 250})["Aggregation"]
+    assert said.startswith('distillation, on 250 public records of pub.npz (see "This run"), iterations 500')
+    assert "secret" not in said
+    made_up = "aggregation={rule='predbayes', public={kind='synthetic', pattern='strokes', count=40}}"
+    assert settings(made_up)["Aggregation"].startswith("predbayes, on 40 made-up inputs (strokes, seed 0)")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (12, "12th"), (22, "22nd"), (113, "113th")]
+)
+def test_places_in_a_row(number: int, text: str) -> None:
+    assert ordinal(number) == text

@@ -3,8 +3,14 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 from flwr.app import Array
+from rich.console import Console
+
+from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 WIDE = ["training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", "privacy.coupling=floor"]
 
@@ -111,7 +117,7 @@ def test_fedpa_compares_states_in_rounds_without_samples_too(federation) -> None
 def test_rule_that_makes_one_point_has_one_sentence_for_it(federation) -> None:
     texts = warnings_of(federation("aggregation.rule=fedavg"))
     assert [text for text in texts if "point" in text or "mixed" in text] == [
-        "aggregation.rule 'fedavg' makes one point by design: a point estimate, whose epistemic uncertainty of 0 means "
+        "aggregation.rule 'fedavg' makes one point by design: a point estimate, whose epistemic uncertainty is "
         "unknown, not none."
     ]
 
@@ -127,3 +133,23 @@ def test_heat_of_momentum_is_advised_on_with_friction(federation) -> None:
         federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", "sampler.kind=dp-sghmc", name="hot")
     )
     assert any("Smaller steps, more friction than 0.5, a larger budget" in text for text in texts)
+
+
+def test_point_estimate_has_no_epistemic_uncertainty_anywhere(federation, tmp_path, capsys) -> None:
+    run = federation("aggregation.rule=fedavg")
+    run.run()
+    rows = json.loads((run.folder / "summary.json").read_text())["calibration"]
+    assert {
+        (row["samples"], row["epistemic"], row["aleatoric"]) for row in rows if row["predictor"] == "posterior"
+    } == {(1, None, None)}
+    records = load_source(BuiltIn(kind="digits"), "train")
+    archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
+    np.savez(archive, features=records.features[:60], labels=records.labels[:60])
+    predict_records(run.folder, archive, table, Console(quiet=True))
+    uncertainty = pandas.read_csv(table).filter(like="_uncertainty")
+    assert uncertainty["total_uncertainty"].min() > 0
+    assert uncertainty[["aleatoric_uncertainty", "epistemic_uncertainty"]].isna().all(axis=None)
+    evaluate_records(run.folder, archive, Console(width=100), as_json=False)
+    said = capsys.readouterr().out
+    assert "Point estimate (fedavg) on 60 records" in said
+    assert "0.0000" not in said.partition("epistemic")[2]

@@ -129,3 +129,10 @@ def test_hotter_chain_is_told_with_how_much_wider_it_is():
     text = temperature_warning(0.5, 8.0)
     assert "more noise than temperature 0.5: the chain sampled at 8," in text
     assert "about 4 times too wide" in text
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_larger_steps_are_no_advice_for_a_chain_that_is_hot(hot):
+    apart = ConvergenceSummary(1, 60, 8, 3.0, 2.0, 1.0, 1.0, 4.0, 5.0)
+    assert ("take larger steps" in warning(apart, hot=hot)) != hot
+    assert "run more steps" in warning(apart, hot=hot)

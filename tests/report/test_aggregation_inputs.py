@@ -12,6 +12,8 @@ def test_public_records_are_named_with_their_declaration(summary):
     assert said[SERVER] == "1,200 records of public.npz, with labels, declared public: by its authors�[2J"
     assert said["beta of PredBayes"] == "0.125"
     assert [value for name, value in said.items() if name.startswith("Divergence")] == ["0.021"]
+    unread = facts(parse_summary(summary | {"aggregation_inputs": FILE | {"labelled": False}}))
+    assert unread[SERVER].startswith("1,200 records of public.npz, labels not used, declared public")
 
 
 def test_made_up_inputs_claim_no_record_and_other_rules_say_nothing(summary):
