@@ -78,6 +78,8 @@ def further_predictors(
     teacher = mixture.combine(chains.samples, unit_weights(units))
     for method, pattern in patterns.items():
         found = distilled_mixture(hospitals, teacher, pattern, settings.distillation, seed)
-        said = (f"the network differs from its teacher by {found.divergence:.3g} nats at the average input",)
+        said = [f"the network differs from its teacher by {found.divergence:.3g} nats at the average input"]
+        if not found.converged:
+            said.append(f"its fit stopped at {settings.distillation.iterations} iterations before it converged")
         probabilities = predicted(hospitals, found.aggregate.samples)[None]
         yield Predictor(method, probabilities, chains.history, (*said, *found.aggregate.warnings))

@@ -76,7 +76,9 @@ def refined_posterior(hospitals: Hospitals, settings: PVISettings, budget: Budge
         state = update_from_samples(state, samples, damping=settings.damping)
         start = {name: array[0] for name, array in unflatten(state.posterior.mean[np.newaxis], shapes).items()}
     drawn = state.posterior.sample(draws, np.random.default_rng(seed))
-    return Refined(posterior_aggregate(drawn, shapes, ()).samples, solved.history, state.warnings)
+    return Refined(
+        posterior_aggregate(drawn, shapes, ()).samples, solved.history, (*state.warnings, *state.noisy_factors)
+    )
 
 
 def _plan(settings: PVISettings, budget: Budget) -> TrainingPlan:
