@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from flwr.app import Array, Error, Message
+from flwr.app import Error, Message
 from rich.console import Console
 
 from fl_dpbayes.aggregation import fedpa
@@ -30,6 +30,8 @@ FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
 # A round of partitioned variational inference keeps samples of its own.
 PVI_KEPT = [*FOUR, "training={rounds=3, steps_per_round=20, burn_in=4, thinning=1}"]
+# Its point moves by a step a round, which two rounds of noise would hide.
+FEDPA_KEPT = [*FOUR, "training={rounds=6, steps_per_round=6, burn_in=2, thinning=1}"]
 
 
 def summary_of(run) -> dict:
@@ -56,7 +58,7 @@ def silence(run, site: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
-    kept = PVI_KEPT if rule == "pvi" else KEPT
+    kept = {"pvi": PVI_KEPT, "fedpa": FEDPA_KEPT}.get(rule, KEPT)
     run = federation(f"aggregation.rule={rule}", *kept)
     run.run()
     summary = summary_of(run)
@@ -248,39 +250,3 @@ def test_weights_of_chains_with_different_starts_are_warned_about(federation) ->
     said = "averages weights over 2 chains that start from different weights"
     assert any(said in warning for warning in summary_of(averaged)["warnings"])
     assert not any(said in warning for warning in summary_of(ensemble)["warnings"])
-
-
-HONEST = [
-    *FOUR, "partition={kind='iid'}", "sites.five={role='train'}", "sites.six={role='train'}",
-    "data.test_fraction=0.4", "training={rounds=4, steps_per_round=10, burn_in=20, thinning=4}",
-    # Little noise, so that what moves accuracy is the hostile site and not chance.
-    "privacy={epsilon=1e4, delta=1e-3, coupling='constant', noise_multiplier=0.5, clip_norm=3.0, sampling_rate=0.5}",
-]  # fmt: skip
-ROBUST = {
-    "median": "robust='median', site_weights='uniform'",
-    "trimmed": "robust='trimmed-mean', trimmed=1, site_weights='uniform'",
-    "bounded": "norm_bound=6.0",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["fald", "fedavg"])
-def test_one_hostile_site_of_six_moves_a_robust_average_by_less_than_two_points(federation, rule: str) -> None:
-    def accuracy(name: str, settings: str, *, hostile: bool) -> float:
-        run = federation(*HONEST, f"aggregation={{rule='{rule}', {settings}}}", name=name)
-        if hostile:
-            run.grid.change = lambda request, reply: _enlarged(run, request, reply)
-        run.run()
-        return accuracy_of(run)
-
-    plain = accuracy("plain", "site_weights='units'", hostile=False)
-    assert accuracy("attacked", "site_weights='units'", hostile=True) < plain - 0.05
-    for name, settings in ROBUST.items():
-        assert abs(accuracy(name, settings, hostile=True) - plain) < 0.02, name
-
-
-def _enlarged(run, request: Message, reply: Message) -> Message:
-    if request.metadata.message_type == "train" and run.site_of(request) == "six":
-        arrays = reply.content["arrays"]
-        arrays.update({name: Array(np.float32(1000) * array.numpy()) for name, array in arrays.items()})
-    return reply

@@ -43,6 +43,12 @@ def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
     assert not any("point estimate" in text for text in warnings_of(federation(name="more")))
 
 
+@pytest.fixture
+def any_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let replies pass that lie farther from their start than chains get: reordered units at short steps do."""
+    monkeypatch.setattr("server.strategy.check_reachable", lambda *_: None)
+
+
 def reorder_hidden_units(run) -> None:
     """Let site `west` number the hidden units from the other end in the first round, from which its chain goes on."""
 
@@ -77,7 +83,7 @@ def reorder_hidden_units(run) -> None:
         "{rule='reverse-kl'}",
     ],
 )
-def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(federation, rule: str) -> None:
+def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(federation, any_distance, rule: str) -> None:
     # Little noise: the start still shows in the weights.
     settings = [
         f"aggregation={rule}",
@@ -96,14 +102,14 @@ def test_rule_on_weights_says_whose_hidden_units_are_in_another_order(federation
 
 
 @pytest.mark.slow
-def test_mixture_needs_no_order_of_hidden_units(federation) -> None:
+def test_mixture_needs_no_order_of_hidden_units(federation, any_distance) -> None:
     run = federation("aggregation={rule='mixture'}", "model={kind='mlp', hidden=[8]}", "sampler.step_size.initial=0.01")
     reorder_hidden_units(run)
     assert not any("another order" in text for text in warnings_of(run))
 
 
 @pytest.mark.slow
-def test_fedpa_compares_states_in_rounds_without_samples_too(federation) -> None:
+def test_fedpa_compares_states_in_rounds_without_samples_too(federation, any_distance) -> None:
     run = federation(
         "aggregation={rule='fedpa'}",
         "model={kind='mlp', hidden=[8]}",

@@ -114,7 +114,12 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed(tmp_path: Path) -> N
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals) -> None:
     process = subprocess.Popen(
-        command(tmp_path / "run", "flower"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        command(tmp_path / "run", "flower"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # What a shell runs in the background ignores interrupts, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     events = tmp_path / "run" / "events.jsonl"
     deadline = time.monotonic() + 200
