@@ -6,7 +6,6 @@ import numpy as np
 
 from fl_dpbayes.aggregation import barycenters, consensus, fedavg, fedbe, mixture, product, product_low_rank
 from fl_dpbayes.aggregation.aggregate import Aggregate
-from fl_dpbayes.aggregation.predbayes import temperature_warnings
 from fl_dpbayes.aggregation.robust import posterior_means
 from fl_dpbayes.aggregation_section import (
     Aggregation,
@@ -67,7 +66,7 @@ def combine_sites(
     """
     match rule:
         case Mixture():
-            return Aggregate(mixture.combine(site_samples, site_weights), temperature_warnings(site_samples))
+            return Aggregate(mixture.combine(site_samples, site_weights), ())
         case FedAvg(robust="none", norm_bound=None):
             return fedavg.combine(site_samples, site_weights)
         case FedAvg():

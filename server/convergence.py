@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation_section import PVI, FedAvg, FedPA, point_rule
+from fl_dpbayes.aggregation import predbayes
+from fl_dpbayes.aggregation_section import PVI, FedAvg, FedPA, Mixture, point_rule
 from fl_dpbayes.posterior.convergence import (
     CANNOT_SHOW,
     ENOUGH_SAMPLES_PER_CHAIN,
@@ -108,6 +109,23 @@ def _levers(scenario: Scenario) -> str:
             return f"Smaller steps, less momentum than {momentum:g}"
         case _:
             return "Smaller steps"
+
+
+def mixture_warnings(strategy: PosteriorStrategy) -> tuple[str, ...]:
+    """Say once where the mixture joins Langevin samples of sites at different temperatures; nothing is read but these.
+
+    Args:
+        strategy: the run's strategy.
+
+    Returns:
+        At most one sentence.
+    """
+    scenario = strategy.federation.scenario
+    tempered = has_temperature(scenario.sampler) and not _is_optimiser(scenario)
+    if not isinstance(scenario.aggregation, Mixture) or not tempered:
+        return ()
+    stored = {name: samples for name in strategy.chain_names() if (samples := strategy.bank.stored(name)) is not None}
+    return predbayes.temperature_warnings(stored)
 
 
 def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list[str]:

@@ -11,7 +11,13 @@ import torch
 import fl_dpbayes
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.scenario import Scenario
-from server.convergence import convergence_rows, convergence_warnings, optimiser_warnings, temperature_warnings
+from server.convergence import (
+    convergence_rows,
+    convergence_warnings,
+    mixture_warnings,
+    optimiser_warnings,
+    temperature_warnings,
+)
 from server.fixed import Federation
 from server.folded_warnings import folded
 from server.recalibration import Recalibration
@@ -93,6 +99,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             *federation.roster.left_out,
             *folded(record.warnings, [member.card.name for member in members]),
             *optimiser_warnings(scenario),
+            *mixture_warnings(strategy),
             *convergence_warnings(convergence),
             *hot,
         ],

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.stored_samples import AnySamples
 
 Array = npt.NDArray[np.float64]
 # A class that a site rules out altogether would veto it for all: the smallest normal number stands for 0.
@@ -191,11 +191,11 @@ def combine_gaussian(means: Array, variances: Array, *, beta: float) -> Gaussian
     return GaussianPrediction(shift / precision, 1 / precision)
 
 
-def temperature_warnings(site_samples: Mapping[str, PosteriorSamples]) -> tuple[str, ...]:
+def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[str, ...]:
     """Warn where sites predict at different temperatures, which a product of predictions cannot correct.
 
     Args:
-        site_samples: site -> samples whose predictions are combined.
+        site_samples: site -> samples whose predictions are combined; only their temperatures and weights are read.
 
     Returns:
         One warning, or none.

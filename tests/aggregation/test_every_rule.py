@@ -9,9 +9,6 @@ from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.aggregation.fald import average_states
 from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
-from fl_dpbayes.aggregation_section import Mixture
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize
-from server.combine_sites import combine_sites
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
 PRIOR = NaturalGaussian(np.full(DIMENSION, SCALE**-2), np.zeros(DIMENSION))
@@ -133,20 +130,3 @@ def test_averaged_langevin_chains_without_records_keep_the_prior() -> None:
     expected = SCALE**2 / (1 - step / SCALE**2 / 2)
     assert abs(state.mean()) < 4 * np.sqrt(expected / chains)
     assert abs(state.var() / expected - 1) < 4 * np.sqrt(2 / chains)
-
-
-def test_mixture_of_sites_at_unequal_temperatures_is_warned_about(exact_samples) -> None:
-    moments = np.zeros(DIMENSION), np.eye(DIMENSION)
-
-    def warnings(temperatures: tuple[float, float]) -> tuple[str, ...]:
-        samples = {
-            site: exact_samples(moments, 10, temperature=temperature)
-            for site, temperature in zip("ab", temperatures, strict=True)
-        }
-        sampler = SGLD(step_size=ConstantStepSize(initial=0.1))
-        return combine_sites(
-            Mixture(), samples, EQUAL, sampler=sampler, sites=2, start={}, generator=generator()
-        ).warnings
-
-    assert warnings((2.0, 2.0)) == ()
-    assert "range from 1 to 4" in warnings((1.0, 4.0))[0]

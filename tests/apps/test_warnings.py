@@ -159,3 +159,9 @@ def test_point_estimate_has_no_epistemic_uncertainty_anywhere(federation, tmp_pa
     said = capsys.readouterr().out
     assert "Point estimate (fedavg) on 60 records" in said
     assert "0.0000" not in said.partition("epistemic")[2]
+
+
+def test_mixture_of_sites_at_unequal_temperatures_says_so(federation) -> None:
+    said = "the sites' temperatures range from"
+    assert any(said in text for text in warnings_of(federation("aggregation.rule=mixture", name="mixture")))
+    assert not any(said in text for text in warnings_of(federation("aggregation.rule=fald", name="averaged")))
