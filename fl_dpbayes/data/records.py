@@ -1,6 +1,7 @@
 """Records as they come from a source, before they are a site's."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ class Records:
         natural_site: (N,) text, the site that collected each record; None where the source does not say.
         task: shape and number of classes.
         unit: what a privacy unit is called, for example "record" or "patient".
+        truth: float64, (N, classes), the probabilities that each label was drawn from, where the records are made up;
+            None where nobody knows them.
+        groups: attribute -> (N,) text, the subgroup of each record, for example {"sex": ["female", ...]}.
     """
 
     features: npt.NDArray
@@ -28,6 +32,8 @@ class Records:
     natural_site: npt.NDArray | None
     task: Task
     unit: str
+    truth: npt.NDArray[np.float64] | None = None
+    groups: Mapping[str, npt.NDArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -40,6 +46,8 @@ class Records:
             labels=self.labels[indices],
             units=self.units[indices],
             natural_site=None if self.natural_site is None else self.natural_site[indices],
+            truth=None if self.truth is None else self.truth[indices],
+            groups={name: values[indices] for name, values in self.groups.items()},
         )
 
     def scaled(self) -> "Records":

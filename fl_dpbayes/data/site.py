@@ -1,6 +1,7 @@
 """From a site file to a site: load, select, shift, split."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,16 @@ class Part:
         labels: int64, (N,).
         unit_index: int64, (N,), each record's unit as a number in 0 .. unit_count - 1.
         unit_count: how many privacy units the part holds.
+        truth: float64, (N, classes), the labels' own probabilities where records are made up, else None.
+        groups: attribute -> (N,) text, each record's subgroup.
     """
 
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
     unit_index: npt.NDArray[np.int64]
     unit_count: int
+    truth: npt.NDArray[np.float64] | None = None
+    groups: Mapping[str, npt.NDArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -179,4 +184,11 @@ def _rounded(count: int) -> int:
 
 def _part(records: Records) -> Part:
     distinct, unit_index = np.unique(records.units, return_inverse=True)
-    return Part(records.features, records.labels, unit_index.astype(np.int64), len(distinct))
+    return Part(
+        records.features,
+        records.labels,
+        unit_index.astype(np.int64),
+        len(distinct),
+        truth=records.truth,
+        groups=records.groups,
+    )
