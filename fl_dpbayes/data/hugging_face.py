@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder, IterableDataset
 
 BATCH_ROWS = 1000
-# One gibibyte of grey levels.
-MAX_VALUES = 2**30
+# One gibibyte each.
+MAX_GREY_LEVELS = 2**30
+MAX_NUMBERS = 2**27
 MAX_PICTURE_PIXELS = 2**26
 
 
@@ -47,7 +48,8 @@ def hugging_face_records(source: HuggingFace, part: OfficialPart) -> Records:
     task = hugging_face_task(source)
     split = _split(source, source.splits[part])
     frames, pixels = [], []
-    count, most = 0, MAX_VALUES // int(np.prod(task.input_shape))
+    count = 0
+    most = (MAX_GREY_LEVELS if source.image else MAX_NUMBERS) // int(np.prod(task.input_shape))
     for table in _tables(split, source):
         count += len(table)
         if count > most:
@@ -136,7 +138,7 @@ def _builder(source: HuggingFace) -> "DatasetBuilder":
                 "this same source), or give source.path, a local folder with its Parquet files, instead of name"
             )
         raise _error(source, f"it cannot be had ({_first_line(error)}): {remedy}") from None
-    # Other formats may hold pickled values; what the cache holds was read from Parquet under the same commit.
+    # Readers of other formats may run code or unpickle; the cache holds Arrow tables.
     if not isinstance(builder, Parquet | Cache):
         raise _error(source, "its files are not in Parquet, the only format that is read: convert them")
     if source.path is None and builder.hash != source.revision:

@@ -13,6 +13,7 @@ COPIES = [
 ]
 
 
+@pytest.mark.slow
 def test_sites_with_the_same_patients_are_not_pooled(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
     run = federation(

@@ -190,9 +190,12 @@ def test_a_broken_or_a_huge_picture_is_refused(tmp_path, monkeypatch):
 
 
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(hugging_face, "MAX_VALUES", 39 * 120)
+    monkeypatch.setattr(hugging_face, "MAX_GREY_LEVELS", 39 * 120)
     with pytest.raises(UserError, match="has more than 39 records"):
         load_source(images(image_folder(tmp_path / "scans")), "train")
+    monkeypatch.setattr(hugging_face, "MAX_NUMBERS", 5)
+    with pytest.raises(UserError, match="has more than 2 records"):
+        load_source(table(table_folder(tmp_path / "t")), "train")
 
 
 def test_other_formats_are_refused(tmp_path):
