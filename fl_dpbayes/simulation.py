@@ -45,18 +45,22 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     return plan
 
 
-def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> None:
+def prepare_simulation(
+    scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
+) -> None:
     """Write the resolved scenario and one site file per virtual site.
 
     Args:
         scenario: the validated scenario.
         plan: the sites' records.
         run_folder: the run directory; made if absent.
+        cache_folder: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
     write_scenario(scenario, run_folder / "scenario.toml")
     partition = {
         "label_total_variation": plan.label_total_variation,
+        **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
         "units": {
             site.name: {"train": site.train_units, "test": site.test_units, "recalibration": site.recalibration_units}
             for site in plan.sites
@@ -89,6 +93,7 @@ def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> 
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
         traces=simulation.traces,
+        cache_folder=cache_folder,
     )
 
 
@@ -104,7 +109,9 @@ def run_identifier(scenario: Scenario) -> str:
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
-    place = {"folder": None} if isinstance(source, BuiltIn) else {"path": Path(source.path.name)}
+    place: dict[str, Path | None] = {"folder": None}
+    if not isinstance(source, BuiltIn):
+        place = {"path": None if source.path is None else Path(source.path.name)}
     data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
     simulation = scenario.simulation.model_copy(update={"traces": False})
     aggregation = with_public_path(scenario.aggregation, lambda path: Path(path.name))
