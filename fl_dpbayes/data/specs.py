@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
 from fl_dpbayes.protocol.card import Role, SiteName
 from fl_dpbayes.protocol.record import Record
 
@@ -126,7 +127,7 @@ class HuggingFace(Record):
         return self
 
 
-Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace, Field(discriminator="kind")]
+Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")]
 
 
 class IIDPartition(Record):
