@@ -11,9 +11,10 @@ from fl_dpbayes.data.data_folder import backbone_folder, known_folder
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.population import prevalence_indices
+from fl_dpbayes.data.shifts.apply import kept_indices
+from fl_dpbayes.data.shifts.check import check_shift
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
-from fl_dpbayes.data.specs import BuiltIn, DataSpec, NaturalPartition, OfficialPart, Partition, SiteSpec, Source
+from fl_dpbayes.data.specs import BuiltIn, DataSpec, NaturalPartition, OfficialPart, Partition, Shift, SiteSpec, Source
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.plan import Adjacency
@@ -260,11 +261,7 @@ def _planned_site(
 ) -> PlannedSite:
     shift_seed = int.from_bytes(_hash(seed, name, "shift")[:7], "big")
     split_key = _hash(seed, name, "split").hex()
-    kept = indices
-    if spec.shift is not None and spec.shift.kind == "prevalence":
-        generator = np.random.default_rng(shift_seed)
-        labels = records.labels[indices]
-        kept = indices[prevalence_indices(labels, records.task.classes, spec.shift.severity, generator)]
+    kept = indices if spec.shift is None else indices[_kept(name, spec.shift, records.subset(indices), shift_seed)]
     units = np.unique(records.units[kept])
     in_test, in_recalibration = np.ones(len(units), dtype=bool), np.zeros(len(units), dtype=bool)
     if spec.role == "train":
@@ -285,6 +282,14 @@ def _planned_site(
         test_units=int(in_test.sum()),
         recalibration_units=int(in_recalibration.sum()),
     )
+
+
+def _kept(name: str, shift: Shift, records: Records, shift_seed: int) -> Indices:
+    try:
+        check_shift(records, shift)
+        return kept_indices(records, shift, np.random.default_rng(shift_seed))
+    except UserError as error:
+        raise UserError(f"sites.{name}.{error}") from None
 
 
 def _records_of_units(records: Records) -> list[Indices]:

@@ -3,40 +3,100 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.annotation import flip_labels
+from fl_dpbayes.data.shifts.annotation import flip_labels, under_report, under_reporting_flips
+from fl_dpbayes.data.shifts.annotation_truth import flipped_truth
+from fl_dpbayes.data.shifts.boundary_flip import boundary_flips, centroid_closeness
+from fl_dpbayes.data.shifts.check import check_shift
+from fl_dpbayes.data.shifts.markers import add_markers
+from fl_dpbayes.data.shifts.missing_features import lose_features
 from fl_dpbayes.data.shifts.population import prevalence_indices
+from fl_dpbayes.data.shifts.shortcut_marker import films_marked, truth_given_marker
+from fl_dpbayes.data.shifts.tilt import tilt_indices
 from fl_dpbayes.data.specs import Shift
-from fl_dpbayes.errors import UserError
 
 
 def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
     """Change records as another scanner, population or labelling practice would.
 
     Draws do not depend on the severity, which only scales them: the same generator state gives the same patients at
-    every severity (common random numbers), so that severities can be compared in pairs.
+    every severity (common random numbers), so that severities can be compared in pairs. The known truth of made-up
+    records becomes that of the labels as they are recorded.
 
     Args:
         records: records of one site.
-        shift: kind and severity.
+        shift: kind, severity and, for a tilt, the feature.
         generator: where all draws come from.
 
     Returns:
-        The shifted records; a population shift returns fewer of them, in their order.
+        The shifted records; prevalence shifts and tilts return fewer of them, in their order.
 
     Raises:
-        UserError: if an image shift is asked for records that are not images.
+        UserError: if these records do not allow the shift, see `check_shift`, or all have one value of a tilt's
+            feature.
     """
-    if shift.kind == "prevalence":
-        return records.subset(prevalence_indices(records.labels, records.task.classes, shift.severity, generator))
-    if shift.kind == "label_flip":
-        return replace(records, labels=flip_labels(records.labels, records.task.classes, shift.severity, generator))
-    if len(records.task.input_shape) != 3:
-        raise UserError(
-            f"shift.kind {shift.kind!r} needs images, these records have shape {records.task.input_shape}: choose "
-            "'prevalence' or 'label_flip'"
-        )
+    check_shift(records, shift)
+    classes, severity = records.task.classes, shift.severity
+    match shift.kind:
+        case "prevalence" | "tilt":
+            return records.subset(kept_indices(records, shift, generator))
+        case "missing_features":
+            return replace(records, features=lose_features(records.features, severity, generator))
+        case "label_flip":
+            return replace(records, labels=flip_labels(records.labels, classes, severity, generator))
+        case "under_reporting":
+            return _relabelled(
+                records, under_report(records.labels, severity, generator), under_reporting_flips(classes, severity)
+            )
+        case "boundary_flip":
+            return _flipped_at_boundary(records, severity, generator)
+        case "shortcut_marker":
+            return _marked_by_label(records, severity, generator)
     from fl_dpbayes.data.shifts.acquisition import shift_images
 
-    return replace(records, features=shift_images(records.features, shift.kind, shift.severity, generator))
+    return replace(records, features=shift_images(records.features, shift.kind, severity, generator))
+
+
+def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Say which records a shift keeps, before anything else is done to them.
+
+    Args:
+        records: records of one site; features may be unscaled.
+        shift: of any kind; only `prevalence` and `tilt` drop records.
+        generator: in the state in which `apply_shift` gets it.
+
+    Returns:
+        Indices in increasing order.
+
+    Raises:
+        UserError: if all records have one value of a tilt's feature.
+    """
+    if shift.kind == "prevalence":
+        return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
+    if shift.feature is not None:
+        column = records.features[:, records.feature_names.index(shift.feature)]
+        return tilt_indices(column, shift.severity, generator)
+    return np.arange(len(records))
+
+
+def _relabelled(records: Records, labels: npt.NDArray[np.int64], flip_matrix: npt.NDArray[np.float64]) -> Records:
+    truth = None if records.truth is None else flipped_truth(records.truth, flip_matrix)
+    return replace(records, labels=labels, truth=truth)
+
+
+def _flipped_at_boundary(records: Records, severity: int, generator: np.random.Generator) -> Records:
+    # A rate may depend on what is known of a record but not on its label, or the truth would no longer follow.
+    classes = records.task.classes
+    closeness = records.truth
+    if closeness is None:
+        closeness = centroid_closeness(records.features, records.labels, classes)
+    flips = boundary_flips(closeness, severity)
+    return _relabelled(records, flips.flip(records.labels, generator), flips.matrices(classes))
+
+
+def _marked_by_label(records: Records, severity: int, generator: np.random.Generator) -> Records:
+    marked = films_marked(records.labels, severity, generator)
+    truth = None if records.truth is None else truth_given_marker(records.truth, marked, severity)
+    return replace(records, features=add_markers(records.features, marked.astype(np.float32), generator), truth=truth)
