@@ -112,7 +112,8 @@ Partition = Annotated[
 class Shift(Record):
     """A change of acquisition, population or annotation at one site, of severity 1 to 5.
 
-    `feature` names the column that a shift of kind `tilt` weighs records by; no other kind takes it.
+    `feature` names the column that a shift of kind `tilt` weighs records by; no other kind takes it. Privacy is that of
+    the records as shifted: which ones a shift keeps or relabels may depend on the others, so it is for simulations.
     """
 
     kind: ShiftKind
