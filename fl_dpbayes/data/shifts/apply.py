@@ -47,9 +47,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
         case "label_flip":
             return replace(records, labels=flip_labels(records.labels, classes, severity, generator))
         case "under_reporting":
-            return _relabelled(
-                records, under_report(records.labels, severity, generator), under_reporting_flips(classes, severity)
-            )
+            return _under_reported(records, severity, generator)
         case "boundary_flip":
             return _flipped_at_boundary(records, severity, generator)
         case "shortcut_marker":
@@ -81,19 +79,22 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
     return np.arange(len(records))
 
 
-def _relabelled(records: Records, labels: npt.NDArray[np.int64], flip_matrix: npt.NDArray[np.float64]) -> Records:
-    truth = None if records.truth is None else flipped_truth(records.truth, flip_matrix)
-    return replace(records, labels=labels, truth=truth)
+def _under_reported(records: Records, severity: int, generator: np.random.Generator) -> Records:
+    truth = records.truth
+    if truth is not None:
+        truth = flipped_truth(truth, under_reporting_flips(records.task.classes, severity))
+    return replace(records, labels=under_report(records.labels, severity, generator), truth=truth)
 
 
 def _flipped_at_boundary(records: Records, severity: int, generator: np.random.Generator) -> Records:
-    # A rate may depend on what is known of a record but not on its label, or the truth would no longer follow.
-    classes = records.task.classes
-    closeness = records.truth
-    if closeness is None:
-        closeness = centroid_closeness(records.features, records.labels, classes)
-    flips = boundary_flips(closeness, severity)
-    return _relabelled(records, flips.flip(records.labels, generator), flips.matrices(classes))
+    classes, truth = records.task.classes, records.truth
+    if truth is None:
+        flips = boundary_flips(centroid_closeness(records.features, records.labels, classes), severity)
+    else:
+        # Rates that hung on the labels, as by class means, would leave no truth to follow.
+        flips = boundary_flips(truth, severity)
+        truth = flipped_truth(truth, flips.matrices(classes))
+    return replace(records, labels=flips.flip(records.labels, generator), truth=truth)
 
 
 def _marked_by_label(records: Records, severity: int, generator: np.random.Generator) -> Records:
