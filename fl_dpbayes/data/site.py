@@ -115,7 +115,10 @@ def recalibration_units(site_file: SiteFile) -> int:
 
 def shift_label(shift: Shift | None) -> str:
     """Name a shift in the words that reports use; no shift is the empty text."""
-    return "" if shift is None else f"{shift.kind} (severity {shift.severity})"
+    if shift is None:
+        return ""
+    kind = shift.kind if shift.feature is None else f"{shift.kind} by {shift.feature}"
+    return f"{kind} (severity {shift.severity})"
 
 
 def _select(records: Records, selection: Selection) -> Records:

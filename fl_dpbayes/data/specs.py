@@ -12,10 +12,13 @@ from fl_dpbayes.protocol.record import Record
 Severity = Annotated[int, Field(ge=1, le=5)]
 OfficialPart = Literal["train", "validation", "test"]
 BuiltInSource = Literal["digits", "mnist", "pneumonia", "heart"]
-ImageShift = Literal["gamma", "contrast", "exposure", "detector_noise", "blur", "inversion", "border", "rotation"]
+ImageShift = Literal[
+    "gamma", "gamma_dark", "contrast", "exposure", "detector_noise", "blur", "resolution", "jpeg", "inversion",
+    "border", "marker", "bias_field", "rotation",
+]  # fmt: skip
 ShiftKind = Literal[
-    "gamma", "contrast", "exposure", "detector_noise", "blur", "inversion", "border", "rotation",
-    "prevalence", "label_flip",
+    ImageShift, "shortcut_marker", "prevalence", "tilt", "missing_features", "label_flip", "under_reporting",
+    "boundary_flip",
 ]  # fmt: skip
 
 
@@ -186,10 +189,23 @@ Partition = Annotated[
 
 
 class Shift(Record):
-    """A change of acquisition, population or annotation at one site, of severity 1 to 5."""
+    """A change of acquisition, population or annotation at one site, of severity 1 to 5.
+
+    `feature` names the column that a shift of kind `tilt` weighs records by; no other kind takes it. Privacy is that of
+    the records as shifted: which ones a shift keeps or relabels may depend on the others, so it is for simulations.
+    """
 
     kind: ShiftKind
     severity: Severity = 3
+    feature: Annotated[str, Field(min_length=1, max_length=60)] | None = None
+
+    @model_validator(mode="after")
+    def _feature_fits_kind(self) -> "Shift":
+        if self.kind == "tilt" and self.feature is None:
+            raise ValueError("kind 'tilt' needs the key feature: name the column to tilt by, for example 'age'")
+        if self.kind != "tilt" and self.feature is not None:
+            raise ValueError(f"feature is for kind 'tilt': remove it for kind {self.kind!r}")
+        return self
 
 
 def _named_source(value: Any) -> Any:

@@ -14,7 +14,8 @@ from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shared_records import with_part_of_owner
-from fl_dpbayes.data.shifts.population import prevalence_indices
+from fl_dpbayes.data.shifts.apply import kept_indices
+from fl_dpbayes.data.shifts.check import check_shift
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
 from fl_dpbayes.data.specs import (
     BuiltIn,
@@ -23,6 +24,7 @@ from fl_dpbayes.data.specs import (
     NaturalPartition,
     OfficialPart,
     Partition,
+    Shift,
     SiteSpec,
     Source,
 )
@@ -323,11 +325,7 @@ def _planned_site(
 ) -> PlannedSite:
     shift_seed = int.from_bytes(_hash(seed, spec.records_of or name, "shift")[:7], "big")
     split_key = _hash(seed, name, "split").hex()
-    kept = indices
-    if spec.shift is not None and spec.shift.kind == "prevalence":
-        generator = np.random.default_rng(shift_seed)
-        labels = records.labels[indices]
-        kept = indices[prevalence_indices(labels, records.task.classes, spec.shift.severity, generator)]
+    kept = indices if spec.shift is None else indices[_kept(name, spec.shift, records.subset(indices), shift_seed)]
     units = np.unique(records.units[kept])
     in_test, in_recalibration = np.ones(len(units), dtype=bool), np.zeros(len(units), dtype=bool)
     if spec.role == "train":
@@ -348,6 +346,14 @@ def _planned_site(
         test_units=int(in_test.sum()),
         recalibration_units=int(in_recalibration.sum()),
     )
+
+
+def _kept(name: str, shift: Shift, records: Records, shift_seed: int) -> Indices:
+    try:
+        check_shift(records, shift)
+        return kept_indices(records, shift, np.random.default_rng(shift_seed))
+    except UserError as error:
+        raise UserError(f"sites.{name}.{error}") from None
 
 
 def _records_of_units(records: Records) -> list[Indices]:
