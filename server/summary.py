@@ -85,6 +85,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,
+        "subgroups": evaluation.subgroup_rows(scenario.seed) if evaluation else [],
+        "shift_detection": evaluation.shift_detection_rows() if evaluation else [],
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
         "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
         "bytes": {
@@ -183,5 +185,9 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
         {"item": "number of privacy units, role, shift, shape and classes of records", "how": "public by declaration"},
         {"item": "refusals: a fixed code and the name of a request's field", "how": "public by declaration"},
         {"item": "sums over test records (calibration statistics)", "how": ", ".join(evaluation)},
+        {
+            "item": "histograms of the test records' uncertainty; the same sums over subgroups of them",
+            "how": "public by declaration" if how["public"] in evaluation else "not sent",
+        },
         {"item": "records, labels, losses, gradients, clipped fraction, realised batch sizes", "how": "not sent"},
     ]

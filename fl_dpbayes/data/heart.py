@@ -48,7 +48,8 @@ def heart_records(folder: Path | None) -> Records:
         folder: the data folder, which holds `heart-disease`; None for the environment's.
 
     Returns:
-        303 + 261 + 46 + 130 records of 15 features, `natural_site` their hospital; each is one patient.
+        303 + 261 + 46 + 130 records of 15 features, `natural_site` their hospital, `groups` their
+        sex and age; each is one patient.
 
     Raises:
         UserError: if a file is missing, damaged or another one.
@@ -68,6 +69,10 @@ def heart_records(folder: Path | None) -> Records:
         natural_site=hospitals,
         task=BUILT_IN_TASKS["heart"],
         unit="patient",
+        groups={
+            "sex": np.where(table["sex"] == 1, "male", "female"),
+            "age": np.where(table["age"] < 55, "under 55", "55 and over"),
+        },
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.protocol.evaluate import GroupText
 from fl_dpbayes.protocol.record import Record
 
 Severity = Annotated[int, Field(ge=1, le=5)]
@@ -29,7 +30,8 @@ class Table(Record):
     """A CSV or Parquet table with a label column and numeric features.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient.
+    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient;
+    `group_columns` attributes such as sex by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
@@ -40,6 +42,7 @@ class Table(Record):
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
     unit_column: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
 
     @model_validator(mode="after")
     def _constants_fit_features(self) -> "Table":
