@@ -7,10 +7,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.data.site import Part
-from fl_dpbayes.protocol.evaluate import MAX_GROUPS, EvaluateRequest, Group, subgroup_prefix
-
-# Beside tables of 1,000 classes those of 20 subgroups would not fit into a message.
-MAX_SUBGROUP_BYTES = 128 * 2**20
+from fl_dpbayes.protocol.evaluate import EvaluateRequest, Group, most_groups, subgroup_prefix
 
 
 def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest) -> tuple[tuple[Group, ...], int]:
@@ -24,8 +21,7 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
         The subgroups (attribute, value), and how many are left out.
     """
     tables = to_arrays(empty(request.task.classes)).values()
-    one = len(request.measured) * sum(table.nbytes for table in tables)
-    most = min(MAX_GROUPS, MAX_SUBGROUP_BYTES // one)
+    most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
     chosen: list[Group] = []
     left_out = 0
     for attribute, values in groups.items():

@@ -15,7 +15,14 @@ from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
-from fl_dpbayes.protocol.evaluate import MAX_GROUPS, RECALIBRATED, EvaluateReply, EvaluateRequest, subgroup_prefix
+from fl_dpbayes.protocol.evaluate import (
+    MAX_GROUPS,
+    RECALIBRATED,
+    EvaluateReply,
+    EvaluateRequest,
+    most_groups,
+    subgroup_prefix,
+)
 from fl_dpbayes.protocol.train import PrivacyStatement
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.mean_over_sites import mean_rows
@@ -46,7 +53,9 @@ class Evaluation:
         self._left_out: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self.statements: dict[str, PrivacyStatement] = {}
-        self._exact_shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
+        tables = to_arrays(empty(classes))
+        self._exact_shapes = {name: array.shape for name, array in tables.items()}
+        self._exact_bytes = sum(array.nbytes for array in tables.values())
 
     def add(self, card: Card, request: EvaluateRequest, record: EvaluateReply, reply: Message) -> None:
         """Check and keep a site's statistics for every predictor that was asked for.
@@ -56,6 +65,8 @@ class Evaluation:
                 site's size allows; nothing is then kept.
         """
         noised = record.noise_std is not None
+        if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
+            raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0)
         one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes

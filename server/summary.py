@@ -173,6 +173,7 @@ def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
 def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
     how = {"public": "public by declaration", "noised": "paid in ledger", "none": "not sent"}
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
+    exactly = sorted({how["public"] if how["public"] == sent else how["none"] for sent in evaluation})
     paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
     maps = {"item": "parameters of recalibration", "how": paid}
     return [
@@ -187,7 +188,7 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
         {"item": "sums over test records (calibration statistics)", "how": ", ".join(evaluation)},
         {
             "item": "histograms of the test records' uncertainty; the same sums over subgroups of them",
-            "how": "public by declaration" if how["public"] in evaluation else "not sent",
+            "how": ", ".join(exactly),
         },
         {"item": "records, labels, losses, gradients, clipped fraction, realised batch sizes", "how": "not sent"},
     ]
