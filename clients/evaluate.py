@@ -1,5 +1,7 @@
 """A site's answer to an evaluation request."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
@@ -9,14 +11,15 @@ from clients.model_inputs import model_inputs
 from clients.noised_release import release_noised
 from clients.predictor_arrays import read_predictors
 from clients.refused import RefusedError
+from clients.subgroups import count_predictions, measured_groups
 from fl_dpbayes.calibration.recalibration import recalibrate
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, to_arrays
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.data.site import Part, load_site
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest, Group
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 
@@ -32,7 +35,7 @@ def evaluate_predictors(
         message: the Flower message that carries their arrays.
 
     Returns:
-        The reply and its arrays `<predictor>/<table>`.
+        The reply and its arrays `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`.
 
     Raises:
         RefusedError: NOT_SENT where the policy lets nothing out; BAD_REQUEST if arrays do not fit; what the ledger
@@ -49,10 +52,18 @@ def evaluate_predictors(
     if release == "noised":
         capped = _capped(test, site_file.policy.max_test_records_per_unit)
         return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
+    groups, left_out = measured_groups(test.groups, request)
     tables: dict[str, npt.NDArray] = {}
-    for predictor, statistics in _measure(site_file, test, request, arrays).items():
-        tables |= prefixed(predictor, to_arrays(statistics))
-    reply = EvaluateReply(run=request.run, round=request.round, request=request_digest(request), release="public")
+    for name, statistics in _measure(site_file, test, request, arrays, groups).items():
+        tables |= prefixed(name, to_arrays(statistics))
+    reply = EvaluateReply(
+        run=request.run,
+        round=request.round,
+        request=request_digest(request),
+        release="public",
+        groups=groups,
+        groups_left_out=left_out,
+    )
     return reply, tables
 
 
@@ -64,7 +75,7 @@ def _capped(part: Part, max_records: int) -> Part:
 
 
 def _measure(
-    site_file: SiteFile, part: Part, request: EvaluateRequest, arrays: Arrays
+    site_file: SiteFile, part: Part, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
 ) -> dict[str, CalibrationStatistics]:
     module = build_model(request.model, request.task, seed=0)
     measured: dict[str, CalibrationStatistics] = {}
@@ -76,14 +87,16 @@ def _measure(
             part.features,
             device=compute_device(site_file),
         )
-        measured[predictor] = from_batch(
+        measured |= count_predictions(
+            predictor,
+            part,
+            groups,
             prediction.probabilities,
-            part.labels,
             epistemic=prediction.epistemic,
             aleatoric=prediction.aleatoric,
             total=prediction.total,
         )
         if predictor == "posterior" and request.recalibration is not None:
             mapped = recalibrate(prediction.probabilities, request.recalibration)
-            measured[RECALIBRATED] = from_batch(mapped, part.labels)
+            measured |= count_predictions(RECALIBRATED, part, groups, mapped)
     return measured

@@ -16,10 +16,21 @@ from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
-from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.evaluate import (
+    MAX_GROUPS,
+    RECALIBRATED,
+    EvaluateReply,
+    EvaluateRequest,
+    most_groups,
+    subgroup_prefix,
+)
 from fl_dpbayes.protocol.train import PrivacyStatement
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
+from server.mean_over_sites import mean_rows
 from server.messages import read_arrays
+from server.shift_detection import PREDICTOR as SHIFT_PREDICTOR
+from server.shift_detection import shift_detection_rows
+from server.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
 
@@ -41,9 +52,13 @@ class Evaluation:
         self.classes = classes
         self._unpooled = roles_sharing_records
         self.parts: list[SiteStatistics] = []
+        self.subgroups: list[SubgroupStatistics] = []
+        self._left_out: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self.statements: dict[str, PrivacyStatement] = {}
-        self._exact_shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
+        tables = to_arrays(empty(classes))
+        self._exact_shapes = {name: array.shape for name, array in tables.items()}
+        self._exact_bytes = sum(array.nbytes for array in tables.values())
 
     def add(self, card: Card, request: EvaluateRequest, record: EvaluateReply, reply: Message) -> None:
         """Check and keep a site's statistics for every predictor that was asked for.
@@ -53,12 +68,16 @@ class Evaluation:
                 site's size allows; nothing is then kept.
         """
         noised = record.noise_std is not None
+        if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
+            raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0)
         one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
         shapes: dict[str, tuple[int, ...]] = {}
-        for predictor in request.measured:
-            shapes |= prefixed(predictor, one)
+        prefixes = [subgroup_prefix(number) + "/" for number in range(len(record.groups))]
+        for prefix in ("", *prefixes):
+            for predictor in request.measured:
+                shapes |= prefixed(f"{prefix}{predictor}", one)
         arrays = read_arrays(reply, shapes, np.float64)
         parts = []
         # A recalibrated predictor is the posterior, mapped.
@@ -73,12 +92,17 @@ class Evaluation:
             )
             parts.append(SiteStatistics(card, predictor, statistics))
         check_counts(card, [part.statistics for part in parts])
+        whole = {p.predictor: p.statistics for p in parts if isinstance(p.statistics, CalibrationStatistics)}
+        subgroups = read_subgroups(card, record.groups, arrays, whole)
         self.parts += parts
+        self.subgroups += subgroups
+        if record.groups_left_out:
+            self._left_out[card.name] = record.groups_left_out
         if record.privacy is not None:
             self.statements[card.name] = record.privacy
 
     def rows(self, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Summarise pooled roles first, then sites.
+        """Summarise pooled roles first, then the means over the sites of each, then sites.
 
         Args:
             seed: seeds the draws behind intervals and references.
@@ -86,21 +110,57 @@ class Evaluation:
         Returns:
             The summary's `calibration` rows, and its `reliability` rows (pooled roles with exact sums only).
         """
-        calibration, reliability = [], []
-        for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]:
-            key = {"site": name, "role": role, "predictor": predictor, "samples": self._samples[predictor]}
-            row = {**key, **_summary(statistics, np.random.default_rng(seed)).as_row()}
-            if predictor == RECALIBRATED or self._samples[predictor] == 1:
-                # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
-                # probabilities, which no longer tell the two uncertainties apart.
-                row |= {"epistemic": None, "aleatoric": None}
-            calibration.append(row)
-            if name.startswith("pooled:") and isinstance(statistics, CalibrationStatistics):
+        pooled, sites, reliability = [], [], []
+        for name, role, predictor, statistics in self._pooled():
+            key = self._key(name, role, predictor)
+            pooled.append(self._row(key, statistics, seed))
+            if isinstance(statistics, CalibrationStatistics):
                 reliability.append({**key, "bins": [row.as_row() for row in reliability_bins(statistics)]})
-        return calibration, reliability
+        for name, role, predictor, statistics in self._by_site():
+            sites.append(self._row(self._key(name, role, predictor), statistics, seed))
+        return [*pooled, *mean_rows(sites), *sites], reliability
+
+    def subgroup_rows(self, seed: int) -> list[dict[str, Any]]:
+        """Summarise subgroups: those of pooled roles first, then those of sites; sums that left exactly only.
+
+        Args:
+            seed: seeds the draws behind intervals and references.
+
+        Returns:
+            The summary's `subgroups` rows: those of `calibration` with `attribute` and `value`.
+        """
+        return [
+            self._row({**self._key(name, role, predictor), "attribute": group[0], "value": group[1]}, statistics, seed)
+            for name, role, predictor, group, statistics in subgroup_sets(self.subgroups, ROLES)
+        ]
+
+    def shift_detection_rows(self) -> list[dict[str, Any]]:
+        """Return the summary's `shift_detection` rows: pooled roles first, then sites."""
+        places = [
+            (name, role, statistics if isinstance(statistics, CalibrationStatistics) else None)
+            for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]
+            if predictor == SHIFT_PREDICTOR
+        ]
+        trained = [found for name, role, found in places if role == "train" and name != "pooled:train" and found]
+        return shift_detection_rows(
+            reduce(merge, trained) if trained else None,
+            [(name, found) for name, role, found in places if role != "train"],
+            self._samples.get(SHIFT_PREDICTOR, 0),
+        )
+
+    def _key(self, name: str, role: Role, predictor: str) -> dict[str, Any]:
+        return {"site": name, "role": role, "predictor": predictor, "samples": self._samples[predictor]}
+
+    def _row(self, key: dict[str, Any], statistics: Statistics, seed: int) -> dict[str, Any]:
+        row = {**key, **_summary(statistics, np.random.default_rng(seed)).as_row()}
+        if key["predictor"] == RECALIBRATED or key["samples"] == 1:
+            # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
+            # probabilities, which no longer tell the two uncertainties apart.
+            row |= {"epistemic": None, "aleatoric": None}
+        return row
 
     def warnings(self) -> list[str]:
-        """Name the sites that hold most of what is pooled, by the largest count that each states of a predictor."""
+        """Name the sites that hold most of what is pooled, by their largest count, or that left subgroups out."""
         sentences = []
         for role in ROLES:
             if role in self._unpooled and any(part.card.role == role for part in self.parts):
@@ -116,6 +176,10 @@ class Evaluation:
                     counts[part.card.name] = max(count, counts.get(part.card.name, count))
             if counts and (sentence := dominating_site(role, counts)):
                 sentences.append(sentence)
+        for name, count in self._left_out.items():
+            sentences.append(
+                f"{name} left out {count} subgroups: a reply holds at most {MAX_GROUPS}, fewer with many classes"
+            )
         return sentences
 
     def _by_site(self) -> list[tuple[str, Role, str, Statistics]]:

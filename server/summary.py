@@ -85,6 +85,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,
+        "subgroups": evaluation.subgroup_rows(scenario.seed) if evaluation else [],
+        "shift_detection": evaluation.shift_detection_rows() if evaluation else [],
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
         "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
         "bytes": {
@@ -171,6 +173,7 @@ def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
 def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
     how = {"public": "public by declaration", "noised": "paid in ledger", "none": "not sent"}
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
+    exactly = sorted({how["public"] if how["public"] == sent else how["none"] for sent in evaluation})
     paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
     maps = {"item": "parameters of recalibration", "how": paid}
     return [
@@ -183,5 +186,9 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
         {"item": "number of privacy units, role, shift, shape and classes of records", "how": "public by declaration"},
         {"item": "refusals: a fixed code and the name of a request's field", "how": "public by declaration"},
         {"item": "sums over test records (calibration statistics)", "how": ", ".join(evaluation)},
+        {
+            "item": "histograms of the test records' uncertainty; the same sums over subgroups of them",
+            "how": ", ".join(exactly),
+        },
         {"item": "records, labels, losses, gradients, clipped fraction, realised batch sizes", "how": "not sent"},
     ]

@@ -73,6 +73,25 @@ def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray
     return label.astype(np.int64)
 
 
+def check_truth(truth: npt.ArrayLike, probability: Floats) -> Floats:
+    """Return true class probabilities as float64 after checking them as predictions are.
+
+    Args:
+        truth: shape (N, C), in [0, 1], rows that sum to 1 within 1e-6.
+        probability: the checked predictions, shape (N, C).
+
+    Returns:
+        The true probabilities.
+
+    Raises:
+        ValueError: if they are no probabilities, or of another shape than the predictions.
+    """
+    law = check_probabilities(truth)
+    if law.shape != probability.shape:
+        raise ValueError(f"truth has shape {law.shape}: expected {probability.shape}, that of the probabilities")
+    return law
+
+
 def check_uncertainty(
     probability: Floats,
     epistemic: npt.ArrayLike | None,
@@ -150,6 +169,47 @@ def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, floa
         _require(-slack <= scalars[name] <= count * np.log(classes) + 10 * slack, f"{name} is outside its range")
     gap = scalars["total"] - scalars["aleatoric"] - scalars["epistemic"]
     _require(abs(gap) <= 20 * slack, "total differs from aleatoric + epistemic")
+
+
+def check_uncertainty_histograms(histograms: Floats, sums: Mapping[str, float], count: float, largest: float) -> None:
+    """Check finite counts of records by their uncertainty.
+
+    Args:
+        histograms: counts per equal bin of [0, largest], shape (R, FINE_BINS).
+        sums: what each row counts by -> its sum over records, nats; R entries in order.
+        count: number of records.
+        largest: ln C, nats.
+
+    Raises:
+        ValueError: at the first contradiction.
+    """
+    slack = 10 * SUM_TOLERANCE * (1 + count)
+    whole = (histograms == np.floor(histograms)).all() and (histograms >= 0).all()
+    _require(whole, "a count of uncertainty is not a whole number >= 0")
+    edges = largest * np.arange(FINE_BINS + 1) / FINE_BINS
+    for histogram, (name, total) in zip(histograms, sums.items(), strict=True):
+        _require(histogram.sum() == count, f"the records counted by {name} uncertainty do not add up to count")
+        least, most = histogram @ edges[:-1], histogram @ edges[1:]
+        _require(least - slack <= total <= most + slack, f"{name} does not follow from its histogram")
+
+
+def check_truth_sums(truth: Floats, truth_count: float, top_label: Floats) -> None:
+    """Check finite sums of true probabilities.
+
+    Args:
+        truth: per fine bin, shape (FINE_BINS,).
+        truth_count: how many records they sum over.
+        top_label: checked, shape (FINE_BINS, 5).
+
+    Raises:
+        ValueError: at the first contradiction.
+    """
+    count = top_label[:, COUNT]
+    _require(truth_count == np.floor(truth_count), "truth_count is not a whole number")
+    _require(0 <= truth_count <= count.sum(), "truth_count is outside [0, count]")
+    inside = (truth >= 0) & (truth <= count * (1 + SUM_TOLERANCE))
+    _require(inside.all(), "a sum of true probabilities is outside [0, its count]")
+    _require(truth.sum() <= truth_count * (1 + SUM_TOLERANCE), "true probabilities add up to more than truth_count")
 
 
 def _check_table(table: Floats, name: str) -> None:

@@ -7,7 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import COLUMNS, FINE_BINS, Floats, bin_index
-from fl_dpbayes.calibration.check import check_labels, check_probabilities, check_sums, check_uncertainty
+from fl_dpbayes.calibration.check import (
+    check_labels,
+    check_probabilities,
+    check_sums,
+    check_truth,
+    check_truth_sums,
+    check_uncertainty,
+    check_uncertainty_histograms,
+)
 
 PROBABILITY_FLOOR = 1e-12  # below it -log p_y is clipped: one confident error must not make every mean infinite
 SCALARS = (
@@ -21,7 +29,10 @@ SCALARS = (
     "epistemic",
     "aleatoric",
     "total",
+    "truth_count",
 )
+TABLES = ("top_label", "class_wise", "uncertainty", "truth")
+MEASURES = ("epistemic", "total")  # the rows of `uncertainty`
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +47,10 @@ class CalibrationStatistics:
         classes: number of classes C >= 2.
         top_label: shape (FINE_BINS, 5).
         class_wise: shape (C, FINE_BINS, 5).
+        uncertainty: counts, shape (2, FINE_BINS): records by their epistemic (row 0) and total (row 1) uncertainty, in
+            equal bins of [0, ln C].
+        truth: shape (FINE_BINS,), over the records of a fine bin of `top_label` whose label law is known (they are made
+            up), the sum of the true probability of the class that was predicted.
         count: number of records.
         correct: records whose top label is right.
         nll: sum of -log max(p_label, PROBABILITY_FLOOR), in nats.
@@ -46,11 +61,14 @@ class CalibrationStatistics:
         epistemic: sum of the mutual information of label and parameters, in nats.
         aleatoric: sum of the expected entropy, in nats.
         total: sum of the entropy of the averaged prediction, in nats; aleatoric + epistemic.
+        truth_count: records that `truth` sums over.
     """
 
     classes: int
     top_label: Floats
     class_wise: Floats
+    uncertainty: Floats
+    truth: Floats
     count: float
     correct: float
     nll: float
@@ -61,6 +79,7 @@ class CalibrationStatistics:
     epistemic: float
     aleatoric: float
     total: float
+    truth_count: float
 
 
 def empty(classes: int) -> CalibrationStatistics:
@@ -76,6 +95,8 @@ def empty(classes: int) -> CalibrationStatistics:
         classes=classes,
         top_label=np.zeros((FINE_BINS, COLUMNS)),
         class_wise=np.zeros((classes, FINE_BINS, COLUMNS)),
+        uncertainty=np.zeros((len(MEASURES), FINE_BINS)),
+        truth=np.zeros(FINE_BINS),
         **dict.fromkeys(SCALARS, 0.0),
     )
 
@@ -87,6 +108,7 @@ def from_batch(
     epistemic: npt.ArrayLike | None = None,
     aleatoric: npt.ArrayLike | None = None,
     total: npt.ArrayLike | None = None,
+    truth: npt.ArrayLike | None = None,
 ) -> CalibrationStatistics:
     """Count the predictions of a batch of records.
 
@@ -97,18 +119,20 @@ def from_batch(
         aleatoric: expected entropy per record, shape (N,), nats, >= 0.
         total: entropy of the averaged prediction per record, shape (N,), nats. Where the three are absent the
             prediction counts as that of one sample: total = aleatoric = entropy of `probabilities`, epistemic = 0.
+        truth: the probabilities that made-up labels were drawn from, shape (N, C); None where nobody knows them.
 
     Returns:
         The statistics of these records.
 
     Raises:
-        ValueError: if a probability is NaN or outside [0, 1], a row does not sum to 1, a label is not a class, or
-            shapes differ.
+        ValueError: if a probability or a true one is NaN or outside [0, 1], a row does not sum to 1, a label is not
+            a class, or shapes differ.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape
     label = check_labels(labels, count, classes)
     parts = check_uncertainty(probability, epistemic, aleatoric, total)
+    law = None if truth is None else check_truth(truth, probability)
 
     one_hot = np.eye(classes)[label]
     top = probability.argmax(axis=1) if count else np.zeros(0, np.int64)
@@ -120,6 +144,8 @@ def from_batch(
         classes=classes,
         top_label=_tabulate(probability[rows, top][:, None], right[:, None])[0],
         class_wise=_tabulate(probability, one_hot),
+        uncertainty=np.stack([_histogram(parts[name] / np.log(classes)) for name in MEASURES]),
+        truth=_histogram(probability[rows, top], np.zeros(count) if law is None else law[rows, top]),
         count=float(count),
         correct=float(right.sum()),
         nll=float(nll.sum()),
@@ -127,6 +153,7 @@ def from_batch(
         nll_clipped=float((probability[rows, label] < PROBABILITY_FLOOR).sum()),
         brier=float(brier.sum()),
         brier_squared=float((brier**2).sum()),
+        truth_count=0.0 if law is None else float(count),
         **{name: float(values.sum()) for name, values in parts.items()},
     )
 
@@ -155,10 +182,9 @@ def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> Calibr
 
 
 def to_arrays(statistics: CalibrationStatistics) -> dict[str, Floats]:
-    """Write statistics as named float64 arrays: `top_label`, `class_wise` and `scalars` (in the order of SCALARS)."""
+    """Write statistics as named float64 arrays: those of the class, and `scalars` in the order of SCALARS."""
     return {
-        "top_label": statistics.top_label,
-        "class_wise": statistics.class_wise,
+        **{name: getattr(statistics, name) for name in TABLES},
         "scalars": np.array([getattr(statistics, name) for name in SCALARS], np.float64),
     }
 
@@ -176,11 +202,7 @@ def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationS
     Raises:
         ValueError: if a name, shape or type differs, a value is not finite, or the sums contradict each other.
     """
-    shapes = {
-        "top_label": (FINE_BINS, COLUMNS),
-        "class_wise": (classes, FINE_BINS, COLUMNS),
-        "scalars": (len(SCALARS),),
-    }
+    shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
     if set(arrays) != set(shapes):
         raise ValueError(f"statistics hold the arrays {sorted(shapes)}, not {sorted(map(str, arrays))[:5]}")
     for name, shape in shapes.items():
@@ -191,7 +213,11 @@ def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationS
             raise ValueError(f"{name!r} has a value that is not finite")
     scalars = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
     check_sums(arrays["top_label"], arrays["class_wise"], scalars, -np.log(PROBABILITY_FLOOR))
-    return CalibrationStatistics(classes, arrays["top_label"].copy(), arrays["class_wise"].copy(), **scalars)
+    uncertain = {name: scalars[name] for name in MEASURES}
+    check_uncertainty_histograms(arrays["uncertainty"], uncertain, scalars["count"], np.log(classes))
+    check_truth_sums(arrays["truth"], scalars["truth_count"], arrays["top_label"])
+    top_label, class_wise, uncertainty, truth = (arrays[name].copy() for name in TABLES)
+    return CalibrationStatistics(classes, top_label, class_wise, uncertainty, truth, **scalars)
 
 
 def _tabulate(confidence: Floats, outcome: Floats) -> Floats:
@@ -201,3 +227,9 @@ def _tabulate(confidence: Floats, outcome: Floats) -> Floats:
     terms = (np.ones_like(confidence), confidence, outcome, confidence**2, confidence * outcome)
     sums = [np.bincount(cell, term.ravel(), columns * FINE_BINS) for term in terms]
     return np.stack(sums, axis=-1).astype(np.float64).reshape(columns, FINE_BINS, COLUMNS)
+
+
+def _histogram(shares: Floats, weights: Floats | None = None) -> Floats:
+    """Sum the weights, or count, per fine bin: (N,) shares, those outside [0, 1] by rounding clipped."""
+    bins = bin_index(np.clip(shares, 0, 1), FINE_BINS)
+    return np.bincount(bins, weights, FINE_BINS).astype(np.float64)

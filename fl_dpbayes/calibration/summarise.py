@@ -15,6 +15,7 @@ from fl_dpbayes.calibration.intervals import (
 )
 from fl_dpbayes.calibration.rms_interval import rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.calibration.true_error import true_ece, true_rms
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class CalibrationSummary:
         ece_if_calibrated: mean ECE of a calibrated model with the same confidences at this n.
         ece_if_calibrated_high: 95 % quantile of the same.
         rms_debiased: debiased root-mean-square error of the top label in 15 equal-width bins.
+        ece_true: what `ece` would be without chance in the labels, where their law is known (made-up records).
+        rms_true: what `rms_debiased` estimates, where known.
         mce: largest gap over those bins.
         ace: adaptive (equal-mass, class-wise) error.
         sce: static (equal-width, class-wise) error.
@@ -49,6 +52,8 @@ class CalibrationSummary:
     ece_if_calibrated: float | None = None
     ece_if_calibrated_high: float | None = None
     rms_debiased: float | None = None
+    ece_true: float | None = None
+    rms_true: float | None = None
     mce: float | None = None
     ace: float | None = None
     sce: float | None = None
@@ -92,6 +97,8 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
         ece_if_calibrated=reference.mean if reference else None,
         ece_if_calibrated_high=reference.high if reference else None,
         rms_debiased=errors.rms_debiased(statistics),
+        ece_true=true_ece(statistics),
+        rms_true=true_rms(statistics),
         mce=errors.mce(statistics),
         ace=errors.ace(statistics),
         sce=errors.sce(statistics),

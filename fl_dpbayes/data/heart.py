@@ -53,7 +53,8 @@ def heart_records(folder: Path | None) -> Records:
         folder: the data folder, which holds `heart-disease`; None for the environment's.
 
     Returns:
-        303 + 261 + 46 + 130 records of 15 features, `natural_site` their hospital; each is one patient.
+        303 + 261 + 46 + 130 records of 15 features, `natural_site` their hospital, `groups` their
+        sex and age; each is one patient.
 
     Raises:
         UserError: if a file is missing, damaged or another one.
@@ -74,6 +75,10 @@ def heart_records(folder: Path | None) -> Records:
         task=BUILT_IN_TASKS["heart"],
         unit="patient",
         feature_names=FEATURE_NAMES,
+        groups={
+            "sex": np.where(table["sex"] == 1, "male", "female"),
+            "age": np.where(table["age"] < 55, "under 55", "55 and over"),
+        },
     )
 
 

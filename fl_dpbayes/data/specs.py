@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
 from fl_dpbayes.protocol.card import Role, SiteName
+from fl_dpbayes.protocol.evaluate import GroupText
 from fl_dpbayes.protocol.record import Record
 
 Severity = Annotated[int, Field(ge=1, le=5)]
@@ -33,7 +34,8 @@ class Table(Record):
     """A CSV or Parquet table with a label column and numeric features.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient.
+    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient;
+    `group_columns` attributes such as sex by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
@@ -44,6 +46,7 @@ class Table(Record):
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
     unit_column: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
 
     @model_validator(mode="after")
     def _constants_fit_features(self) -> "Table":

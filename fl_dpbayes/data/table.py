@@ -6,6 +6,7 @@ import pandas
 
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.specs import Table
+from fl_dpbayes.data.table_groups import table_groups
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 
@@ -55,11 +56,12 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
         task=Task(input_shape=(len(source.features),), classes=source.classes),
         unit=source.unit_column or "record",
         feature_names=source.features,
+        groups=table_groups(table, source),
     )
 
 
 def _read(source: Table) -> pandas.DataFrame:
-    as_text = {} if source.unit_column is None else {source.unit_column: str}
+    as_text = dict.fromkeys([*source.group_columns, *([source.unit_column] if source.unit_column else [])], str)
     try:
         if source.path.suffix == ".csv":
             table = pandas.read_csv(source.path, dtype=as_text)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
@@ -11,6 +11,37 @@ from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 PredictorName = Literal["last", "posterior"]
 RECALIBRATED = "recalibrated"
+MAX_GROUPS = 20
+MAX_GROUP_TEXT = 60
+# Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
+MAX_SUBGROUP_BYTES = 32 * 2**20
+
+
+def group_text(text: str) -> str:
+    """Return the name of an attribute or of its value, after checking that it can be shown anywhere.
+
+    Raises:
+        ValueError: if it is empty, longer than MAX_GROUP_TEXT or not printable.
+    """
+    if not 0 < len(text) <= MAX_GROUP_TEXT or not text.isprintable():
+        raise ValueError(f"a subgroup's name must be 1 to {MAX_GROUP_TEXT} printable characters")
+    return text
+
+
+GroupText = Annotated[str, AfterValidator(group_text)]
+Group = tuple[GroupText, GroupText]  # an attribute and its value
+
+
+def most_groups(group_bytes: int) -> int:
+    """Return how many subgroups a reply may hold, if the tables of one take so many bytes."""
+    return min(MAX_GROUPS, MAX_SUBGROUP_BYTES // group_bytes)
+
+
+def subgroup_prefix(number: int) -> str:
+    """Return what stands before the names of a subgroup's arrays; `number` is its place in the reply's `groups`."""
+    return f"group-{number}"
+
+
 Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
 
 
@@ -51,8 +82,10 @@ class EvaluateRequest(Record):
 
 
 class EvaluateReply(Record):
-    """Additive calibration statistics `<predictor>/<table>`.
+    """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
 
+    `groups` are subgroups of the test records, attribute and value; sums over them leave only with public test data.
+    `groups_left_out` counts those whose tables would have been too large.
     `release` says how the sums left: exactly (test data that the site declared public) or with Gaussian noise that
     its ledger paid for; `noise_std` is then the standard deviation on each sum.
     """
@@ -62,6 +95,8 @@ class EvaluateReply(Record):
     round: PositiveInt
     request: Digest
     release: Literal["public", "noised"]
+    groups: Annotated[tuple[Group, ...], Field(max_length=MAX_GROUPS)] = ()
+    groups_left_out: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     noise_std: Annotated[float, Field(gt=0)] | None = None
     privacy: PrivacyStatement | None = None
     ledger_head: Digest | None = None
@@ -70,4 +105,8 @@ class EvaluateReply(Record):
     def _parts_fit(self) -> "EvaluateReply":
         if (self.release == "noised") != (self.noise_std is not None and self.privacy is not None):
             raise ValueError("noise_std and privacy must be given exactly when release is 'noised'")
+        if self.release != "public" and (self.groups or self.groups_left_out):
+            raise ValueError("groups may be measured only where release is 'public'")
+        if len(set(self.groups)) < len(self.groups):
+            raise ValueError("groups names a subgroup twice")
         return self

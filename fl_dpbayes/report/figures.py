@@ -105,7 +105,7 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
 def _draw_sites(run: Summary, metric: str) -> DrawnFigure | None:
     name = figure_name("sites", metric)
     with figure_settings(name):
-        figure = sites_figure(in_reading_order(run.calibration), metric, METRIC_NAMES[metric])
+        figure = sites_figure(in_reading_order(run.places), metric, METRIC_NAMES[metric])
         if figure is None:
             return None
         drawn = any(row.intervals.get(metric) is not None for row in run.calibration)

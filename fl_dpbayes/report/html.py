@@ -74,14 +74,14 @@ def write_report(run_dir: Path | str) -> Path:
         privacy=privacy_table(run),
         epsilon=_page_figure(figures["epsilon"], epsilon_table(curves)) if "epsilon" in figures else None,
         releases=release_table(run),
-        calibration=calibration_table([row for row in run.calibration if row.pooled]),
+        calibration=calibration_table([row for row in run.calibration if row.pooled or row.mean_of_sites]),
         all_metrics=all_metrics_table(run.calibration),
         reliability=[
             _page_figure(figures[figure_name("reliability", row.role, row.predictor)], reliability_table(row))
             for row in pooled_reliability(run)
         ],
         sites_figures=[
-            _page_figure(figures[figure_name("sites", metric)], metric_table(run.calibration, metric))
+            _page_figure(figures[figure_name("sites", metric)], metric_table(run.places, metric))
             for metric in SITE_METRICS
             if figure_name("sites", metric) in figures
         ],

@@ -24,7 +24,8 @@ ROUND_COLUMNS = (
     "bytes_up", "bytes_down", "samples_kept",
 )  # fmt: skip
 CALIBRATION_COLUMNS = (
-    "site", "role", "predictor", "n", *METRICS, "ece_if_calibrated", "ece_if_calibrated_high", "epistemic", "aleatoric",
+    "site", "role", "predictor", "n", *METRICS, "ece_if_calibrated", "ece_if_calibrated_high", "ece_true",
+    "rms_true", "epistemic", "aleatoric",
     *(f"{metric}_{end}" for metric in METRICS for end in ("low", "high")),
 )  # fmt: skip
 

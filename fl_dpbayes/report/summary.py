@@ -98,7 +98,10 @@ class EvaluationPrivacyRecord(SummaryPart):
 
 
 class CalibrationRecord(SummaryPart):
-    """How one predictor did at one site, or (`pooled:<role>`) at all sites of a role; it averages `samples`."""
+    """How one predictor did at one site, or at all sites of a role; it averages `samples`.
+
+    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows.
+    """
 
     site: Text
     role: Role
@@ -112,6 +115,8 @@ class CalibrationRecord(SummaryPart):
     ece_if_calibrated: Number = None
     ece_if_calibrated_high: Number = None
     rms_debiased: Number = None
+    ece_true: Number = None
+    rms_true: Number = None
     mce: Number = None
     ace: Number = None
     sce: Number = None
@@ -122,8 +127,13 @@ class CalibrationRecord(SummaryPart):
 
     @property
     def pooled(self) -> bool:
-        """Whether the row is over all sites of its role."""
+        """Whether the row is over all records of its role's sites."""
         return self.site == f"pooled:{self.role}"
+
+    @property
+    def mean_of_sites(self) -> bool:
+        """Whether the row is the mean of its role's sites, each counting the same."""
+        return self.site == f"mean:{self.role}"
 
 
 class ReliabilityBin(SummaryPart):
@@ -220,6 +230,11 @@ class Summary(SummaryPart):
     warnings: tuple[Text, ...] = ()
     heterogeneity: Number = None
     feature_total_variation: Number = None
+
+    @property
+    def places(self) -> list[CalibrationRecord]:
+        """The calibration rows that were measured on records: sites and pools of them, no means of rows."""
+        return [row for row in self.calibration if not row.mean_of_sites]
 
     @property
     def recalibration_noise(self) -> str:

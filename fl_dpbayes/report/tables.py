@@ -102,7 +102,10 @@ def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Tabl
     """
     rows = in_reading_order(parse_summary(summary).calibration)
     first = [number == 0 or row.site != rows[number - 1].site for number, row in enumerate(rows)]
-    places = [place_name(row).removesuffix(" sites") if row.pooled else row.site for row in rows]
+    over_sites = [number for number, row in enumerate(rows) if row.pooled or row.mean_of_sites]
+    places = [
+        place_name(row).removesuffix(" sites") if number in over_sites else row.site for number, row in enumerate(rows)
+    ]
     columns = [
         TerminalColumn(
             "where",
@@ -127,5 +130,5 @@ def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Tabl
         caption="accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated "
         "model would show at that n, RMS the debiased root-mean-square error.",
         bold_rows=pooled,
-        sections=pooled[-1:] if len(pooled) < len(rows) else (),
+        sections=over_sites[-1:] if len(over_sites) < len(rows) else (),
     )

@@ -23,6 +23,23 @@ def batch(seed, count, classes):
     return probabilities, generator.integers(0, classes, count)
 
 
+def with_parts(seed, count, classes):
+    """Make predictions of two members, whose disagreement is the epistemic part, and a truth."""
+    generator = np.random.default_rng(seed)
+    members = generator.dirichlet(np.full(classes, 0.5), (2, count))
+    mean = members.mean(axis=0)
+    entropies = [-(p * np.log(np.maximum(p, 1e-300))).sum(axis=-1) for p in (mean, members)]
+    total, aleatoric = entropies[0], entropies[1].mean(axis=0)
+    parts = {"epistemic": np.maximum(total - aleatoric, 0), "aleatoric": aleatoric, "total": total}
+    truth = generator.dirichlet(np.ones(classes), count)
+    return mean, generator.integers(0, classes, count), parts | {"truth": truth}
+
+
+def counted(predictions, chosen):
+    probabilities, labels, parts = predictions
+    return from_batch(probabilities[chosen], labels[chosen], **{name: values[chosen] for name, values in parts.items()})
+
+
 def assert_same(first, second, tolerance=1e-12):
     assert first.classes == second.classes
     for name, array in to_arrays(first).items():
@@ -37,27 +54,29 @@ CLASSES = st.integers(2, 5)
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS, SIZES, SIZES, SIZES, CLASSES)
 def test_merge_property_associative_commutative_neutral_and_equal_to_pooled(seed, a, b, c, classes):
-    probabilities, labels = batch(seed, a + b + c, classes)
+    predictions = with_parts(seed, a + b + c, classes)
     cuts = [slice(0, a), slice(a, a + b), slice(a + b, a + b + c)]
-    one, two, three = (from_batch(probabilities[cut], labels[cut]) for cut in cuts)
+    one, two, three = (counted(predictions, cut) for cut in cuts)
     assert_same(merge(merge(one, two), three), merge(one, merge(two, three)))
     assert_same(merge(one, two), merge(two, one), tolerance=0)
     assert_same(merge(one, empty(classes)), one, tolerance=0)
-    assert_same(merge(merge(one, two), three), from_batch(probabilities, labels))
+    pooled = counted(predictions, slice(None))
+    assert_same(merge(merge(one, two), three), pooled)
+    assert pooled.truth_count == pooled.count
 
 
 @settings(deadline=None, derandomize=True, max_examples=20)
 @given(SEEDS, SIZES, CLASSES)
 def test_permutation_property(seed, count, classes):
-    probabilities, labels = batch(seed, count, classes)
+    predictions = with_parts(seed, count, classes)
     order = np.random.default_rng(seed).permutation(count)
-    assert_same(from_batch(probabilities, labels), from_batch(probabilities[order], labels[order]))
+    assert_same(counted(predictions, slice(None)), counted(predictions, order))
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)
 @given(SEEDS, SIZES, st.sampled_from([2, 3, 10]))
 def test_arrays_property_round_trip(seed, count, classes):
-    statistics = from_batch(*batch(seed, count, classes))
+    statistics = counted(with_parts(seed, count, classes), slice(None))
     assert_same(from_arrays(to_arrays(statistics), classes), statistics, tolerance=0)
 
 
@@ -93,6 +112,37 @@ def test_one_sample_has_no_epistemic_uncertainty_limit():
 def test_given_uncertainty_is_summed():
     statistics = from_batch([[0.5, 0.5]] * 2, [0, 1], epistemic=[0.3, 0.1], aleatoric=[0.3, 0.5], total=[0.6, 0.6])
     assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx((0.4, 0.8, 1.2))
+
+
+def test_uncertainty_is_counted_in_equal_bins_up_to_ln_c():
+    width = math.log(3) / FINE_BINS
+    total = np.array([2.5 * width, 100.5 * width, math.log(3) + 1e-7])
+    epistemic = np.array([0.0, 0.5 * width, 7.5 * width])
+    statistics = from_batch(
+        np.full((3, 3), 1 / 3), [0, 1, 2], epistemic=epistemic, aleatoric=total - epistemic, total=total
+    )
+    found = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in statistics.uncertainty]
+    assert found == [{0: 2, 7: 1}, {2: 1, 100: 1, FINE_BINS - 1: 1}]
+    assert from_arrays(to_arrays(statistics), 3).count == 3
+
+
+def test_truth_is_that_of_the_predicted_class():
+    statistics = from_batch([[0.8, 0.2], [0.3, 0.7]], [1, 1], truth=[[0.6, 0.4], [0.9, 0.1]])
+    assert statistics.truth[768] == pytest.approx(0.6)
+    assert statistics.truth[672] == pytest.approx(0.1)
+    assert statistics.truth_count == 2
+    unknown = from_batch([[0.8, 0.2]], [1])
+    assert unknown.truth_count == 0
+    assert not unknown.truth.any()
+
+
+@pytest.mark.parametrize(
+    ("truth", "complaint"),
+    [([[0.5, 0.6]], "sums to 1.1"), ([[0.2, 0.3, 0.5]], "expected"), ([[1.2, -0.2]], "must lie"), ([0.5], "shape")],
+)
+def test_bad_truth_is_refused(truth, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        from_batch([[0.5, 0.5]], [0], truth=truth)
 
 
 def test_ties_go_to_the_first_class():
@@ -152,6 +202,14 @@ def _cell(table, index, change):
     return forge
 
 
+def _all_in(table, index):
+    def forge(arrays):
+        arrays[table][index[0]] = 0
+        arrays[table][index] = 50
+
+    return forge
+
+
 FORGERIES = {
     "more records than the table holds": _scalar("count", 1),
     "fractional count": _scalar("count", 0.5),
@@ -173,13 +231,24 @@ FORGERIES = {
     "squares outside their bin": _cell("class_wise", (0, 10, 3), 5),
     "product outside its bin": _cell("class_wise", (1, 10, 4), 5),
     "a class with more records": _cell("class_wise", (1, 0, 0), 1),
+    "uncertain records that are more than all": _cell("uncertainty", (0, 0), 1),
+    "half an uncertain record": _cell("uncertainty", (1, slice(500, 502)), 0.5),
+    "fewer than no uncertain records": _cell("uncertainty", (0, slice(0, 2)), np.array([1, -1])),
+    "epistemic uncertainty beyond its histogram": _all_in("uncertainty", (0, 900)),
+    "total uncertainty below its histogram": _all_in("uncertainty", (1, 959)),
+    "truth above the count": _cell("truth", 900, 60),
+    "negative truth": _cell("truth", 900, -60),
+    "more truths than records": _scalar("truth_count", 1),
+    "negative truth count": _scalar("truth_count", -51),
+    "half a truth": _scalar("truth_count", -0.5),
+    "truth without records that have one": _scalar("truth_count", -50),
     "not finite": _cell("class_wise", (1, 0, 0), np.nan),
 }
 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_sums_are_refused(name):
-    arrays = to_arrays(from_batch(*batch(3, 50, 3)))
+    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
     FORGERIES[name](arrays)
     with pytest.raises(ValueError, match=r"cannot come from records|not finite"):
         from_arrays(arrays, 3)

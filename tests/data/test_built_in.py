@@ -100,6 +100,12 @@ def test_heart_golden_counts_and_prevalence(data_folder):
     # Cleveland's first line: 63,1,1,145,233,1,2,150,0,2.3
     expected = [1.3, 1, 1.25, 0.33, 1, 0, 0, 1.3, 1, 0, 0, 0, 0, 0, 1]
     np.testing.assert_allclose(records.features[0], expected, rtol=0, atol=1e-6)
+    assert {name: sorted(set(values.tolist())) for name, values in records.groups.items()} == {
+        "sex": ["female", "male"],
+        "age": ["55 and over", "under 55"],
+    }
+    np.testing.assert_array_equal(records.groups["sex"] == "male", records.features[:, 1] == 1)
+    np.testing.assert_array_equal(records.groups["age"] == "under 55", records.features[:, 0] < 0.5)
     # Switzerland codes every cholesterol as 0.
     assert (records.features[records.natural_site == "switzerland", 3] == -2).all()
 

@@ -95,3 +95,42 @@ def test_an_unreadable_table_is_refused(tmp_path, name, content, message):
 def test_constants_must_fit_the_features(changes):
     with pytest.raises(ValidationError, match=r"centers|scales"):
         source("t.csv", **changes)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_group_columns_are_read_as_text(tmp_path, table, suffix):
+    table["sex"] = ["f", None, "m", "f"]
+    table["ward"] = pandas.Series([1, 2, None, 1], dtype="float64") if suffix == "parquet" else ["01", "2", None, "01"]
+    path = tmp_path / f"t.{suffix}"
+    table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
+    records = load_source(source(path, group_columns=("sex", "ward", "age")), "train")
+    assert {name: values.tolist() for name, values in records.groups.items()} == {
+        "sex": ["f", "missing", "m", "f"],
+        "ward": ["1", "2", "missing", "1"] if suffix == "parquet" else ["01", "2", "missing", "01"],
+        "age": ["50", "61", "50", "33"],
+    }
+    # A column may be a feature and a group.
+    np.testing.assert_array_equal(records.features[:, 0], [50, 61, 50, 33])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"age": range(11)}, r"column 'age' of group_columns has 11 values: at most 10"),
+        ({"ward": ["a" * 61] * 11}, "must be 1 to 60 printable"),
+        ({"ward": ["a\u202eb"] * 11}, "must be 1 to 60 printable"),
+        ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together: at most 20"),
+    ],
+)
+def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
+    pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()}).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    with pytest.raises(UserError, match=message):
+        load_source(source(tmp_path / "t.csv", features=("x",), group_columns=tuple(columns)), "train")
+
+
+def test_an_absent_group_column_is_named(tmp_path, table):
+    table.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(UserError, match="has no column 'sex'"):
+        load_source(source(tmp_path / "t.csv", group_columns=("sex",)), "train")

@@ -49,6 +49,13 @@ def test_names_from_outside_are_drawn_literally(write_run, summary, privacy_roun
     assert "<b>" not in inline_svg(figures["epsilon"], "x")
 
 
+def test_a_mean_over_sites_is_drawn_as_no_site(write_run, summary):
+    summary["reliability"] = []
+    summary["calibration"].append({**summary["calibration"][0], "site": "mean:train", "role": "train"})
+    figures = draw_figures(write_run(summary, []))
+    assert not any("mean of" in text or "mean:" in text for figure in figures for text in texts(figure.svg) if text)
+
+
 def test_a_figure_without_data_is_left_out(write_run, summary):
     summary["calibration"], summary["reliability"] = [], []
     rows = [{"site": "valley", "round": 1, "epsilon": float("inf")}, {"site": "st-anne", "round": 1}]

@@ -49,6 +49,15 @@ def test_calibration_table_pooled_first_and_predictors_beside(summary):
     assert "…" not in "".join(lines)
 
 
+def test_means_over_sites_stand_between_the_pooled_rows_and_the_sites(summary):
+    mean = {**summary["calibration"][0], "site": "mean:held_out", "role": "held_out", "intervals": {}}
+    summary["calibration"].append(mean)
+    lines = shown(calibration_table(summary)).splitlines()
+    number = next(index for index, line in enumerate(lines) if line.startswith(" mean of held-out "))
+    assert max(index for index, line in enumerate(lines) if line.startswith(" all ")) < number
+    assert number < next(index for index, line in enumerate(lines) if "island" in line)
+
+
 def test_calibration_table_undefined_is_a_dash(summary):
     summary["calibration"] = [{"site": "island", "role": "held_out", "predictor": "last", "n": 0}]
     line = next(line for line in shown(calibration_table(summary)).splitlines() if "island" in line)

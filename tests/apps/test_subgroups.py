@@ -1,0 +1,223 @@
+"""Subgroups of the test records: counted at the site, checked by the server, sent only where test data are public."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array
+from pydantic import ValidationError
+
+from clients.subgroups import count_predictions, measured_groups
+from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
+from fl_dpbayes.data.site import Part
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.protocol.wire import arrays_digest
+from server.evaluation import Evaluation
+from server.subgroups import read_subgroups, subgroup_sets
+
+CARD = Card(
+    name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
+    evaluation_release="public", seeded=False,
+)  # fmt: skip
+SEX = np.array(["female", "male", "male", "female", "male", "male"])
+PREDICTED = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7], [0.5, 0.5], [1.0, 0.0]])
+LABELS = np.array([0, 1, 1, 0, 0, 0])
+
+
+def part(**changes) -> Part:
+    keys = {"truth": np.full((6, 2), 0.5), "groups": {"sex": SEX}} | changes
+    return Part(np.zeros((6, 2), np.float32), LABELS, np.arange(6), 6, **keys)
+
+
+def request(classes=2) -> EvaluateRequest:
+    return EvaluateRequest(
+        run="cd" * 16, round=1, task=Task(input_shape=(2,), classes=classes), model={"kind": "logistic"},
+        predictors={"last": (1.0,), "posterior": (0.5, 0.5)}, arrays="0" * 64, delta=1e-3,
+    )  # fmt: skip
+
+
+def test_subgroups_add_up_to_the_whole_with_their_truth() -> None:
+    groups, left_out = measured_groups({"sex": SEX}, request())
+    assert (groups, left_out) == ((("sex", "female"), ("sex", "male")), 0)
+    counted = count_predictions("last", part(), groups, PREDICTED)
+    assert list(counted) == ["last", "group-0/last", "group-1/last"]
+    female = from_batch(PREDICTED[SEX == "female"], LABELS[SEX == "female"], truth=np.full((2, 2), 0.5))
+    for name, array in to_arrays(counted["group-0/last"]).items():
+        np.testing.assert_array_equal(array, to_arrays(female)[name])
+    for name, array in to_arrays(merge(counted["group-0/last"], counted["group-1/last"])).items():
+        np.testing.assert_allclose(array, to_arrays(counted["last"])[name], rtol=1e-12, atol=1e-12)
+
+
+def test_attributes_that_do_not_fit_into_a_reply_are_left_out_whole() -> None:
+    wide = np.array([str(number) for number in range(19)])
+    assert measured_groups({"sex": SEX, "wide": wide}, request())[1] == 19
+    assert len(measured_groups({"wide": wide, "sex": SEX}, request())[0]) == 19
+    # 1,000 classes: 74 MiB for each subgroup.
+    assert measured_groups({"sex": SEX}, request(classes=1000)) == ((), 2)
+
+
+def arrays_of(groups, counted) -> dict:
+    return {
+        name: array
+        for key, statistics in counted.items()
+        for name, array in prefixed(key, to_arrays(statistics)).items()
+    }
+
+
+def test_more_records_in_subgroups_than_in_all_are_refused() -> None:
+    groups = (("sex", "female"), ("sex", "male"), ("age", "old"))
+    people = {"sex": SEX, "age": np.full(6, "old")}
+    counted = count_predictions("last", part(groups=people), groups, PREDICTED)
+    whole = {"last": counted["last"]}
+    assert len(read_subgroups(CARD, groups, arrays_of(groups, counted), whole)) == 3
+    twice = counted | {"group-0/last": counted["group-1/last"]}
+    with pytest.raises(ValueError, match="subgroups of 'sex' add up to more"):
+        read_subgroups(CARD, groups, arrays_of(groups, twice), whole)
+    forged = arrays_of(groups, counted)
+    forged["group-2/last/truth"] = forged["group-2/last/truth"] + 5
+    with pytest.raises(ValueError, match="cannot come from records"):
+        read_subgroups(CARD, groups, forged, whole)
+
+
+def test_subgroups_are_pooled_over_the_sites_that_have_them() -> None:
+    parts = []
+    for name, people in (("north", SEX), ("south", np.full(6, "male"))):
+        groups, _ = measured_groups({"sex": people}, request())
+        counted = count_predictions("last", part(groups={"sex": people}), groups, PREDICTED)
+        card = CARD.model_copy(update={"name": name})
+        parts += read_subgroups(card, groups, arrays_of(groups, counted), {"last": counted["last"]})
+    found = [
+        (name, group[1], int(part.count)) for name, _, _, group, part in subgroup_sets(parts, ("held_out", "train"))
+    ]
+    assert found == [
+        ("pooled:held_out", "female", 2), ("pooled:held_out", "male", 10), ("north", "female", 2), ("north", "male", 4),
+        ("south", "male", 6),
+    ]  # fmt: skip
+
+
+REPLY = {"run": "cd" * 16, "round": 1, "request": "0" * 64, "release": "public"}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [["sex", "x" * 61]], [["sex", ""]], [["sex", "a\u202eb"]], [["sex", "a\nb"]], [["sex"]],
+        [["a", str(number)] for number in range(21)], [["sex", "male"], ["sex", "male"]],
+    ],
+)  # fmt: skip
+def test_hostile_names_are_refused(groups) -> None:
+    EvaluateReply.model_validate({**REPLY, "groups": [["sex", "male"]]})
+    with pytest.raises(ValidationError):
+        EvaluateReply.model_validate({**REPLY, "groups": groups})
+
+
+def ask(site):
+    sample = {"1.weight": np.zeros((1, 2, 2), np.float32), "1.bias": np.zeros((1, 2), np.float32)}
+    arrays = prefixed("last", sample)
+    content = {
+        "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
+        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
+    }  # fmt: skip
+    return site.answer("evaluate", content, arrays)
+
+
+@pytest.mark.parametrize("release", ["public", "noised", "none"])
+def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
+    site = table_site()
+    rows = [(f"p{number}", float(number % 2), 1.0, number % 2) for number in range(40)]
+    source = {
+        "kind": "table", "path": "patients.csv", "label": "sick", "classes": 2, "features": ["x", "y"],
+        "unit_column": "patient", "group_columns": ["sick"],
+    }  # fmt: skip
+    site.write(rows, role="held_out", source=source, policy={"max_run_epsilon": 4.0, "evaluation_release": release})
+    reply = ask(site)
+    if release == "none":
+        assert json.loads(reply.content["config"]["refusal"])["code"] == "NOT_SENT"
+        return
+    record = json.loads(reply.content["config"]["record"])
+    names = set(reply.content["arrays"])
+    if release == "noised":
+        assert record["groups"] == []
+        assert names == {"last/noised"}
+        return
+    assert record["groups"] == [["sick", "0"], ["sick", "1"]]
+    assert {"last/top_label", "group-0/last/top_label", "group-1/last/uncertainty"} < names
+    assert reply.content["arrays"]["group-0/last/scalars"].numpy()[0] == 20
+
+
+@pytest.fixture
+def table_run(federation, tmp_path):
+    """A federation of three sites on a table with a column of sexes; the label depends on one feature."""
+    generator = np.random.default_rng(1)
+    lines = ["a,b,sick,sex"]
+    for _ in range(400):
+        a, b = generator.normal(size=2)
+        lines.append(f"{a},{b},{int(a + 0.5 * generator.normal() > 0)},{generator.choice(['female', 'male'])}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    return federation(
+        f"data.source={{kind='table', path='{tmp_path / 't.csv'}', label='sick', classes=2, features=['a', 'b'], "
+        "group_columns=['sex']}",
+        "sites={north={role='train'}, south={role='train'}, out={role='held_out', records=100}}",
+        "partition={kind='iid'}",
+        "model={kind='logistic'}",
+    )
+
+
+def test_a_run_measures_subgroups_and_shift(table_run) -> None:
+    table_run.run()
+    summary = json.loads((table_run.folder / "summary.json").read_text())
+    rows = {(row["site"], row["value"], row["predictor"]): row for row in summary["subgroups"]}
+    whole = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
+    for place in ("pooled:train", "pooled:held_out", "north", "south", "out"):
+        parts = [rows[place, value, "posterior"] for value in ("female", "male")]
+        assert sum(row["n"] for row in parts) == whole[place, "posterior"]["n"]
+        right = sum(row["n"] * row["accuracy"] for row in parts)
+        assert right == pytest.approx(whole[place, "posterior"]["n"] * whole[place, "posterior"]["accuracy"])
+        assert {row["attribute"] for row in parts} == {"sex"}
+    found = [(row["site"], row["measure"]) for row in summary["shift_detection"]]
+    assert found == [(site, measure) for site in ("pooled:held_out", "out") for measure in ("epistemic", "total")]
+    for row in summary["shift_detection"]:
+        assert row["n"] == 100
+        assert row["n_reference"] == whole["pooled:train", "posterior"]["n"]
+        assert row["interval"][0] <= row["low"] <= row["auroc"] <= row["high"] <= row["interval"][1]
+
+
+def test_a_hostile_site_cannot_add_subgroups(table_run) -> None:
+    def change(request, reply):
+        if request.metadata.message_type == "evaluate" and table_run.site_of(request) == "south":
+            for name in [name for name in reply.content["arrays"] if name.startswith("group-0/")]:
+                whole = reply.content["arrays"][name.removeprefix("group-0/")].numpy()
+                reply.content["arrays"][name] = Array(whole)
+        return reply
+
+    table_run.grid.change = change
+    table_run.run()
+    summary = json.loads((table_run.folder / "summary.json").read_text())
+    assert any("south sent no evaluation: rejected: the subgroups of 'sex'" in text for text in summary["warnings"])
+    assert {row["site"] for row in summary["subgroups"]} == {"pooled:train", "pooled:held_out", "north", "out"}
+
+
+def test_subgroups_too_large_for_a_reply_are_refused_before_they_are_read() -> None:
+    reply = EvaluateReply.model_validate({**REPLY, "groups": [["sex", "male"]]})
+    with pytest.raises(ValueError, match="1 subgroups, whose tables are too large"):
+        Evaluation(1000).add(CARD, request(classes=1000), reply, None)
+
+
+def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation) -> None:
+    run = federation("training={rounds=1, steps_per_round=4, burn_in=2, thinning=2}", "aggregation={rule='fedavg'}")
+    run.run()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    for row in summary["shift_detection"]:
+        assert (row["auroc"] is None) == (row["measure"] == "epistemic")
+
+
+def test_noised_sums_detect_no_shift(federation) -> None:
+    run = federation("evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=8")
+    run.run()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["shift_detection"]
+    assert all(row["auroc"] is None and row["n_reference"] is None for row in summary["shift_detection"])
+    assert summary["subgroups"] == []
