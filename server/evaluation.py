@@ -17,6 +17,7 @@ from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
 from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.train import PrivacyStatement
+from server.conformal_rows import conformal_rows
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.messages import read_arrays
 
@@ -95,6 +96,10 @@ class Evaluation:
             if name.startswith("pooled:") and isinstance(statistics, CalibrationStatistics):
                 reliability.append({**key, "bins": [row.as_row() for row in reliability_bins(statistics)]})
         return calibration, reliability
+
+    def conformal(self) -> list[dict[str, Any]]:
+        """Measure prediction sets at the sites that did not train; the summary's `conformal` rows."""
+        return conformal_rows([*self._pooled(), *self._by_site()])
 
     def warnings(self) -> list[str]:
         """Name the sites that hold most of what is pooled, by the largest count that each states of a predictor."""

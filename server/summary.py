@@ -85,6 +85,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,
+        "conformal": evaluation.conformal() if evaluation else [],
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
         "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
         "bytes": {
