@@ -20,7 +20,7 @@ def draw(seed, count, spread, law):
 
 
 # Largest differences measured over 40 draws each: intercept 1e-6, slope 4e-4 at spread 2 and 9e-3 at spread 6, where
-# one record in five lies in the first or last bin; the intervals' half widths are .07 and .06 at n = 2000.
+# one record in four lies in the first or last bin; the intervals' half widths are .07 and .06 at n = 2000.
 @pytest.mark.parametrize(("spread", "closeness"), [(1, 5e-4), (2, 1e-3), (4, 6e-3), (6, 1e-2)])
 def test_close_to_the_fit_on_records(spread, closeness):
     for seed in range(5):
