@@ -25,6 +25,7 @@ from fl_dpbayes.protocol.evaluate import (
     subgroup_prefix,
 )
 from fl_dpbayes.protocol.train import PrivacyStatement
+from server.conformal_rows import conformal_rows
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.mean_over_sites import mean_rows
 from server.messages import read_arrays
@@ -158,6 +159,10 @@ class Evaluation:
             # probabilities, which no longer tell the two uncertainties apart.
             row |= {"epistemic": None, "aleatoric": None}
         return row
+
+    def conformal(self) -> list[dict[str, Any]]:
+        """Measure prediction sets at the sites that did not train; the summary's `conformal` rows."""
+        return conformal_rows([*self._pooled(), *self._by_site()])
 
     def warnings(self) -> list[str]:
         """Name the sites that hold most of what is pooled, by their largest count, or that left subgroups out."""

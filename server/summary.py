@@ -87,6 +87,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "reliability": reliability,
         "subgroups": evaluation.subgroup_rows(scenario.seed) if evaluation else [],
         "shift_detection": evaluation.shift_detection_rows() if evaluation else [],
+        "conformal": evaluation.conformal() if evaluation else [],
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
         "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
         "bytes": {

@@ -76,6 +76,41 @@ def ece(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
     return mean_absolute_gap(coarsen(statistics.top_label, bins))
 
 
+def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
+    """Return the expected calibration error of the top label in ranges of about equally many records.
+
+    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of fine bins of the merged histogram.
+
+    Args:
+        statistics: merged statistics.
+        ranges: number of ranges R.
+
+    Returns:
+        A value in [0, 1], or None without records.
+
+    Source: Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language processing
+        models", EMNLP 2015, section 4.
+    """
+    return mean_absolute_gap(equal_mass(statistics.top_label, ranges))
+
+
+def ece_binary(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return the expected calibration error of p(y = 1) against y, another number than that of the top label.
+
+    sum_b (n_b / N) |p_b - y_b|, bins over all of [0, 1].
+
+    Args:
+        statistics: merged statistics.
+        bins: number of bins, a divisor of FINE_BINS.
+
+    Returns:
+        A value in [0, 1], or None for more than two classes or without records.
+
+    Source: Naeini, Cooper, Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
+    """
+    return mean_absolute_gap(coarsen(statistics.class_wise[1], bins)) if statistics.classes == 2 else None
+
+
 def mce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
     """Return the largest gap |conf_b - acc_b| of the top label over equal-width bins (Guo et al. 2017, equation 5).
 

@@ -14,7 +14,10 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.summary import parse_summary
 
-METRICS = ("accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc")
+METRICS = (
+    "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "ece_10", "ece_20",
+    "ece_equal_mass", "ece_binary", "aurc", "aurc_excess", "calibration_intercept", "calibration_slope",
+)  # fmt: skip
 PRIVACY_COLUMNS = (
     "site", "round", "steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency",
     "noise_multiplier_first", "noise_multiplier_last", "temperature", "status", "reason", "budget", "purpose",

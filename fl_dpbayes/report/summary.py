@@ -97,6 +97,16 @@ class EvaluationPrivacyRecord(SummaryPart):
     unit: Text = "record"
 
 
+class NetBenefitRecord(SummaryPart):
+    """Net benefit of treating above a threshold, beside treating all and none."""
+
+    threshold: float
+    model: Number = None
+    interval: Interval = None
+    all: Number = None
+    none: Number = None
+
+
 class CalibrationRecord(SummaryPart):
     """How one predictor did at one site, or at all sites of a role; it averages `samples`.
 
@@ -111,7 +121,12 @@ class CalibrationRecord(SummaryPart):
     accuracy: Number = None
     nll: Number = None
     brier: Number = None
+    brier_terms: dict[str, Number] | None = None
     ece: Number = None
+    ece_10: Number = None
+    ece_20: Number = None
+    ece_equal_mass: Number = None
+    ece_binary: Number = None
     ece_if_calibrated: Number = None
     ece_if_calibrated_high: Number = None
     rms_debiased: Number = None
@@ -121,6 +136,15 @@ class CalibrationRecord(SummaryPart):
     ace: Number = None
     sce: Number = None
     auroc: Number = None
+    auroc_bounds: Interval = None
+    aurc: Number = None
+    aurc_excess: Number = None
+    aurc_bounds: Interval = None
+    accuracy_at_coverage: dict[str, Number] | None = None
+    accuracy_at_coverage_bounds: dict[str, Interval] | None = None
+    calibration_intercept: Number = None
+    calibration_slope: Number = None
+    net_benefit: tuple[NetBenefitRecord, ...] | None = None
     epistemic: Number = None
     aleatoric: Number = None
     intervals: dict[str, Interval] = Field(default_factory=dict)
@@ -134,6 +158,25 @@ class CalibrationRecord(SummaryPart):
     def mean_of_sites(self) -> bool:
         """Whether the row is the mean of its role's sites, each counting the same."""
         return self.site == f"mean:{self.role}"
+
+
+class ConformalRecord(SummaryPart):
+    """How conformal prediction sets did at one place: `coverage` is to be `level` or more, `size` small.
+
+    `weights` is "none", "label-shift" (by the place's own labels) or "label-shift-estimated" (by its predictions).
+    """
+
+    site: Text
+    role: Role
+    predictor: Text
+    level: float
+    weights: Text
+    calibrated_on: Text = ""
+    coverage: Number = None
+    interval: Interval = None
+    size: Number = None
+    n: int | None = None
+    n_calibration: int | None = None
 
 
 class ReliabilityBin(SummaryPart):
@@ -223,6 +266,7 @@ class Summary(SummaryPart):
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     calibration: tuple[CalibrationRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
+    conformal: tuple[ConformalRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic
     seconds: dict[str, Number]

@@ -91,6 +91,37 @@ def test_ace_agrees_with_sorted_records():
     assert errors.ace(from_batch(probabilities, labels)) == pytest.approx(np.mean(per_class), abs=14 * 3.2 / 3000)
 
 
+def test_equal_mass_error_agrees_with_sorted_records():
+    generator = np.random.default_rng(16)
+    probabilities, labels = generator.dirichlet(np.ones(3), 3000), generator.integers(0, 3, 3000)
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    parts = np.array_split(np.argsort(confidence), 15)
+    direct = np.mean([abs(confidence[part].mean() - right[part].mean()) for part in parts])
+    # Edges move by at most the content of a fine bin, here about 3000 / 640 records, at 14 edges.
+    assert errors.ece_equal_mass(from_batch(probabilities, labels)) == pytest.approx(direct, abs=14 * 5 / 3000)
+
+
+def test_binary_view_is_not_the_top_label_golden():
+    case = GOLDEN["ten_points"]
+    statistics = binary(case["p"], case["y"])
+    assert errors.ece_binary(statistics, 5) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
+    statistics = binary([0.2, 0.8], [1, 1])  # top label: 80 % sure, right once; p(y = 1): .2 and .8, both 1
+    assert errors.ece(statistics, 5) == pytest.approx(0.3, abs=1e-12)
+    assert errors.ece_binary(statistics, 5) == pytest.approx(0.5, abs=1e-12)
+    assert errors.ece_binary(from_batch([[0.2, 0.7, 0.1]], [0])) is None
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(SEEDS, st.sampled_from([5, 10, 15, 20]))
+def test_errors_property_at_least_the_overall_gap(seed, bins):
+    statistics = random_statistics(seed, classes=2)
+    overall = abs(statistics.top_label[:, 1].sum() - statistics.correct) / statistics.count
+    for metric in (errors.ece, errors.ece_equal_mass):
+        assert metric(statistics, bins) >= overall - 1e-12
+    table = statistics.class_wise[1].sum(axis=0)
+    assert errors.ece_binary(statistics, bins) >= abs(table[1] - table[2]) / statistics.count - 1e-12
+
+
 def test_sce_of_two_classes_equals_binned_probability_error():
     generator = np.random.default_rng(7)
     p, y = generator.uniform(0, 1, 400), generator.integers(0, 2, 400)
@@ -121,9 +152,15 @@ def test_single_record_bins_contribute_nothing_to_the_debiased_square_limit():
     assert errors.debiased_mean_square_gap(coarsen(statistics.top_label, 15)) == 0
 
 
-@pytest.mark.parametrize("metric", [errors.ece, errors.mce, errors.rms, errors.rms_debiased, errors.ace, errors.sce])
+@pytest.mark.parametrize(
+    "metric",
+    [
+        errors.ece, errors.ece_equal_mass, errors.ece_binary, errors.mce, errors.rms, errors.rms_debiased, errors.ace,
+        errors.sce,
+    ],
+)  # fmt: skip
 def test_without_records_undefined_limit(metric):
-    assert metric(empty(3)) is None
+    assert metric(empty(2)) is None
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)

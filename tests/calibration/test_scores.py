@@ -39,6 +39,18 @@ def test_five_terms_property_add_up(seed, count, classes, bins):
     assert scores.decompose_brier(statistics, bins).brier == pytest.approx(scores.brier(statistics), abs=1e-12)
 
 
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([5, 15]))
+def test_label_flip_property(seed, bins):
+    generator = np.random.default_rng(seed)
+    p, y = generator.uniform(0, 1, 100), generator.integers(0, 2, 100)
+    one, other = (
+        scores.decompose_table(coarsen(binary(*pair).class_wise[1], bins)) for pair in ((p, y), (1 - p, 1 - y))
+    )
+    assert asdict(one) == pytest.approx(asdict(other), abs=1e-12)
+    assert scores.auroc(binary(p, y)).value == pytest.approx(scores.auroc(binary(1 - p, 1 - y)).value, abs=1e-12)
+
+
 def test_accuracy_nll_and_brier_agree_with_records():
     generator = np.random.default_rng(1)
     probabilities, labels = generator.dirichlet(np.ones(4), 300), generator.integers(0, 4, 300)

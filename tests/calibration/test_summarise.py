@@ -49,3 +49,29 @@ def test_summary_of_merged_sites_is_that_of_the_pool():
     first = summarise(merge(*sites), np.random.default_rng(0)).as_row()
     second = summarise(merge(*reversed(sites)), np.random.default_rng(0)).as_row()
     assert first == second
+
+
+def test_two_classes_have_a_line_and_a_decision_curve():
+    row = summarise(random_statistics(classes=2), np.random.default_rng(0)).as_row()
+    assert json.loads(json.dumps(row)) == row
+    for metric in ("calibration_intercept", "calibration_slope"):
+        low, high = row["intervals"][metric]
+        assert low < row[metric] < high
+    assert [point["threshold"] for point in row["net_benefit"]] == [step / 20 for step in range(1, 20)]
+    assert set(row["net_benefit"][0]) == {"threshold", "model", "interval", "all", "none"}
+    assert row["ece_binary"] is not None
+
+
+def test_more_classes_have_none_of_what_needs_two():
+    row = summarise(random_statistics(classes=3), np.random.default_rng(0)).as_row()
+    for metric in ("ece_binary", "calibration_intercept", "calibration_slope", "net_benefit"):
+        assert row[metric] is None
+    assert sum(row["brier_terms"].values()) - 2 * (
+        row["brier_terms"]["resolution"] + row["brier_terms"]["within_covariance"]
+    ) == pytest.approx(row["brier"], abs=1e-12)
+    assert set(row["accuracy_at_coverage"]) == {"0.8", "0.9", "0.95"}
+    for metric in ("auroc", "aurc"):
+        low, high = row[f"{metric}_bounds"]
+        assert low <= row[metric] <= high
+    for bins in (10, 20):
+        assert row[f"ece_{bins}"] == errors.ece(random_statistics(classes=3), bins)

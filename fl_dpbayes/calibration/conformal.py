@@ -1,0 +1,129 @@
+"""Split conformal prediction sets from merged histograms of p_label: thresholds, coverage and size."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.calibration.bins import CONFIDENCE, CONFIDENCE_OUTCOME, COUNT, FINE_BINS, OUTCOME, Floats
+from fl_dpbayes.calibration.intervals import Interval, wilson_interval
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
+
+LEVEL = 0.9
+ROUNDING = 1e-9
+
+FirstBins = npt.NDArray[np.int64]
+
+
+def set_thresholds(calibration: CalibrationStatistics, level: float, weights: Floats | None = None) -> FirstBins:
+    """Return the thresholds of prediction sets {c : p_c >= t_c} that hold the label with probability `level`.
+
+    Score 1 - p_label. t_c is the lower edge of the fine bin in which the calibration records, sorted from the largest
+    p_label down and weighing w_label each, first reach level (sum_i w_i + w_c); 0, the full set, where they never do.
+    Without weights that is the record of rank ceil((n + 1) level). Rounding down to an edge makes sets larger by at
+    most one bin, so the promise holds: coverage is at least `level` on average over calibration sets, for one new
+    record from the same population (from the one that the weights describe).
+
+    Args:
+        calibration: statistics of records that took no part in training.
+        level: 1 - alpha, in (0, 1).
+        weights: w, prevalence at the target over prevalence in the calibration records, shape (C,), >= 0; None for 1.
+
+    Returns:
+        Index of the first fine bin of p_c that is in the set, per class, shape (C,); t_c is that index / FINE_BINS.
+
+    Source: Sadinle, Lei, Wasserman, JASA 114 (2019), 223-234 (score); Tibshirani et al., NeurIPS 2019, and Podkopaev
+        and Ramdas, UAI 2021 (weights for label shift, the candidate's own mass at infinity).
+    """
+    mass = np.ones(calibration.classes) if weights is None else weights
+    reached = np.cumsum((mass @ calibration.class_wise[..., OUTCOME])[::-1])
+    wanted = level * (reached[-1] + mass)
+    from_top = np.searchsorted(reached, wanted - ROUNDING * (1 + wanted))
+    return np.maximum(FINE_BINS - 1 - from_top, 0)
+
+
+@dataclass(frozen=True)
+class SetQuality:
+    """How prediction sets did on a set of records.
+
+    Attributes:
+        coverage: share of records whose set holds the label.
+        interval: 95 % Wilson interval of the coverage of these thresholds.
+        size: mean number of classes in a set.
+    """
+
+    coverage: float
+    interval: Interval | None
+    size: float
+
+
+def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQuality | None:
+    """Return coverage and mean size of prediction sets, exactly, as thresholds are edges of fine bins.
+
+    Args:
+        statistics: statistics of the records.
+        first: what `set_thresholds` gave.
+
+    Returns:
+        Coverage with its interval, and size; None without records.
+    """
+    if statistics.count == 0:
+        return None
+    tables = [table[start:] for table, start in zip(statistics.class_wise, first, strict=True)]
+    covered = float(sum(table[:, OUTCOME].sum() for table in tables))
+    members = float(sum(table[:, COUNT].sum() for table in tables))
+    return SetQuality(
+        covered / statistics.count, wilson_interval(covered, statistics.count), members / statistics.count
+    )
+
+
+def prevalence(statistics: CalibrationStatistics) -> Floats:
+    """Return the share of each class among the labels, shape (C,), of statistics with at least one record."""
+    return statistics.class_wise[..., OUTCOME].sum(axis=1) / statistics.count
+
+
+def estimated_prevalence(source: CalibrationStatistics, target: CalibrationStatistics) -> Floats | None:
+    """Estimate the target's class shares from its mean prediction, its labels unused (soft black-box shift estimation).
+
+    pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
+    of class c. It is right where only the prevalence differs. Two classes only: with more, the equations need means of
+    each class's probability over each label, and the sums hold those of a record's own label alone.
+
+    Args:
+        source: statistics with labels of both classes.
+        target: statistics with at least one record.
+
+    Returns:
+        (1 - pi_1, pi_1), or None for more than two classes, one class in the source, or predictions that do not tell
+        its classes apart (m_1 <= m_0).
+
+    Source: Lipton, Wang, Smola, "Detecting and correcting for label shift with black box predictors", ICML 2018.
+    """
+    if source.classes != 2:
+        return None
+    sums = source.class_wise[1].sum(axis=0)
+    positives, negatives = sums[OUTCOME], sums[COUNT] - sums[OUTCOME]
+    if positives == 0 or negatives == 0:
+        return None
+    of_positives = sums[CONFIDENCE_OUTCOME] / positives
+    of_negatives = (sums[CONFIDENCE] - sums[CONFIDENCE_OUTCOME]) / negatives
+    if of_positives - of_negatives <= ROUNDING:
+        return None
+    mean = target.class_wise[1, :, CONFIDENCE].sum() / target.count
+    share = min(1.0, max(0.0, float((mean - of_negatives) / (of_positives - of_negatives))))
+    return np.array([1 - share, share])
+
+
+def label_shift_weights(source: Floats, target: Floats) -> Floats | None:
+    """Return target / source prevalence of each class, or None where the target has a class that the source lacks.
+
+    Args:
+        source: prevalences among the calibration records, shape (C,).
+        target: prevalences where the sets are used, shape (C,).
+
+    Returns:
+        Weights of 0 or more, shape (C,).
+    """
+    if ((source == 0) & (target > 0)).any():
+        return None
+    return np.divide(target, source, out=np.zeros_like(source), where=source > 0)

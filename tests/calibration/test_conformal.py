@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
+from fl_dpbayes.calibration.conformal import (
+    estimated_prevalence,
+    label_shift_weights,
+    measure_sets,
+    prevalence,
+    set_thresholds,
+)
+from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+
+
+def binary(p, y):
+    p = np.asarray(p, np.float64)
+    return from_batch(np.stack([1 - p, p], axis=1), y)
+
+
+def draw(generator, count, shares):
+    """Three classes as Gaussian bumps; predictions are Bayes at equal prevalence, sharpened."""
+    labels = generator.choice(len(shares), count, p=shares)
+    place = generator.normal(1.5 * labels, 1.0)
+    index = -0.8 * (place[:, None] - 1.5 * np.arange(len(shares))) ** 2
+    probabilities = np.exp(index - index.max(axis=1, keepdims=True))
+    return probabilities / probabilities.sum(axis=1, keepdims=True), labels
+
+
+@pytest.mark.parametrize(("count", "rank"), [(9, 9), (19, 18), (100, 91), (104, 95)])
+def test_rank_golden(count, rank):
+    bins = 500 + 3 * np.arange(count)  # p_label of each record in a bin of its own
+    statistics = binary((bins + 0.5) / FINE_BINS, np.ones(count, np.int64))
+    assert set_thresholds(statistics, 0.9).tolist() == [bins[count - rank]] * 2
+
+
+def test_too_few_records_give_the_full_set_golden():
+    for count in range(9):
+        statistics = binary(np.full(count, 0.9), np.ones(count, np.int64))
+        assert set_thresholds(statistics, 0.9).tolist() == [0, 0]
+    assert measure_sets(binary([0.2, 0.7], [0, 1]), np.zeros(2, np.int64)).size == 2
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 10_000), st.integers(20, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
+def test_threshold_property_is_the_exact_one_rounded_down_to_an_edge(seed, count, level):
+    generator = np.random.default_rng(seed)
+    probabilities, labels = draw(generator, count, [0.5, 0.3, 0.2])
+    rank = int(np.ceil(round((count + 1) * level, 9)))
+    of_label = np.sort(probabilities[np.arange(count), labels])[::-1]
+    exact = of_label[rank - 1] if rank <= count else 0.0
+    first = set_thresholds(from_batch(probabilities, labels), level)
+    assert first.tolist() == [bin_index(exact, FINE_BINS)] * 3
+
+    quality = measure_sets(from_batch(probabilities, labels), first)
+    sets = bin_index(probabilities, FINE_BINS) >= first
+    assert quality.coverage == pytest.approx(sets[np.arange(count), labels].mean(), abs=1e-12)
+    assert quality.size == pytest.approx(sets.sum(axis=1).mean(), abs=1e-12)
+    assert quality.interval.low <= quality.coverage <= quality.interval.high
+
+
+def test_weighted_threshold_agrees_with_sorted_records():
+    generator = np.random.default_rng(4)
+    probabilities, labels = draw(generator, 150, [0.5, 0.3, 0.2])
+    weights = np.array([0.4, 1.0, 2.5])
+    of_label = probabilities[np.arange(150), labels]
+    order = np.argsort(-of_label)
+    mass = np.cumsum(weights[labels][order])
+    exact = [of_label[order][np.flatnonzero(mass >= 0.9 * (mass[-1] + own))[0]] for own in weights]
+    thresholds = set_thresholds(from_batch(probabilities, labels), 0.9, weights) / FINE_BINS
+    assert ((np.array(exact) - 1 / FINE_BINS < thresholds) & (thresholds <= exact)).all()
+    # A heavy candidate must reach further down than a light one.
+    assert thresholds[2] <= thresholds[1] <= thresholds[0]
+
+
+@pytest.mark.parametrize("count", [30, 200])
+def test_sets_cover_on_average(count):
+    generator, level, seeds = np.random.default_rng(5), 0.9, 200
+    test = from_batch(*draw(generator, 50_000, [0.5, 0.3, 0.2]))
+    coverage = []
+    for _ in range(seeds):
+        first = set_thresholds(from_batch(*draw(generator, count, [0.5, 0.3, 0.2])), level)
+        coverage.append(measure_sets(test, first).coverage)
+    # The test set's own error is that of 50,000 records.
+    error = np.hypot(np.std(coverage) / seeds**0.5, (0.09 / 50_000) ** 0.5)
+    assert np.mean(coverage) >= level - 3 * error
+    assert np.mean(coverage) <= level + 1 / (count + 1) + 0.003 + 3 * error  # .003: at most a fine bin more
+
+
+@pytest.mark.parametrize("count", [60, 300])
+def test_weighted_sets_cover_under_label_shift_and_plain_ones_do_not(count):
+    generator, level, seeds = np.random.default_rng(6), 0.9, 200
+    source, target = np.array([0.8, 0.15, 0.05]), np.array([0.1, 0.7, 0.2])
+    weights = label_shift_weights(source, target)
+    test = from_batch(*draw(generator, 50_000, target))
+    plain, weighted = [], []
+    for _ in range(seeds):
+        calibration = from_batch(*draw(generator, count, source))
+        plain.append(measure_sets(test, set_thresholds(calibration, level)).coverage)
+        weighted.append(measure_sets(test, set_thresholds(calibration, level, weights)).coverage)
+    error = np.hypot(np.std(weighted) / seeds**0.5, (0.09 / 50_000) ** 0.5)
+    assert np.mean(weighted) >= level - 3 * error
+    assert np.mean(plain) < level - 3 * np.std(plain) / seeds**0.5
+
+
+def test_equal_weights_change_nothing():
+    statistics = from_batch(*draw(np.random.default_rng(7), 77, [0.4, 0.3, 0.3]))
+    weights = label_shift_weights(prevalence(statistics), prevalence(statistics))
+    np.testing.assert_array_equal(set_thresholds(statistics, 0.9, weights), set_thresholds(statistics, 0.9))
+
+
+def test_merged_sites_are_the_pool():
+    probabilities, labels = draw(np.random.default_rng(8), 120, [0.4, 0.3, 0.3])
+    merged = merge(from_batch(probabilities[:30], labels[:30]), from_batch(probabilities[30:], labels[30:]))
+    np.testing.assert_array_equal(set_thresholds(merged, 0.9), set_thresholds(from_batch(probabilities, labels), 0.9))
+
+
+def test_estimated_prevalence_recovers_the_truth_without_labels():
+    generator = np.random.default_rng(9)
+    estimates = []
+    source = from_batch(*draw(generator, 50_000, [0.6, 0.4]))
+    for _ in range(100):
+        probabilities, _ = draw(generator, 500, [0.15, 0.85])
+        estimates.append(estimated_prevalence(source, from_batch(probabilities, np.zeros(500, np.int64)))[1])
+    assert abs(np.mean(estimates) - 0.85) < 3 * np.std(estimates) / 10 + 0.01
+    assert 0.01 < np.std(estimates) < 0.05
+
+
+def test_prevalences_undefined_limit():
+    one_class, both = binary([0.2, 0.9], [1, 1]), binary([0.2, 0.9], [0, 1])
+    assert estimated_prevalence(one_class, both) is None
+    assert estimated_prevalence(binary([0.9, 0.2], [0, 1]), both) is None  # ranks the classes the wrong way
+    three = from_batch([[0.2, 0.7, 0.1]], [0])
+    assert estimated_prevalence(three, three) is None
+    assert label_shift_weights(np.array([1.0, 0.0]), np.array([0.5, 0.5])) is None
+    assert label_shift_weights(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
+    assert measure_sets(empty(2), np.zeros(2, np.int64)) is None
