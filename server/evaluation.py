@@ -15,7 +15,7 @@ from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
-from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.evaluate import PRIOR_CORRECTED, RECALIBRATED, EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.train import PrivacyStatement
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.messages import read_arrays
@@ -58,9 +58,9 @@ class Evaluation:
             shapes |= prefixed(predictor, one)
         arrays = read_arrays(reply, shapes, np.float64)
         parts = []
-        # A recalibrated predictor is the posterior, mapped.
+        # Recalibrated and prior-corrected predictors are the posterior, mapped.
         counts = {name: len(weights) for name, weights in request.predictors.items()}
-        self._samples = counts | {RECALIBRATED: counts.get("posterior", 0)}
+        self._samples = counts | dict.fromkeys((RECALIBRATED, PRIOR_CORRECTED), counts.get("posterior", 0))
         for predictor in request.measured:
             tables = without_prefix(predictor, arrays)
             statistics: Statistics = (
@@ -87,7 +87,7 @@ class Evaluation:
         for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]:
             key = {"site": name, "role": role, "predictor": predictor, "samples": self._samples[predictor]}
             row = {**key, **_summary(statistics, np.random.default_rng(seed)).as_row()}
-            if predictor == RECALIBRATED or self._samples[predictor] == 1:
+            if predictor in (RECALIBRATED, PRIOR_CORRECTED) or self._samples[predictor] == 1:
                 # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
                 # probabilities, which no longer tell the two uncertainties apart.
                 row |= {"epistemic": None, "aleatoric": None}
@@ -115,11 +115,13 @@ class Evaluation:
     def _pooled(self) -> list[tuple[str, Role, str, Statistics]]:
         pooled = []
         for role in ROLES:
+            measured = {part.card.name for part in self.parts if part.card.role == role}
             for predictor in dict.fromkeys(part.predictor for part in self.parts):
                 members = [
                     part.statistics for part in self.parts if (part.card.role, part.predictor) == (role, predictor)
                 ]
-                if members:
+                # Over some of the sites only it could not be held against the other predictors.
+                if members and len(members) == len(measured):
                     pooled.append((f"pooled:{role}", role, predictor, reduce(_merge, members)))
         return pooled
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.protocol.prevalence import SitePrevalence, TrainedPrevalence
 from fl_dpbayes.protocol.record import Record
 
 Severity = Annotated[int, Field(ge=1, le=5)]
@@ -122,11 +123,13 @@ class DataSpec(Record):
 
     A relative path in a source starts at the working directory of the command that reads the scenario; the scenario
     that a run writes into its directory holds it as an absolute one.
-    `test_fraction` is the share of each training site's units that is kept for testing.
+    `test_fraction` is the share of each training site's units that is kept for testing. `prevalence` declares the
+    shares of the classes among the training records, public by declaration, for sites that declare their own.
     """
 
     source: Annotated[Source, BeforeValidator(_named_source)]
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    prevalence: TrainedPrevalence | None = None
 
 
 def with_absolute_path(data: DataSpec) -> DataSpec:
@@ -143,7 +146,9 @@ class SiteSpec(Record):
 
     Training sites share out the records of the official part `train` among them. A held-out or shifted site has
     `records` records of `part` set aside for it; without `records` it has all of that part. `epsilon` is what a
-    training site's cohort may ever spend, where that differs from the other sites'.
+    training site's cohort may ever spend, where that differs from the other sites'. `prevalence` declares the shares of
+    the classes here, public by declaration, or lets the site estimate them; its predictions are then also measured
+    corrected for them. A wrong declaration is the user's own: nothing checks it against records.
     """
 
     role: Role
@@ -151,6 +156,7 @@ class SiteSpec(Record):
     records: PositiveInt | None = None
     shift: Shift | None = None
     epsilon: PositiveFloat | None = None
+    prevalence: SitePrevalence | None = None
 
     @model_validator(mode="after")
     def _keys_fit_role(self) -> "SiteSpec":
