@@ -54,7 +54,7 @@ class Recalibration:
         average: the sites' map: the mean, each site weighed by its declared units; of counts the map of their sum.
         own: site -> its own map.
         statements: site -> what its recalibration part has spent.
-        noise: says so where privacy noise alone moves the parameters too far, else empty.
+        noise: says so where privacy noise alone moves the parameters too far, or hides the counts, else empty.
     """
 
     scope: Literal["federated", "site"]

@@ -144,6 +144,7 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(
     page = (run.folder / "report.html").read_text()
     assert "recalibrated posterior" in page
     assert "isotonic, one map over all sites" in page
+    assert "on units kept from training, 15 merged bins" in page
     data = tmp_path / "new.csv"
     pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0], "sick": [0, 1]}).to_csv(data, index=False)
     evaluate_records(run.folder, data, Console(quiet=True), as_json=True)
@@ -322,4 +323,30 @@ def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
     run.run()
     rows = rows_of(run)
     assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
+    assert len(summary_of(run)["recalibration"]["average"]) == 30
+
+
+def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospitals) -> None:
+    run = hospitals(ISOTONIC, "simulation.insecure_seed=")
+
+    def cut_off(request, reply):
+        if request.metadata.message_type == "evaluate":
+            raise KeyboardInterrupt
+        return reply
+
+    run.grid.change = cut_off
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    before = {}
+    for site in ("a", "b"):
+        settings = site_files(run)[site].ledger
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            before[site] = ledger.spent("recalibration").steps
+    run.grid.change = lambda request, reply: reply
+    run.run()
+    assert before == {"a": 1, "b": 1}
+    for site in ("a", "b"):
+        settings = site_files(run)[site].ledger
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            assert ledger.spent("recalibration").steps == 1
     assert len(summary_of(run)["recalibration"]["average"]) == 30

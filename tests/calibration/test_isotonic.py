@@ -106,7 +106,7 @@ def test_no_unit_moves_the_counts_further_than_the_sensitivity(classes: int) -> 
     # Every neighbour: one unit of up to m records, at the corners and edges of bins, right or wrong.
     edges = np.linspace(0, 1, ISOTONIC_BINS + 1)
     rows = []
-    for top in {*edges, 0.5, np.nextafter(1.0, 2.0)}:
+    for top in {*edges, 0.5, 1 + 1e-6}:
         other = max(0.0, 1 - top)
         rows.append([other, top] if classes == 2 else [other * 0.4, top, other * 0.6])
     records = list(itertools.product(range(len(rows)), range(classes)))
@@ -153,6 +153,10 @@ def test_without_two_clear_bins_there_is_no_map(records: int) -> None:
     probabilities, labels, _ = overconfident(records, 3, 2.0)
     assert fit_isotonic(NoisedTable(count_bins(probabilities, labels), 4.0)) is None
     assert fit_isotonic(NoisedTable(np.full((ISOTONIC_BINS, 3), -5.0), 2.0)) is None
+    # One clear bin would map every prediction to one value.
+    one = np.zeros((ISOTONIC_BINS, 3))
+    one[8] = 100, 100 * 0.55, 40
+    assert fit_isotonic(NoisedTable(one, 0.0)) is None
 
 
 def test_certain_top_label_leaves_the_others_equal_shares() -> None:
