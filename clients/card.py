@@ -1,6 +1,7 @@
 """What a site says of itself."""
 
 from fl_dpbayes.data.load import source_task, source_unit
+from fl_dpbayes.data.prevalence import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.protocol.card import Card
@@ -14,15 +15,21 @@ def card_of(site_file: SiteFile) -> Card:
 
     Returns:
         The card.
+
+    Raises:
+        UserError: if the declared prevalence does not fit the number of classes.
     """
     source = site_file.source
+    task = source_task(source)
+    check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
     return Card(
         name=site_file.name,
         role=site_file.role,
-        task=source_task(source),
+        task=task,
         units=site_file.units,
         unit=source_unit(source),
         shift=shift_label(site_file.shift),
         evaluation_release=site_file.policy.evaluation_release,
+        prevalence=site_file.prevalence,
         seeded=site_file.insecure_seed is not None,
     )

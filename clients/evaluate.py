@@ -6,12 +6,14 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
+from clients.capped_units import capped_units
 from clients.device import compute_device
 from clients.model_inputs import model_inputs
 from clients.noised_release import release_noised
 from clients.predictor_arrays import read_predictors
 from clients.refused import RefusedError
 from clients.subgroups import count_predictions, measured_groups
+from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.data.site import Part, load_site
@@ -19,7 +21,7 @@ from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.evaluate import RECALIBRATED, EvaluateReply, EvaluateRequest, Group
+from fl_dpbayes.protocol.evaluate import PRIOR_CORRECTED, RECALIBRATED, EvaluateReply, EvaluateRequest, Group
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 
@@ -44,13 +46,15 @@ def evaluate_predictors(
     release = site_file.policy.evaluation_release
     if release == "none":
         raise RefusedError(RefusalCode.NOT_SENT)
+    if request.trained_prevalence is not None and site_file.prevalence is None:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "trained_prevalence")
     arrays = read_predictors(message, request.model, request.task, request.predictors, request.arrays)
     site = load_site(site_file)
     if site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     test = model_inputs(site_file, request.model, site.test)
     if release == "noised":
-        capped = _capped(test, site_file.policy.max_test_records_per_unit)
+        capped = capped_units(test, site_file.policy.max_test_records_per_unit)
         return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
     groups, left_out = measured_groups(test.groups, request)
     tables: dict[str, npt.NDArray] = {}
@@ -65,13 +69,6 @@ def evaluate_predictors(
         groups_left_out=left_out,
     )
     return reply, tables
-
-
-def _capped(part: Part, max_records: int) -> Part:
-    order = np.argsort(part.unit_index, kind="stable")
-    starts = np.searchsorted(part.unit_index[order], part.unit_index[order])
-    kept = np.sort(order[np.arange(len(order)) - starts < max_records])
-    return Part(part.features[kept], part.labels[kept], part.unit_index[kept], part.unit_count)
 
 
 def _measure(
@@ -99,4 +96,15 @@ def _measure(
         if predictor == "posterior" and request.recalibration is not None:
             mapped = recalibrate(prediction.probabilities, request.recalibration)
             measured |= count_predictions(RECALIBRATED, part, groups, mapped)
+        if predictor == "posterior" and request.trained_prevalence is not None:
+            corrected = _prior_corrected(site_file, prediction.probabilities, request.trained_prevalence)
+            measured |= count_predictions(PRIOR_CORRECTED, part, groups, corrected)
     return measured
+
+
+def _prior_corrected(
+    site_file: SiteFile, probabilities: npt.NDArray[np.float64], trained: tuple[float, ...]
+) -> npt.NDArray[np.float64]:
+    declared = site_file.prevalence
+    target = declared if isinstance(declared, tuple) else estimated_prevalence(probabilities, trained)
+    return with_prevalence(probabilities, trained, target)

@@ -9,6 +9,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.plan import NoPrivacyPlan
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
+from fl_dpbayes.protocol.recalibration import RecalibrationPlan
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.sampler import BayesByBackprop
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
@@ -94,7 +95,7 @@ def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest)
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.epsilon")
     if plan.epsilon is not None and plan.epsilon > policy.max_run_epsilon:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.epsilon")
-    if plan.clip_norm > policy.max_clip_norm:
+    if isinstance(plan, RecalibrationPlan) and plan.clip_norm > policy.max_clip_norm:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.clip_norm")
     if plan.steps > policy.max_steps:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.steps")

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
+from clients.capped_units import capped_units
 from clients.device import compute_device
 from clients.model_inputs import model_inputs
 from clients.policy import check_recalibration_policy
@@ -11,7 +12,9 @@ from clients.predictor_arrays import read_predictors
 from clients.privacy_statement import open_ledger, privacy_statement
 from clients.refused import RefusedError
 from clients.stored_reply import pack_reply, unpack_reply
+from fl_dpbayes.calibration.isotonic import count_bins
 from fl_dpbayes.calibration.private_recalibration import private_fit
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_to_arrays, sensitivity
 from fl_dpbayes.data.site import Part, Site, load_site
 from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
@@ -26,7 +29,7 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.recalibration import RecalibrationPlan
+from fl_dpbayes.protocol.recalibration import AnyRecalibrationPlan, CountingPlan
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
@@ -49,7 +52,7 @@ def recalibrate_posterior(
         message: the Flower message that carries the posterior's samples.
 
     Returns:
-        The reply, and no arrays.
+        The reply, and the array `noised` of a count of bins.
 
     Raises:
         RefusedError: with the code and the request's field.
@@ -81,10 +84,10 @@ def recalibrate_posterior(
             case Refused(code, field):
                 raise RefusedError(code, field)
             case Reserved() as reserved:
-                return _fit_and_commit(ledger, reserved, site_file, site, part, request, samples, noise_multiplier), {}
+                return _fit_and_commit(ledger, reserved, site_file, site, part, request, samples, noise_multiplier)
 
 
-def _noise_multiplier(plan: RecalibrationPlan) -> float:
+def _noise_multiplier(plan: AnyRecalibrationPlan) -> float:
     if plan.epsilon is None:
         return 0.0
     try:
@@ -102,20 +105,27 @@ def _fit_and_commit(
     request: RecalibrateRequest,
     samples: Arrays,
     noise_multiplier: float,
-) -> RecalibrateReply:
+) -> tuple[RecalibrateReply, dict[str, npt.NDArray]]:
+    generator = _streams(site_file, request).generator("noise")
+    parameters, noise_std, arrays = None, None, {}
     try:
-        fit = private_fit(
-            _probabilities(site_file, part, request, samples),
-            part.labels,
-            part.unit_index,
-            plan=request.plan,
-            noise_multiplier=noise_multiplier,
-            units=site.recalibration_units,
-            start=request.start,
-            first_step=request.first_step,
-            steps=reserved.steps,
-            generator=_streams(site_file, request).generator("noise"),
-        )
+        if isinstance(request.plan, CountingPlan):
+            table = _count(site_file, part, request, samples, noise_multiplier, generator)
+            noise_std, arrays = table.noise_std, noised_to_arrays(table)
+        else:
+            fit = private_fit(
+                _probabilities(site_file, part, request, samples),
+                part.labels,
+                part.unit_index,
+                plan=request.plan,
+                noise_multiplier=noise_multiplier,
+                units=site.recalibration_units,
+                start=request.start or (),
+                first_step=request.first_step,
+                steps=reserved.steps,
+                generator=generator,
+            )
+            parameters = tuple(map(float, fit.parameters))
         reply = RecalibrateReply(
             run=request.run,
             round=request.round,
@@ -123,18 +133,34 @@ def _fit_and_commit(
             status="OK" if reserved.steps == request.steps else "PARTIAL",
             first_step=request.first_step,
             steps=reserved.steps,
-            parameters=tuple(map(float, fit.parameters)),
+            parameters=parameters,
+            noise_std=noise_std,
             privacy=privacy_statement(ledger, PART, site, seeded=site_file.insecure_seed is not None).model_copy(
                 update={"units": site.recalibration_units}
             ),
             ledger_head=reserved.head,
         )
-        head = ledger.commit(reserved.reservation, pack_reply(reply, {}))
+        head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
     except Exception:
         # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
         ledger.fail(reserved.reservation)
         raise
-    return reply.model_copy(update={"ledger_head": head})
+    return reply.model_copy(update={"ledger_head": head}), arrays
+
+
+def _count(
+    site_file: SiteFile,
+    part: Part,
+    request: RecalibrateRequest,
+    samples: Arrays,
+    noise_multiplier: float,
+    generator: np.random.Generator,
+) -> NoisedTable:
+    most = site_file.policy.max_test_records_per_unit
+    capped = capped_units(part, most)
+    exact = count_bins(_probabilities(site_file, capped, request, samples), capped.labels)
+    noise_std = noise_multiplier * sensitivity(SENT_COLUMNS, max_records_per_unit=most)
+    return NoisedTable(exact + noise_std * generator.standard_normal(exact.shape), noise_std)
 
 
 def _probabilities(

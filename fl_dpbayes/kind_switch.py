@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from fl_dpbayes.validation_text import records_at, tags_of
 
-SWITCHES = ("kind", "rule")
+SWITCHES = ("kind", "rule", "method")
 
 
 def drop_keys_of_other_kinds(

@@ -1,24 +1,24 @@
 """The scenario's section `[recalibration]`, and the plan that follows from it."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.plan import MIN_CLIP_NORM, AnyPrivacyPlan
-from fl_dpbayes.protocol.recalibration import RecalibrationMethod, RecalibrationPlan
+from fl_dpbayes.protocol.recalibration import AnyRecalibrationPlan, CountingPlan, DescentMethod, RecalibrationPlan
 from fl_dpbayes.protocol.record import Record
 
 
 class Recalibration(Record):
-    """A map of the posterior's probabilities, fitted with privacy on a share of each training site's units.
+    """A map of the posterior's probabilities, fitted by private descent on a share of each training site's units.
 
     The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that of training, not on
     top of it. `federated`: the sites' parameters are averaged after each of `rounds`, into which `steps` are divided,
     and every site uses the average. `site`: each training site uses its own, the other sites the average.
     """
 
-    method: RecalibrationMethod = "temperature"
+    method: DescentMethod = "temperature"
     scope: Literal["federated", "site"] = "federated"
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     epsilon: PositiveFloat | None = None
@@ -36,7 +36,29 @@ class Recalibration(Record):
         return self
 
 
-def recalibration_plan(recalibration: Recalibration, privacy: AnyPrivacyPlan) -> RecalibrationPlan:
+class IsotonicRecalibration(Record):
+    """A rising map of the posterior's probabilities, from one private count of bins at each training site.
+
+    `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the map of the summed counts.
+    """
+
+    method: Literal["isotonic"] = "isotonic"
+    scope: Literal["federated", "site"] = "federated"
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    epsilon: PositiveFloat | None = None
+
+
+def _with_default_method(content: Any) -> Any:
+    return {"method": "temperature", **content} if isinstance(content, dict) else content
+
+
+AnyRecalibration = Annotated[
+    Annotated[Recalibration | IsotonicRecalibration, Field(discriminator="method")],
+    BeforeValidator(_with_default_method),
+]
+
+
+def recalibration_plan(recalibration: AnyRecalibration, privacy: AnyPrivacyPlan) -> AnyRecalibrationPlan:
     """Build the plan that every recalibration request carries.
 
     Args:
@@ -46,10 +68,13 @@ def recalibration_plan(recalibration: Recalibration, privacy: AnyPrivacyPlan) ->
     Returns:
         The plan.
     """
-    epsilon = recalibration.epsilon or privacy.epsilon
+    spent = recalibration.epsilon or privacy.epsilon
+    epsilon = spent if math.isfinite(spent) else None
+    if isinstance(recalibration, IsotonicRecalibration):
+        return CountingPlan(epsilon=epsilon, delta=privacy.delta, adjacency=privacy.adjacency)
     return RecalibrationPlan(
         method=recalibration.method,
-        epsilon=epsilon if math.isfinite(epsilon) else None,
+        epsilon=epsilon,
         delta=privacy.delta,
         adjacency=privacy.adjacency,
         clip_norm=recalibration.clip_norm,

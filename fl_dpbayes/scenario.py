@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.data.prevalence import check_prevalences
 from fl_dpbayes.data.shared_records import check_shared_records
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.distillation_section import with_public_path
@@ -21,7 +22,7 @@ from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import MCDropout, Sampler
 from fl_dpbayes.protocol.task import LogisticModel, Model
 from fl_dpbayes.pvi_plan import pvi_plan
-from fl_dpbayes.recalibration_section import Recalibration
+from fl_dpbayes.recalibration_section import AnyRecalibration
 from fl_dpbayes.schedules.planned import check_temperature
 from fl_dpbayes.validation_text import explain
 
@@ -116,7 +117,7 @@ class Scenario(Record):
     privacy: AnyPrivacyPlan
     aggregation: Aggregation
     evaluation: Evaluation = Evaluation()
-    recalibration: Recalibration | None = None
+    recalibration: AnyRecalibration | None = None
     transport: Transport = Transport()
     resources: Resources = Resources()
     simulation: Simulation = Simulation()
@@ -170,6 +171,7 @@ class Scenario(Record):
                 "remove frozen_body, or choose another sampler"
             )
         check_temperature(self.sampler, self.privacy)
+        check_prevalences(self.data, self.sites, self.evaluation.release)
         try:
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:

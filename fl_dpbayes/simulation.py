@@ -12,7 +12,9 @@ from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.planned_samples import check_planned_samples
 from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.recalibration_section import recalibration_plan
 from fl_dpbayes.scenario import Scenario, write_scenario
+from fl_dpbayes.task_fit import check_task_fit
 
 SITES_FOLDER = "sites"
 PARTITION_FILE = "partition.json"
@@ -29,11 +31,12 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         Which records each site holds, and how many privacy units.
 
     Raises:
-        UserError: if the partition is impossible, data are missing, the chains keep too few samples for the rule, or
-            delta is not below 1/n at a training site.
+        UserError: if the partition is impossible, data are missing, the chains keep too few samples for the rule,
+            recalibration or a prevalence does not fit the classes, or delta is not below 1/n at a training site.
     """
     fraction = scenario.recalibration.fraction if scenario.recalibration else 0.0
     plan = plan_virtual_sites(scenario.data, scenario.partition, scenario.sites, scenario.seed, data_dir, fraction)
+    check_task_fit(scenario, plan.task.classes)
     check_planned_samples(scenario, plan.task)
     for site in plan.sites:
         units = max(site.train_units, site.recalibration_units)
@@ -76,7 +79,7 @@ def prepare_simulation(
         allow_downloads=True,
         max_steps=max(
             scenario.training.chains * scenario.training.rounds * scenario.training.steps_per_round,
-            recalibration.steps if recalibration else 0,
+            recalibration_plan(recalibration, privacy).steps if recalibration else 0,
         ),
         evaluation_release=scenario.evaluation.release,
         min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,

@@ -18,6 +18,7 @@ from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
 from fl_dpbayes.protocol.evaluate import (
     MAX_GROUPS,
+    PRIOR_CORRECTED,
     RECALIBRATED,
     EvaluateReply,
     EvaluateRequest,
@@ -81,9 +82,9 @@ class Evaluation:
                 shapes |= prefixed(f"{prefix}{predictor}", one)
         arrays = read_arrays(reply, shapes, np.float64)
         parts = []
-        # A recalibrated predictor is the posterior, mapped.
+        # Recalibrated and prior-corrected predictors are the posterior, mapped.
         counts = {name: len(weights) for name, weights in request.predictors.items()}
-        self._samples = counts | {RECALIBRATED: counts.get("posterior", 0)}
+        self._samples = counts | dict.fromkeys((RECALIBRATED, PRIOR_CORRECTED), counts.get("posterior", 0))
         for predictor in request.measured:
             tables = without_prefix(predictor, arrays)
             statistics: Statistics = (
@@ -154,7 +155,7 @@ class Evaluation:
 
     def _row(self, key: dict[str, Any], statistics: Statistics, seed: int) -> dict[str, Any]:
         row = {**key, **_summary(statistics, np.random.default_rng(seed)).as_row()}
-        if key["predictor"] == RECALIBRATED or key["samples"] == 1:
+        if key["predictor"] in (RECALIBRATED, PRIOR_CORRECTED) or key["samples"] == 1:
             # One sample has nothing to disagree with, which is not agreement; and a map acts on averaged
             # probabilities, which no longer tell the two uncertainties apart.
             row |= {"epistemic": None, "aleatoric": None}
@@ -193,11 +194,13 @@ class Evaluation:
     def _pooled(self) -> list[tuple[str, Role, str, Statistics]]:
         pooled = []
         for role in (role for role in ROLES if role not in self._unpooled):
+            measured = {part.card.name for part in self.parts if part.card.role == role}
             for predictor in dict.fromkeys(part.predictor for part in self.parts):
                 members = [
                     part.statistics for part in self.parts if (part.card.role, part.predictor) == (role, predictor)
                 ]
-                if members:
+                # Over some of the sites only it could not be held against the other predictors.
+                if members and len(members) == len(measured):
                     pooled.append((f"pooled:{role}", role, predictor, reduce(_merge, members)))
         return pooled
 

@@ -87,6 +87,7 @@ class EvaluationStage:
                 predictors=weights,
                 arrays=bundle_digest,
                 recalibration=self._recalibration.map_of(member.card.name) if self._recalibration else None,
+                trained_prevalence=None if member.card.prevalence is None else scenario.data.prevalence,
                 noise_multiplier=scenario.evaluation.noise_multiplier,
                 delta=scenario.privacy.delta,
                 ledger_head=self._ledger_heads.get(member.card.name),

@@ -19,6 +19,7 @@ from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, 
 from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
+from fl_dpbayes.task_fit import check_task_fit
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy
@@ -93,6 +94,7 @@ def _start(
     events: EventLog,
     found: tuple[Checkpoint, Arrays] | None,
 ) -> None:
+    check_task_fit(scenario, roster.task.classes)
     module = build_model(scenario.model, roster.task, scenario.seed)
     federation = Federation(
         scenario=scenario,

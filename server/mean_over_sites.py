@@ -8,7 +8,7 @@ NOT_AVERAGED = ("site", "role", "predictor", "samples", "n", "ece_if_calibrated_
 
 
 def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Average the rows of each role with two or more sites.
+    """Average the rows of each role with two or more sites, of each predictor that was measured at all of them.
 
     Errors of opposite sign at two sites cancel where their records are pooled, and do not here.
 
@@ -22,7 +22,9 @@ def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     averaged = []
     for role, predictor in dict.fromkeys((row["role"], row["predictor"]) for row in rows):
         members = [row for row in rows if (row["role"], row["predictor"]) == (role, predictor)]
-        if len(members) < 2:
+        sites = {row["site"] for row in rows if row["role"] == role}
+        # Over some of the sites only it could not be held against the other predictors.
+        if len(members) < 2 or len(members) < len(sites):
             continue
         key = {"site": f"mean:{role}", "role": role, "predictor": predictor, "samples": members[0]["samples"]}
         metrics = {name: _mean([row[name] for row in members]) for name in members[0] if name not in NOT_AVERAGED}

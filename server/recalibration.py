@@ -1,7 +1,11 @@
-"""After training: the sites fit a recalibration map to the posterior, round by round, and the server averages it."""
+"""After training: the sites fit a recalibration map to the posterior, round by round, and the server averages it.
+
+An isotonic map is fitted by the server, to counts of bins that the sites release once.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import numpy as np
@@ -9,16 +13,26 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
+from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.recalibration import PARAMETER_BOUND, RecalibrationMap, RecalibrationPlan, parameter_count
+from fl_dpbayes.protocol.recalibration import (
+    PARAMETER_BOUND,
+    AnyRecalibrationPlan,
+    CountingPlan,
+    RecalibrationMap,
+    RecalibrationPlan,
+    parameter_count,
+)
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.recalibration_section import recalibration_plan
 from server.fixed import Federation
+from server.isotonic_counts import checked_counts, counting_noise, counts_warning
 from server.messages import DROPPED, check_source, encoded, read_record, request_message
 from server.progress import EventLog
 from server.roster import Member
@@ -37,10 +51,10 @@ class Recalibration:
 
     Attributes:
         scope: whether every site uses the average, or each that trained its own.
-        average: the sites' map, each site weighed by its declared units.
+        average: the sites' map: the mean, each site weighed by its declared units; of counts the map of their sum.
         own: site -> its own map.
         statements: site -> what its recalibration part has spent.
-        noise: says so where privacy noise alone moves the parameters too far, else empty.
+        noise: says so where privacy noise alone moves the parameters too far, or hides the counts, else empty.
     """
 
     scope: Literal["federated", "site"]
@@ -82,10 +96,14 @@ def recalibrate_sites(
     if scenario.recalibration is None:
         return None
     plan, timeout = recalibration_plan(scenario.recalibration, scenario.privacy), scenario.resources.round_timeout
-    parameters = np.zeros(parameter_count(plan.method, federation.roster.task.classes))
+    counting = isinstance(plan, CountingPlan)
+    noise_multiplier = counting_noise(plan) if isinstance(plan, CountingPlan) else 0.0
+    parameters = np.zeros(0 if counting else parameter_count(plan.method, federation.roster.task.classes))
     own: dict[str, npt.NDArray[np.float64]] = {}
+    counted: dict[str, NoisedTable] = {}
     statements: dict[str, PrivacyStatement] = {}
     members = tuple(member for member in federation.roster.training if member.has_node)
+    cards = {member.card.name: member.card for member in members}
     record.begin("recalibrate")
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]
@@ -104,21 +122,25 @@ def recalibrate_sites(
             message, name, request = found
             try:
                 answer = _checked(reply, request, message.metadata.dst_node_id)
+                if counting:
+                    counted[name] = checked_counts(reply, answer, cards[name], noise_multiplier)
             except ValueError as error:
                 problems[name] = str(error)
                 continue
             del problems[name]
-            own[name], statements[name] = np.array(answer.parameters), answer.privacy
+            own[name], statements[name] = np.array(answer.parameters or ()), answer.privacy
             ledger_heads[name] = answer.ledger_head
         for name, problem in problems.items():
             record.warn(f"{name} did not recalibrate: {problem}")
         members = tuple(member for member in members if member.card.name not in problems)
-        if not members:
+        if not members or counting:
             break
         weights = size_weights(scenario.aggregation, {member.card.name: member.card.units for member in members})
         parameters = np.average([own[name] for name in weights], axis=0, weights=list(weights.values()))
     if not own:
         return None
+    if not isinstance(plan, RecalibrationPlan):
+        return _of_counts(scenario.recalibration.scope, counted, statements, record)
     noise = _noise_warning(plan, scenario.recalibration.scope, statements)
     if noise:
         record.warn(noise)
@@ -126,6 +148,26 @@ def recalibrate_sites(
         scope=scenario.recalibration.scope,
         average=_map(plan, parameters),
         own={name: _map(plan, values) for name, values in own.items()},
+        statements=statements,
+        noise=noise,
+    )
+
+
+def _of_counts(
+    scope: Literal["federated", "site"],
+    counted: Mapping[str, NoisedTable],
+    statements: Mapping[str, PrivacyStatement],
+    record: RunRecord,
+) -> Recalibration:
+    own = {name: fit_isotonic(table) for name, table in counted.items()}
+    together = fit_isotonic(reduce(merge_noised, counted.values()))
+    noise = counts_warning(together, own if scope == "site" else {})
+    if noise:
+        record.warn(noise)
+    return Recalibration(
+        scope=scope,
+        average=together or identity_map(),
+        own={name: fitted or identity_map() for name, fitted in own.items()} if scope == "site" else {},
         statements=statements,
         noise=noise,
     )
@@ -158,7 +200,7 @@ def _noise_warning(
 
 def _requests(
     federation: Federation,
-    plan: RecalibrationPlan,
+    plan: AnyRecalibrationPlan,
     number: int,
     members: tuple[Member, ...],
     parameters: npt.NDArray[np.float64],
@@ -180,7 +222,7 @@ def _requests(
             plan=plan,
             first_step=(number - 1) * plan.steps_per_round,
             steps=plan.steps_per_round,
-            start=tuple(map(float, parameters)),
+            start=tuple(map(float, parameters)) or None,
             ledger_head=ledger_heads.get(member.card.name),
         )
         message = request_message(
@@ -212,7 +254,7 @@ def _checked(reply: Message, request: RecalibrateRequest, node_id: int) -> Recal
         raise ValueError("rejected: it ran other steps than it was asked to")
     if (answer.status == "OK") != (answer.steps == request.steps):
         raise ValueError(f"rejected: status {answer.status} does not fit {answer.steps} of {request.steps} steps")
-    if len(answer.parameters) != len(request.start) or answer.privacy.delta != request.plan.delta:
+    if len(answer.parameters or ()) != len(request.start or ()) or answer.privacy.delta != request.plan.delta:
         raise ValueError("rejected: its parameters or its privacy statement do not fit the request")
     return answer
 

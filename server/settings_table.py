@@ -8,6 +8,7 @@ from fl_dpbayes.aggregation_section import FALD, PVI
 from fl_dpbayes.counted import counted, ordinal
 from fl_dpbayes.distillation_section import DistillingRule, PublicFile
 from fl_dpbayes.protocol.plan import PrivacyPlan
+from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.recalibration_section import recalibration_plan
 from fl_dpbayes.scenario import Scenario, Training
@@ -155,6 +156,6 @@ def _recalibration(scenario: Scenario) -> str:
         return "none"
     epsilon = recalibration_plan(section, scenario.privacy).epsilon or math.inf
     cost = "not private" if math.isinf(epsilon) else f"epsilon {epsilon:g} on units kept from training"
-    settings = _described(section, "method", "scope", "epsilon", "fraction")
+    settings = _described(section, "method", "scope", "epsilon", "fraction") or f"{ISOTONIC_BINS} merged bins"
     whose = "one map over all sites" if section.scope == "federated" else "a map per site"
     return f"{section.method}, {whose}, {section.fraction:.0%} of each training site's units, {cost}, {settings}"

@@ -171,14 +171,29 @@ def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
     return {"item": item, "how": "paid in ledger"}
 
 
+def _prevalences(federation: Federation) -> list[dict[str, str]]:
+    cards = [member.card for member in federation.roster.members]
+    declared = [card.name for card in cards if isinstance(card.prevalence, tuple)]
+    estimated = [card.name for card in cards if card.prevalence == "estimated"]
+    places = [*(["the training population"] if federation.scenario.data.prevalence else []), *declared]
+    rows = []
+    if places:
+        rows.append({"item": f"prevalence of the classes: {', '.join(places)}", "how": "public by declaration"})
+    if estimated:
+        rows.append({"item": f"estimated prevalence of the classes: {', '.join(estimated)}", "how": "not sent"})
+    return rows
+
+
 def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
     how = {"public": "public by declaration", "noised": "paid in ledger", "none": "not sent"}
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
     exactly = sorted({how["public"] if how["public"] == sent else how["none"] for sent in evaluation})
     paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
-    maps = {"item": "parameters of recalibration", "how": paid}
+    counted = federation.scenario.recalibration is not None and federation.scenario.recalibration.method == "isotonic"
+    maps = {"item": "counts of bins for recalibration" if counted else "parameters of recalibration", "how": paid}
     return [
         *([maps] if recalibration else []),
+        *_prevalences(federation),
         {"item": "posterior samples and last state of each chain", "how": paid},
         {
             "item": "spending: planned noise, steps done, epsilon, head of the ledger's chain",

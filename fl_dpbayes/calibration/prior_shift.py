@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+EM_STEPS, EM_TOLERANCE = 10_000, 1e-10
 
 
 def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.ArrayLike) -> Floats:
@@ -30,3 +31,27 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
     weighted = probabilities * (after / before)
     totals = weighted.sum(axis=1, keepdims=True)
     return np.divide(weighted, totals, out=np.full_like(weighted, 1 / classes), where=totals > 0)
+
+
+def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Floats:
+    """Estimate the prevalence where predictions are used, from these predictions alone, by maximum likelihood.
+
+        pi_c <- (1/N) sum_i p'(c | x_i),    p' = with_prevalence(p, trained, pi),    from pi = trained
+
+    (Saerens, Latinne and Decaestecker 2002, eq. 9-10). Expectation maximisation of a concave likelihood, so no other
+    maximum can hold it. It needs no label, but predictions that are calibrated at training, and equal p(x | y) there
+    and here. The estimate depends on every record: it is as confidential as they are.
+
+    Args:
+        probabilities: shape (N, C), rows that sum to 1.
+        trained: prevalences at training, C numbers above 0.
+
+    Returns:
+        C numbers of 0 or more that sum to 1; `trained` where there is no record.
+    """
+    estimate = np.asarray(trained, np.float64) / np.sum(trained)
+    for _ in range(EM_STEPS if len(probabilities) else 0):
+        before, estimate = estimate, with_prevalence(probabilities, trained, estimate).mean(axis=0)
+        if np.abs(estimate - before).max() < EM_TOLERANCE:
+            break
+    return estimate

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.data.load import load_unscaled
+from fl_dpbayes.data.prevalence import check_prevalence_classes
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.site_file import Selection, SiteFile
@@ -79,6 +80,7 @@ def load_site(site_file: SiteFile) -> Site:
     if site_file.shift is not None:
         records = apply_shift(records, site_file.shift, np.random.default_rng(site_file.shift_seed))
     _check_records(records)
+    check_prevalence_classes("prevalence", site_file.prevalence, records.task.classes)
     recalibration = None
     if site_file.role == "train":
         split, units = site_file.split, records.units.tolist()

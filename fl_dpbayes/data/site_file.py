@@ -8,10 +8,12 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
+from fl_dpbayes.data.prevalence import check_noised_estimate
 from fl_dpbayes.data.specs import OfficialPart, Shift, Source
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import EvaluationRelease, Role, SiteName
 from fl_dpbayes.protocol.plan import Adjacency, Probability
+from fl_dpbayes.protocol.prevalence import SitePrevalence
 from fl_dpbayes.protocol.record import Record
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
@@ -59,8 +61,8 @@ class Policy(Record):
     `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are infinite
     too: for simulation. `max_parameters` bounds the trained numbers of a model, times its weight draws, and those of
     its frozen body. `allow_downloads` lets a request name a frozen network whose weights torchvision fetches.
-    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table; further records of that unit
-    are left out of it.
+    `max_test_records_per_unit` caps what one patient can add to a noised evaluation table, or to the counts of isotonic
+    recalibration; further records of that unit are left out of it.
     """
 
     max_run_epsilon: PositiveOrInfinite
@@ -83,7 +85,8 @@ class SiteFile(Record):
     `cache_folder` holds features of records, as confidential as these; `backbone_folder` holds the weight files that a
     request may name by their SHA-256. `trace_folder`, where given, gets a table `<run>-<round>.csv` of each training
     round: log posterior and clipped share along the chain. These are computed from records without noise, as
-    confidential as these, and never sent.
+    confidential as these, and never sent. `prevalence` declares the shares of the classes here, which are then public,
+    or is `estimated`: from predictions, at the site, and never sent.
     """
 
     name: SiteName
@@ -102,15 +105,17 @@ class SiteFile(Record):
     cache_folder: Path = Path("cache")
     backbone_folder: Path | None = None
     trace_folder: Path | None = None
+    prevalence: SitePrevalence | None = None
 
     @model_validator(mode="after")
-    def _budget_is_finite(self) -> "SiteFile":
+    def _keys_fit(self) -> "SiteFile":
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}
         if self.ledger is not None:
             budgets["ledger.epsilon"] = self.ledger.epsilon
         for key, epsilon in budgets.items():
             if math.isinf(epsilon) and not self.policy.allow_non_private:
                 raise ValueError(f"{key} is infinite: give a budget; only policy.allow_non_private goes without one")
+        check_noised_estimate("prevalence", self.prevalence, self.policy.evaluation_release)
         return self
 
 

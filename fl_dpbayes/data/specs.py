@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
 from fl_dpbayes.protocol.card import Role, SiteName
 from fl_dpbayes.protocol.evaluate import GroupText
+from fl_dpbayes.protocol.prevalence import SitePrevalence, TrainedPrevalence
 from fl_dpbayes.protocol.record import Record
 
 Severity = Annotated[int, Field(ge=1, le=5)]
@@ -221,12 +222,14 @@ class DataSpec(Record):
     A relative path in a source starts at the working directory of the command that reads the scenario; the scenario
     that a run writes into its directory holds it as an absolute one.
     `test_fraction` is the share of each training site's units that is kept for testing. `records`: use only that many
-    records of the part `train`, drawn by the scenario's seed in whole units.
+    records of the part `train`, drawn by the scenario's seed in whole units. `prevalence` declares the shares of the
+    classes among the training records, public by declaration, for sites that declare their own.
     """
 
     source: Annotated[Source, BeforeValidator(_named_source)]
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     records: PositiveInt | None = None
+    prevalence: TrainedPrevalence | None = None
 
 
 def with_absolute_path(data: DataSpec) -> DataSpec:
@@ -245,7 +248,9 @@ class SiteSpec(Record):
     `records` records of `part` set aside for it; without `records` it has all of that part. With `records_of` it holds
     the records of the held-out or shifted site of that name and shares its draws, so that shifts can be compared in
     pairs on the same patients. `epsilon` is what a training site's cohort may ever spend, where that differs from the
-    other sites'.
+    other sites'. `prevalence` declares the shares of the classes here, public by declaration, or lets the site estimate
+    them; its predictions are then also measured corrected for them. A wrong declaration is the user's own: nothing
+    checks it against records.
     """
 
     role: Role
@@ -254,6 +259,7 @@ class SiteSpec(Record):
     records_of: SiteName | None = None
     shift: Shift | None = None
     epsilon: PositiveFloat | None = None
+    prevalence: SitePrevalence | None = None
 
     @model_validator(mode="after")
     def _keys_fit_role(self) -> "SiteSpec":

@@ -210,6 +210,7 @@ def write_virtual_sites(
             cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
             backbone_folder=None if backbones is None else backbones.resolve(),
             trace_folder=Path("..") / "traces" / site.name if traces and site.spec.role == "train" else None,
+            prevalence=site.spec.prevalence,
         )
         write_site_file(site_file, folder / f"{stem}.toml")
         paths.append(folder / f"{stem}.toml")

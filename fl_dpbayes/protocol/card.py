@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fl_dpbayes.protocol.prevalence import SitePrevalence
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Task
 
@@ -15,7 +16,10 @@ EvaluationRelease = Literal["public", "noised", "none"]
 
 
 class Card(Record):
-    """Answer to a query: who the site is, its role, its declared size and what it lets out."""
+    """Answer to a query: who the site is, its role, its declared size and what it lets out.
+
+    `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them and keeps them.
+    """
 
     protocol: Literal[1] = 1
     name: SiteName
@@ -25,6 +29,7 @@ class Card(Record):
     unit: Annotated[str, Field(max_length=100)]
     shift: Annotated[str, Field(max_length=100)] = ""
     evaluation_release: EvaluationRelease
+    prevalence: SitePrevalence | None = None
     seeded: bool
 
     @model_validator(mode="after")

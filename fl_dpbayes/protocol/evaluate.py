@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
+from fl_dpbayes.protocol.prevalence import TrainedPrevalence
 from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Model, Task
@@ -11,6 +12,7 @@ from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 PredictorName = Literal["last", "posterior"]
 RECALIBRATED = "recalibrated"
+PRIOR_CORRECTED = "prior_corrected"
 MAX_GROUPS = 20
 MAX_GROUP_TEXT = 60
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
@@ -48,7 +50,10 @@ Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=
 class EvaluateRequest(Record):
     """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample.
 
-    With `recalibration` the site also measures `recalibrated`: the map applied to the predictions of `posterior`.
+    With `recalibration` the site also measures `recalibrated`: the map applied to the predictions of `posterior`. With
+    `trained_prevalence`, the declared shares of the classes at training, it also measures `prior_corrected`: the
+    predictions of `posterior` (not recalibrated) moved from there to the prevalence that the site declares or
+    estimates.
     """
 
     protocol: Literal[1] = 1
@@ -59,6 +64,7 @@ class EvaluateRequest(Record):
     predictors: dict[PredictorName, Weights]
     arrays: Digest
     recalibration: RecalibrationMap | None = None
+    trained_prevalence: TrainedPrevalence | None = None
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)]
     ledger_head: Digest | None = None
@@ -66,7 +72,16 @@ class EvaluateRequest(Record):
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of all predictors that the reply holds, in order."""
-        return (*self.predictors, *([RECALIBRATED] if self.recalibration else []))
+        further = {RECALIBRATED: self.recalibration, PRIOR_CORRECTED: self.trained_prevalence}
+        return (*self.predictors, *(name for name, given in further.items() if given is not None))
+
+    @model_validator(mode="after")
+    def _prevalence_fits(self) -> "EvaluateRequest":
+        if self.trained_prevalence is None:
+            return self
+        if "posterior" not in self.predictors or len(self.trained_prevalence) != self.task.classes:
+            raise ValueError("trained_prevalence needs the predictor 'posterior' and one share for each class")
+        return self
 
     @model_validator(mode="after")
     def _recalibration_fits(self) -> "EvaluateRequest":

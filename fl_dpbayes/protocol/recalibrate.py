@@ -5,14 +5,17 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.evaluate import Weights
-from fl_dpbayes.protocol.recalibration import Parameters, RecalibrationPlan, parameter_count
+from fl_dpbayes.protocol.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 
 class RecalibrateRequest(Record):
-    """One round's share of a planned fit, on the predictions of the posterior `posterior/<name>` of shape (M, ...)."""
+    """One round's share of a planned fit, on the predictions of the posterior `posterior/<name>` of shape (M, ...).
+
+    A descent starts at `start`; a count of bins has none.
+    """
 
     protocol: Literal[1] = 1
     run: RunId
@@ -21,10 +24,10 @@ class RecalibrateRequest(Record):
     model: Model
     weights: Weights
     arrays: Digest
-    plan: RecalibrationPlan
+    plan: AnyRecalibrationPlan
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
-    start: Parameters
+    start: Parameters | None = None
     ledger_head: Digest | None = None
 
     @model_validator(mode="after")
@@ -33,14 +36,18 @@ class RecalibrateRequest(Record):
             raise ValueError(
                 f"first_step {self.first_step} + steps {self.steps} exceeds the plan's {self.plan.steps} steps"
             )
-        expected = parameter_count(self.plan.method, self.task.classes)
-        if len(self.start) != expected:
-            raise ValueError(f"start has {len(self.start)} parameters, the method takes {expected}")
+        expected = 0 if isinstance(self.plan, CountingPlan) else parameter_count(self.plan.method, self.task.classes)
+        given = len(self.start or ())
+        if given != expected:
+            raise ValueError(f"start has {given} parameters, the method takes {expected}")
         return self
 
 
 class RecalibrateReply(Record):
-    """The parameters after the steps that the site's budget admitted; they are all that leaves the site."""
+    """What leaves the site: the parameters after the steps that its budget admitted, or the array `noised`.
+
+    `noised` holds the sums of a count of bins, each with Gaussian noise of the standard deviation `noise_std`.
+    """
 
     protocol: Literal[1] = 1
     run: RunId
@@ -49,6 +56,13 @@ class RecalibrateReply(Record):
     status: Literal["OK", "PARTIAL"]
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
-    parameters: Parameters
+    parameters: Parameters | None = None
+    noise_std: Annotated[float, Field(ge=0)] | None = None
     privacy: PrivacyStatement
     ledger_head: Digest
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "RecalibrateReply":
+        if (self.parameters is None) == (self.noise_std is None):
+            raise ValueError("give either parameters or noise_std")
+        return self

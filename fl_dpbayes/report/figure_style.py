@@ -56,6 +56,7 @@ PREDICTOR_STYLES: Mapping[str, PredictorStyle] = {
     "last": PredictorStyle(VERMILLION, "s"),
     "posterior": PredictorStyle(BLUE, "o"),
     "recalibrated": PredictorStyle(GREEN, "D"),
+    "prior_corrected": PredictorStyle(ORANGE, "P"),
     "site_only": PredictorStyle(PURPLE, "^"),
     "central": PredictorStyle(INK, "v"),
 }

@@ -9,6 +9,7 @@ PREDICTORS = {
     "last": "last iterate",
     "posterior": "averaged posterior",
     "recalibrated": "recalibrated posterior",
+    "prior_corrected": "posterior corrected for prevalence",
     "site_only": "one site alone",
     "central": "pooled data",
 }
@@ -16,6 +17,7 @@ PREDICTORS = {
 POINT_PREDICTORS = PREDICTORS | {
     "posterior": "combined point estimate",
     "recalibrated": "recalibrated point estimate",
+    "prior_corrected": "point estimate corrected for prevalence",
 }
 ADJACENCY = {
     "add_or_remove_one": "adding or removing",

@@ -181,7 +181,7 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
         ("recalibration={rounds=7}", "must divide steps"),
         ("recalibration={scope='site', rounds=2}", "nothing is averaged"),
         ("recalibration={fraction=0.9}", "leaves nothing to train on"),
-        ("recalibration={method='isotonic'}", "recalibration.method"),
+        ("recalibration={method='beta'}", "recalibration: method 'beta'"),
     ],
 )
 def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.prior_shift import with_prevalence
+from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 
 
 def test_same_prevalence_changes_nothing_limit() -> None:
@@ -15,6 +15,58 @@ def test_bayes_rule_at_another_prevalence_golden() -> None:
     # Likelihoods .9 and .3: at prevalence 1/2 p = .75, at prevalence .1 p = .09 / (.09 + .27) = .25.
     found = with_prevalence(np.array([[0.25, 0.75]]), [0.5, 0.5], [0.9, 0.1])
     np.testing.assert_allclose(found, [[0.75, 0.25]])
+
+
+def test_prevalence_of_the_pneumonia_parts_golden() -> None:
+    # calibration.md, G8: the log odds move by -.5460865.
+    found = with_prevalence(np.array([[0.2, 0.8]]), [1 - 0.7421, 0.7421], [1 - 0.625, 0.625])
+    assert found[0, 1] == pytest.approx(0.6985090, abs=5e-8)
+    assert np.log(found[0, 1] / found[0, 0]) - np.log(4) == pytest.approx(-0.5460865, abs=5e-8)
+
+
+def _normal_classes(shares: list[float], records: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of the given shares, and p(y | x) at equal shares where x of class c is N(1.5 c, 1)."""
+    generator = np.random.default_rng(seed)
+    labels = generator.choice(len(shares), size=records, p=shares)
+    x = generator.normal(1.5 * labels, 1.0)
+    density = np.exp(-((x[:, None] - 1.5 * np.arange(len(shares))) ** 2) / 2)
+    return labels, density / density.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("shares", [[0.9, 0.1], [0.5, 0.5], [0.15, 0.6, 0.25]])
+def test_estimate_finds_the_prevalence_within_its_standard_error(shares: list[float]) -> None:
+    equal = np.full(len(shares), 1 / len(shares))
+    found = np.array([estimated_prevalence(_normal_classes(shares, 2000, seed)[1], equal) for seed in range(40)])
+    np.testing.assert_allclose(found.sum(axis=1), 1.0)
+    error = found.std(axis=0, ddof=1) / np.sqrt(len(found))
+    assert (np.abs(found.mean(axis=0) - shares) < 4 * error).all()
+    # Not by chance of a wide spread: one estimate of 2,000 records is within a few points.
+    assert found.std(axis=0).max() < 0.03
+
+
+def test_estimate_is_the_maximum_of_the_likelihood() -> None:
+    _, probabilities = _normal_classes([0.8, 0.2], 500, 0)
+    grid = np.linspace(1e-4, 1 - 1e-4, 20_001)
+    likelihood = np.log(np.outer(probabilities[:, 0], 1 - grid) * 2 + np.outer(probabilities[:, 1], grid) * 2).sum(0)
+    assert estimated_prevalence(probabilities, [0.5, 0.5])[1] == pytest.approx(grid[likelihood.argmax()], abs=1e-4)
+
+
+def test_estimate_without_records_is_that_of_training_limit() -> None:
+    np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])
+
+
+@pytest.mark.parametrize("target", ["declared", "estimated"])
+def test_correction_lowers_the_true_error_where_prevalence_has_shifted(target: str) -> None:
+    shares, trained = [0.9, 0.1], [0.5, 0.5]
+    _, predicted = _normal_classes(shares, 3000, 1)
+    true = with_prevalence(predicted, trained, shares)
+    used = shares if target == "declared" else estimated_prevalence(predicted, trained)
+
+    def error(found: np.ndarray) -> float:
+        return float(np.sqrt(((found - true) ** 2).mean()))
+
+    assert error(predicted) > 0.15
+    assert error(with_prevalence(predicted, trained, used)) < 0.1 * error(predicted)
 
 
 def test_two_classes_with_known_densities_are_calibrated_after_the_correction() -> None:

@@ -34,9 +34,9 @@ def fit(probabilities, labels, the_plan, *, sigma, unit_index=None, units=None, 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["temperature", "vector"])
-def test_without_noise_and_clip_it_is_the_best_fit_limit(method):
-    probabilities, labels = overconfident(500, 3)
+@pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
+def test_without_noise_and_clip_it_is_the_best_fit_limit(method, classes):
+    probabilities, labels = overconfident(500, classes)
     free = plan(method=method, clip_norm=1e6, steps=3000, step_size=2.0)
     found = fit(probabilities, labels, free, sigma=0.0).parameters
     best = np.array(FITS[method](probabilities, labels).parameters)

@@ -7,6 +7,8 @@ from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.calibration.recalibration import (
+    describe,
+    fit_platt,
     fit_temperature,
     fit_vector,
     log_probabilities,
@@ -42,6 +44,35 @@ def test_vector_scaling_of_two_classes_is_logistic_regression_golden():
     assert np.abs(ours - reference.predict_proba(log_probabilities(probabilities))).max() < 2e-4
 
 
+def test_platt_scaling_is_logistic_regression_on_the_log_odds_golden():
+    probabilities, labels = overconfident(800, 2, 2.0)
+    odds = np.log(probabilities[:, 1:] / probabilities[:, :1])
+    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(odds, labels)
+    mapping = fit_platt(probabilities, labels)
+    assert mapping.parameters[0] == pytest.approx(np.log(reference.coef_.item()), abs=2e-3)
+    assert mapping.parameters[1] == pytest.approx(reference.intercept_.item(), abs=2e-3)
+    assert np.abs(recalibrate(probabilities, mapping) - reference.predict_proba(odds)).max() < 2e-4
+    assert (
+        describe(RecalibrationMap(method="platt", parameters=(0.0, 0.3))) == "Platt scaling with scale 1 and bias 0.3"
+    )
+
+
+def test_platt_scaling_without_a_bias_is_temperature_scaling_golden():
+    probabilities, _ = overconfident(50, 2, 2.0)
+    platt = RecalibrationMap(method="platt", parameters=(-np.log(2.5), 0.0))
+    temperature = RecalibrationMap(method="temperature", parameters=(np.log(2.5),))
+    assert np.abs(recalibrate(probabilities, platt) - recalibrate(probabilities, temperature)).max() < 1e-12
+    # sigmoid(exp(s) logit p + b) by hand: p = .8, s = log .5, b = .3.
+    by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) + 0.3)))
+    mapping = RecalibrationMap(method="platt", parameters=(np.log(0.5), 0.3))
+    assert recalibrate(np.array([[0.2, 0.8]]), mapping)[0, 1] == pytest.approx(by_hand, abs=1e-14)
+
+
+def test_platt_scaling_of_more_than_two_classes_names_its_other_form():
+    with pytest.raises(ValueError, match="'platt' is for two classes, here are 3: choose 'vector'"):
+        recalibrate(np.full((1, 3), 1 / 3), RecalibrationMap(method="platt", parameters=(0.0, 0.0)))
+
+
 @pytest.mark.parametrize("method", ["temperature", "vector"])
 def test_the_fit_finds_the_factor_of_overconfidence(method):
     probabilities, labels = overconfident(20_000, 4, 2.5)
@@ -62,18 +93,18 @@ def test_temperature_keeps_the_top_label_and_rows_that_sum_to_one_property(seed,
     assert np.allclose(mapped.sum(axis=1), 1.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["temperature", "vector"])
-def test_all_parameters_zero_change_nothing_limit(method):
-    probabilities = np.random.default_rng(0).dirichlet(np.ones(3), size=30)
-    identity = RecalibrationMap(method=method, parameters=(0.0,) * parameter_count(method, 3))
+@pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
+def test_all_parameters_zero_change_nothing_limit(method, classes):
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(classes), size=30)
+    identity = RecalibrationMap(method=method, parameters=(0.0,) * parameter_count(method, classes))
     assert np.allclose(recalibrate(probabilities, identity), probabilities, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["temperature", "vector"])
-def test_gradients_are_those_of_the_loss_property(method):
-    probabilities, labels = overconfident(7, 3, 2.0)
+@pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
+def test_gradients_are_those_of_the_loss_property(method, classes):
+    probabilities, labels = overconfident(7, classes, 2.0)
     logs = log_probabilities(probabilities)
-    at = np.random.default_rng(1).normal(0, 0.5, parameter_count(method, 3))
+    at = np.random.default_rng(1).normal(0, 0.5, parameter_count(method, classes))
     numeric = approx_fprime(at, lambda parameters: loss(method, parameters, logs, labels), 1e-7)
     assert np.abs(record_gradients(method, at, logs, labels).mean(axis=0) - numeric).max() < 1e-5
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fl_dpbayes.protocol.recalibration import RecalibrationMethod
+from fl_dpbayes.protocol.recalibration import DescentMethod
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import MNIST, PNEUMONIA
 
 DP, DP_PART = "DP", "DP on 90 %"
@@ -11,7 +11,7 @@ DP_TS, DP_PS, NON_PRIVATE_TS = "DP-TS", "DP-PS", "DP + non-private TS"
 KNOLLE, GLOBAL, BY_LIKELIHOOD = "DP-SGLD", "global clipping", "DP chosen by NLL"
 LANGEVIN, LANGEVIN_TS = "DP-SGLD average", "DP-SGLD average + DP-TS"
 NON_PRIVATE = "non-private"
-PRIVATE_MAPS: Mapping[str, RecalibrationMethod] = {DP_TS: "temperature", DP_PS: "vector"}
+PRIVATE_MAPS: Mapping[str, DescentMethod] = {DP_TS: "temperature", DP_PS: "vector"}
 
 PROBE, NETWORK = "probe", "MLP"
 MODELS: Mapping[str, dict[str, Any]] = {

@@ -1,0 +1,77 @@
+"""Counts of bins that sites release for an isotonic map: what is accepted, and when the map is not to be used."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from flwr.app import Message
+
+from fl_dpbayes.calibration.isotonic import LARGEST_DEVIATION
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_from_arrays
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.recalibrate import RecalibrateReply
+from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, CountingPlan, RecalibrationMap
+from server.evaluation_counts import check_counts, check_noise
+from server.messages import read_arrays
+
+
+def counting_noise(plan: CountingPlan) -> float:
+    """Return the noise multiplier that follows from a plan; 0 without privacy, or where no noise meets its budget."""
+    if plan.epsilon is None:
+        return 0.0
+    try:
+        return solve_multiplier(plan.epsilon, plan.delta, 1.0, plan.steps, plan.adjacency)
+    except UserError:
+        # Every site then refuses, and what was trained is not lost.
+        return 0.0
+
+
+def checked_counts(reply: Message, answer: RecalibrateReply, card: Card, noise_multiplier: float) -> NoisedTable:
+    """Read a site's counts.
+
+    Args:
+        reply: the message.
+        answer: its record.
+        card: the site's.
+        noise_multiplier: that of the plan.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: if it is missing, of another shape, not finite, more than the site's size allows, or its noise does
+            not follow from the plan.
+    """
+    if answer.noise_std is None:
+        raise ValueError("rejected: it sent parameters, not counts")
+    shape = (ISOTONIC_BINS, SENT_COLUMNS)
+    try:
+        check_noise(answer.noise_std, noise_multiplier)
+        arrays = read_arrays(reply, {"noised": shape}, np.float64)
+        table = noised_from_arrays(arrays, ISOTONIC_BINS, answer.noise_std)
+        check_counts(card, [table])
+    except ValueError as error:
+        raise ValueError(f"rejected: {error}") from None
+    return table
+
+
+def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> str:
+    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map.
+
+    Args:
+        together: the map of all counts, None where it cannot be fitted.
+        own: site -> its own map, where sites use their own.
+
+    Returns:
+        The warning, or the empty text.
+    """
+    hidden = [name for name, fitted in own.items() if fitted is None]
+    if together is not None and not hidden:
+        return ""
+    where = "the sum of all sites" if together is None else ", ".join(hidden)
+    return (
+        f"recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records for a share "
+        f"known to {LARGEST_DEVIATION:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
+        "there; raise recalibration.fraction or epsilon, or choose method 'temperature'"
+    )

@@ -1,0 +1,352 @@
+"""Platt scaling, isotonic maps and correction for prevalence in whole runs on a table of two classes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from rich.console import Console
+
+from fl_dpbayes.calibration.isotonic import count_bins, fit_isotonic
+from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.release import NoisedTable, sensitivity
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.account import account
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.report.html import write_report
+from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
+from fl_dpbayes.scenario import load_scenario
+
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
+TRAINED, ELSEWHERE = [0.5, 0.5], [0.85, 0.15]
+ISOTONIC = "recalibration={fraction=0.3, method='isotonic'}"
+
+
+@pytest.fixture
+def hospitals(federation, tmp_path: Path):
+    """Build federations of two hospitals and one elsewhere, which has fewer sick; also one that never trains."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 1600)
+    x = generator.normal(1.6 * labels[:, None], 1.0, (1600, 2))
+    table = tmp_path / "patients.csv"
+    pandas.DataFrame({"x": x[:, 0], "y": x[:, 1], "sick": labels}).to_csv(table, index=False)
+    source = f'{{kind="table", path="{table}", label="sick", classes=2, features=["x","y"], centers=[0.8,0.8]}}'
+    sites = (
+        "{a={role='train'}, b={role='train'}, held={role='held_out', records=200}, "
+        "elsewhere={role='shifted', records=400, shift={kind='prevalence', severity=5}}}"
+    )
+    keys = [f"data={{source={source}, test_fraction=0.2}}", "partition={kind='iid'}", f"sites={sites}"]
+    return lambda *overrides, **more: federation(*keys, *overrides, **more)
+
+
+def summary_of(run) -> dict:
+    return json.loads((run.folder / "summary.json").read_text())
+
+
+def rows_of(run) -> dict:
+    return {(row["site"], row["predictor"]): row for row in summary_of(run)["calibration"]}
+
+
+def site_files(run) -> dict:
+    files = (read_site_file(path) for path in sorted((run.folder / "sites").glob("*.toml")))
+    return {file.name: file for file in files}
+
+
+def recalibration_requests(run) -> list:
+    return [m for m in run.grid.requests if m.metadata.message_type == "train.recalibrate"]
+
+
+def counts_of(run, site: str, stored) -> np.ndarray:
+    part = load_site(site_files(run)[site]).recalibration
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
+    predicted = predictive_probabilities(module, thinned.arrays, thinned.weights, part.features)
+    return count_bins(predicted, part.labels)
+
+
+def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}")
+    run.run()
+    summary, rows = summary_of(run), rows_of(run)
+    assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
+    assert len(summary["recalibration"]["average"]) == 2
+    for row in summary["privacy"]:
+        assert 0.999 * 4 <= row["recalibration_epsilon"] <= 4
+    data = tmp_path / "new.csv"
+    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0]}).to_csv(data, index=False)
+    predict_records(run.folder, data, tmp_path / "predictions.csv", Console(quiet=True))
+    assert "Platt scaling with scale" in " ".join(capsys.readouterr().err.split())
+
+
+def test_platt_scaling_of_ten_classes_is_refused_before_anything_runs(federation) -> None:
+    with pytest.raises(UserError, match=r"recalibration: method 'platt' is for two classes, here are 10: .*'vector'"):
+        federation("recalibration={method='platt'}")
+
+
+@pytest.mark.parametrize("scope", ["federated", "site"])
+def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str) -> None:
+    # A cohort without a budget, as a run without privacy asks for none.
+    run = hospitals(
+        f"recalibration={{fraction=0.3, method='isotonic', scope='{scope}'}}",
+        "privacy={kind='none', sampling_rate=1.0, delta=1e-3}",
+        "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, prior={kind='gaussian', scale=1.0}}",
+    )
+    run.run()
+    summary, stored = summary_of(run), load_posterior(run.folder / "posterior.safetensors")
+    counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
+    pooled = fit_isotonic(NoisedTable(counted["a"] + counted["b"], 0.0))
+    assert summary["recalibration"]["average"] == pytest.approx(list(pooled.parameters))
+    assert stored.metadata.recalibration == fit_isotonic(NoisedTable(counted["a"] + counted["b"], 0.0))
+    used = {
+        run.site_of(m): json.loads(m.content["config"]["record"])["recalibration"]["parameters"]
+        for m in run.grid.requests if m.metadata.message_type == "evaluate"
+    }  # fmt: skip
+    for site, parameters in used.items():
+        own = scope == "site" and site in counted
+        expected = fit_isotonic(NoisedTable(counted[site], 0.0)) if own else pooled
+        assert parameters == pytest.approx(list(expected.parameters))
+    assert ("pooled:train", "recalibrated") in rows_of(run)
+    assert summary["recalibration"]["noise"] == ""
+
+
+def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(
+    hospitals, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("server.federation.write_report", write_report)
+    run = hospitals(ISOTONIC)
+    run.run()
+    summary, rows = summary_of(run), rows_of(run)
+    sigma = solve_multiplier(4.0, 1e-3, 1.0, 1)
+    cost = account((GaussianEvent(sigma, 1.0, 1),), 1e-3).epsilon_pld
+    for site in ("a", "b"):
+        settings = site_files(run)[site].ledger
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            spent = ledger.spent("recalibration")
+            assert (spent.steps, ledger.verify()) == (1, [])
+            assert spent.history == (GaussianEvent(sigma, 1.0, 1),)
+            assert spent.epsilon == pytest.approx(cost, rel=1e-6)
+            assert ledger.spent("train").epsilon <= 4
+    assert [row["recalibration_epsilon"] for row in summary["privacy"]] == pytest.approx([cost] * 2, rel=1e-6)
+    assert {"item": "counts of bins for recalibration", "how": "paid in ledger"} in summary["releases"]
+    assert rows["elsewhere", "recalibrated"]["nll"] != rows["elsewhere", "posterior"]["nll"]
+    assert rows["held", "recalibrated"]["epistemic"] is None
+    page = (run.folder / "report.html").read_text()
+    assert "recalibrated posterior" in page
+    assert "isotonic, one map over all sites" in page
+    assert "on units kept from training, 15 merged bins" in page
+    data = tmp_path / "new.csv"
+    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0], "sick": [0, 1]}).to_csv(data, index=False)
+    evaluate_records(run.folder, data, Console(quiet=True), as_json=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["predictor"] == "recalibrated"
+    assert "isotonic map on 15 merged bins" in " ".join(printed.err.split())
+    predict_records(run.folder, data, tmp_path / "predictions.csv", Console(quiet=True))
+    stored = load_posterior(run.folder / "posterior.safetensors")
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    features = np.array([[-0.8, -0.8], [0.2, 1.2]], np.float32)
+    plain = predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, features)
+    written = pandas.read_csv(tmp_path / "predictions.csv").filter(like="probability_").to_numpy()
+    assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
+
+
+def test_counts_carry_the_noise_that_they_state(hospitals) -> None:
+    kept = {}
+
+    def keep(request, reply):
+        if request.metadata.message_type == "train.recalibrate":
+            kept[run.site_of(request)] = reply
+        return reply
+
+    run = hospitals(ISOTONIC)
+    run.grid.change = keep
+    run.run()
+    stored = load_posterior(run.folder / "posterior.safetensors")
+    noise = []
+    for site, reply in kept.items():
+        stated = json.loads(reply.content["config"]["record"])["noise_std"]
+        assert stated == pytest.approx(solve_multiplier(4.0, 1e-3, 1.0, 1) * sensitivity(3))
+        noise.append((reply.content["arrays"]["noised"].numpy() - counts_of(run, site, stored)).ravel() / stated)
+    values = np.concatenate(noise)
+    assert len(values) == 90
+    assert abs(values.mean()) < 4 / np.sqrt(90)
+    assert abs(values.std() - 1) < 4 / np.sqrt(180)
+
+
+def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hospitals) -> None:
+    run = hospitals(ISOTONIC, "simulation.insecure_seed=")
+    run.run()
+    message = recalibration_requests(run)[0]
+    settings = site_files(run)["a"].ledger
+    with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+        before = ledger.rows()
+    tables = []
+    for _ in range(2):
+        (identifier,) = run.grid.push_messages([message])
+        (reply,) = run.grid.pull_messages([identifier])
+        tables.append(reply.content["arrays"]["noised"].numpy())
+    assert np.array_equal(*tables)
+    with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+        assert ledger.rows() == before
+
+
+HOSTILE = {
+    "huge": lambda record, table: table.__imul__(1e7),
+    "less noise": lambda record, table: record.update(noise_std=record["noise_std"] / 2),
+    "no number": lambda record, table: table.fill(np.nan),
+    "parameters": lambda record, table: record.update(noise_std=None, parameters=[0.0]),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals, change: str) -> None:
+    run = hospitals(ISOTONIC)
+
+    def hostile(request, reply):
+        if request.metadata.message_type == "train.recalibrate" and run.site_of(request) == "b":
+            record = json.loads(reply.content["config"]["record"])
+            table = reply.content["arrays"]["noised"].numpy().copy()
+            HOSTILE[change](record, table)
+            reply.content["config"] = ConfigRecord({"record": json.dumps(record)})
+            reply.content["arrays"] = ArrayRecord({"noised": Array(table)})
+        return reply
+
+    run.grid.change = hostile
+    run.run()
+    summary = summary_of(run)
+    assert [text for text in summary["warnings"] if "b did not recalibrate: rejected" in text]
+    assert "recalibration_epsilon" not in next(row for row in summary["privacy"] if row["site"] == "b")
+    assert summary["recalibration"] is not None
+
+
+def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
+    run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}")
+    run.run()
+    summary, rows = summary_of(run), rows_of(run)
+    assert sum("recalibration is mostly noise: in the counts of the sum of all sites" in w for w in summary["warnings"])
+    assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
+    assert rows["held", "recalibrated"]["nll"] == pytest.approx(rows["held", "posterior"]["nll"], abs=1e-9)
+
+
+DECLARED = [f"data.prevalence={TRAINED}"]
+
+
+@pytest.mark.parametrize("prevalence", [str(ELSEWHERE), "estimated"])
+def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospitals, prevalence: str) -> None:
+    run = hospitals(*DECLARED, f"sites.elsewhere.prevalence={prevalence}", "evaluation.max_samples=5")
+    labels = load_site(site_files(run)["elsewhere"]).test.labels
+    # The shift leaves about this share, so the declaration is right.
+    assert abs(labels.mean() - ELSEWHERE[1]) < 0.08
+    run.run()
+    summary, rows = summary_of(run), rows_of(run)
+    assert {site for site, predictor in rows if predictor == "prior_corrected"} == {"elsewhere", "pooled:shifted"}
+    before, after = rows["elsewhere", "posterior"], rows["elsewhere", "prior_corrected"]
+    assert after["n"] == before["n"]
+    assert after["nll"] < before["nll"]
+    assert after["epistemic"] is None
+    items = {row["item"]: row["how"] for row in summary["releases"]}
+    if prevalence == "estimated":
+        assert items["prevalence of the classes: the training population"] == "public by declaration"
+        assert items["estimated prevalence of the classes: elsewhere"] == "not sent"
+    else:
+        assert items["prevalence of the classes: the training population, elsewhere"] == "public by declaration"
+
+
+def test_pooled_row_is_shown_only_where_every_site_of_the_role_is_corrected(hospitals) -> None:
+    run = hospitals(*DECLARED, f"sites.a.prevalence={TRAINED}")
+    run.run()
+    assert {site for site, predictor in rows_of(run) if predictor == "prior_corrected"} == {"a"}
+
+
+def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None:
+    noised = ["evaluation={release='noised', noise_multiplier=5.0}", *DECLARED]
+    run = hospitals(*noised, f"sites.elsewhere.prevalence={ELSEWHERE}")
+    run.run()
+    tables = {}
+    for site in ("held", "elsewhere"):
+        settings = site_files(run)[site].ledger
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            tables[site] = ledger.spent("test").steps
+    assert tables == {"held": 2, "elsewhere": 3}
+
+
+def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None:
+    run = hospitals()
+    run.run()
+    message = next(m for m in run.grid.requests if m.metadata.message_type == "evaluate")
+    record = json.loads(message.content["config"]["record"]) | {"trained_prevalence": TRAINED}
+    message.content["config"] = ConfigRecord({**message.content["config"], "record": json.dumps(record)})
+    (identifier,) = run.grid.push_messages([message])
+    (reply,) = run.grid.pull_messages([identifier])
+    refusal = json.loads(reply.content["config"]["refusal"])
+    assert (refusal["code"], refusal["field"]) == ("BAD_REQUEST", "trained_prevalence")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["sites.held-out.prevalence=[0.1,0.9]"], r"data\.prevalence is not: declare there"),
+        (["sites.held-out.prevalence=estimated"], r"data\.prevalence is not: declare there"),
+        (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
+        (["data.prevalence=[0.0,1.0]"], "has share 0"),
+        (
+            [
+                "data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
+                "evaluation={release='noised', noise_multiplier=2.0}",
+            ],
+            "does not cover: declare numbers",
+        ),
+    ],
+)  # fmt: skip
+def test_prevalence_that_makes_no_sense_is_refused(overrides: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        load_scenario("quickstart", overrides)
+
+
+def test_prevalence_of_too_few_classes_is_refused_before_anything_runs(federation) -> None:
+    with pytest.raises(UserError, match=r"data\.prevalence has 2 shares, the records have 10 classes"):
+        federation("data.prevalence=[0.5,0.5]")
+
+
+def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
+    run = federation("recalibration={method='isotonic', fraction=0.2}")
+    run.run()
+    rows = rows_of(run)
+    assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
+    assert len(summary_of(run)["recalibration"]["average"]) == 30
+
+
+def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospitals) -> None:
+    run = hospitals(ISOTONIC, "simulation.insecure_seed=")
+
+    def cut_off(request, reply):
+        if request.metadata.message_type == "evaluate":
+            raise KeyboardInterrupt
+        return reply
+
+    run.grid.change = cut_off
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    before = {}
+    for site in ("a", "b"):
+        settings = site_files(run)[site].ledger
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            before[site] = ledger.spent("recalibration").steps
+    run.grid.change = lambda request, reply: reply
+    run.run()
+    assert before == {"a": 1, "b": 1}
+    for site in ("a", "b"):
+        settings = site_files(run)[site].ledger
+        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            assert ledger.spent("recalibration").steps == 1
+    assert len(summary_of(run)["recalibration"]["average"]) == 30
