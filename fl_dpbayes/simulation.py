@@ -45,13 +45,16 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     return plan
 
 
-def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> None:
+def prepare_simulation(
+    scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
+) -> None:
     """Write the resolved scenario and one site file per virtual site.
 
     Args:
         scenario: the validated scenario.
         plan: the sites' records.
         run_folder: the run directory; made if absent.
+        cache_folder: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
     write_scenario(scenario, run_folder / "scenario.toml")
@@ -89,6 +92,7 @@ def prepare_simulation(scenario: Scenario, plan: SitePlan, run_folder: Path) -> 
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
         traces=simulation.traces,
+        cache_folder=cache_folder,
     )
 
 

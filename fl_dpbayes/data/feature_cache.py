@@ -4,6 +4,7 @@ A cache file holds what was derived from records: it is as confidential as they 
 never leaves the site.
 """
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -87,7 +88,13 @@ def _write(path: Path, values: Array) -> None:
 
 def _make_room(folder: Path, newest: Path) -> None:
     """Delete the files that were written first until the folder holds no more than it may."""
-    sizes = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.npy"))
+    sizes = []
+    for file in folder.glob("*.npy"):
+        # Another process that shares the folder may have deleted it since.
+        with contextlib.suppress(FileNotFoundError):
+            status = file.stat()
+            sizes.append((status.st_mtime, status.st_size, file))
+    sizes.sort()
     total = sum(size for _, size, _ in sizes)
     for _, size, file in sizes:
         if total <= MAX_BYTES:

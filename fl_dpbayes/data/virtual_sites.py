@@ -125,6 +125,7 @@ def write_virtual_sites(
     threads: int = 1,
     device: str = "auto",
     traces: bool = False,
+    cache_folder: Path | None = None,
 ) -> list[Path]:
     """Write one site file per virtual site, with its ledger under `folder/../ledgers`.
 
@@ -140,6 +141,7 @@ def write_virtual_sites(
         threads: threads per site.
         device: `auto`, `cpu` or `cuda[:index]`.
         traces: let each training site keep a trace of its chain in `folder/../traces/<site>`.
+        cache_folder: where all sites keep features of their records; None: `folder/../cache`.
 
     Returns:
         The paths `<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
@@ -172,7 +174,7 @@ def write_virtual_sites(
             threads=threads,
             device=device,
             insecure_seed=insecure_seed,
-            cache_folder=Path("..") / "cache",
+            cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
             backbone_folder=None if backbones is None else backbones.resolve(),
             trace_folder=Path("..") / "traces" / site.name if traces and site.spec.role == "train" else None,
         )

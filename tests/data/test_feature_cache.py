@@ -137,3 +137,10 @@ def test_no_records_are_no_error(tmp_path):
             tmp_path, FEATURES, np.empty((0, 1, 4, 5), np.float32), lambda r: np.empty((0, 20))
         ).shape == (0, 20)
     assert compute.calls == 0
+
+
+def test_a_file_that_another_process_deletes_meanwhile_is_no_error(tmp_path, records):
+    # A dangling link is listed and cannot be looked at, as a file that is gone since it was listed.
+    (tmp_path / "gone.npy").symlink_to(tmp_path / "nowhere")
+    found = cached_features(tmp_path, FEATURES, records, Doubling())
+    np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))

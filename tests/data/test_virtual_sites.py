@@ -118,6 +118,13 @@ def test_site_files_hold_ledger_policy_and_settings(tmp_path):
     assert (site_file.policy, site_file.insecure_seed, site_file.threads) == (policy, 7, 2)
 
 
+def test_runs_may_share_a_folder_of_features(tmp_path):
+    own = read_site_file(write(plan(), tmp_path / "run" / "sites")[0])
+    shared = read_site_file(write(plan(), tmp_path / "run" / "sites", cache_folder=tmp_path / "shared")[0])
+    assert own.cache_folder.resolve() == (tmp_path / "run" / "cache").resolve()
+    assert shared.cache_folder == (tmp_path / "shared").resolve()
+
+
 def test_heterogeneity_is_that_of_the_training_sites():
     assert plan(partition=DirichletPartition(alpha=0.2)).label_total_variation > 0.4
     assert plan(partition=IIDPartition()).label_total_variation < 0.1
