@@ -25,7 +25,6 @@ from fl_dpbayes.recalibration_section import Recalibration
 from fl_dpbayes.schedules.planned import check_temperature
 from fl_dpbayes.validation_text import explain
 
-
 STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study"}
 

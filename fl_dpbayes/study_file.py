@@ -28,9 +28,7 @@ LABEL = "label"
 VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 # Columns of the study's tables, and sections of a scenario, which a column of the same name would hide.
 RESERVED = {"cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity"}
-METRICS = tuple(
-    name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None)
-)
+METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
 PATH_KEYS = ("path", "folder")
 
 Path_ = tuple[str, ...]

@@ -68,7 +68,7 @@ def run_cell(job: CellJob) -> CellOutcome:
         shutil.rmtree(work, ignore_errors=True)
         plan = plan_sites(scenario, job.data_dir)
         check_named_files(scenario, plan)
-        prepare_simulation(scenario, plan, work)
+        prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
         run_inline(work, len(scenario.sites), threading.Event())
         summary = read_summary(work)
         if job.keep_run:
@@ -80,9 +80,7 @@ def run_cell(job: CellJob) -> CellOutcome:
             shutil.rmtree(work)
     except Exception as error:
         what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return CellOutcome(
-            job.cell.digest, time.perf_counter() - started, error=what, trace=traceback.format_exc()
-        )
+        return CellOutcome(job.cell.digest, time.perf_counter() - started, error=what, trace=traceback.format_exc())
     return CellOutcome(job.cell.digest, time.perf_counter() - started, summary)
 
 

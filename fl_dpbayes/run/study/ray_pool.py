@@ -89,7 +89,11 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
             try:
                 if address is None:
                     ray.init(
-                        "local", num_cpus=workers, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=str(folder), **quiet
+                        "local",
+                        num_cpus=workers,
+                        object_store_memory=OBJECT_STORE_BYTES,
+                        _temp_dir=str(folder),
+                        **quiet,
                     )
                 else:
                     ray.init(address, log_to_driver=False, configure_logging=False)
