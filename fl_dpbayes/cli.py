@@ -102,7 +102,7 @@ def study(
         bool, typer.Option("--keep-runs", help="Keep each cell's run directory (posterior, report), not only figures.")
     ] = False,
 ) -> None:
-    """Run a scenario along axes (partition, sampler, budget, seed, shift, ...) and compare methods; or go on with it."""
+    """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
     from fl_dpbayes.run.study.study import Workers, begin_study, resume_study
     from fl_dpbayes.study_file import load_study
 

@@ -208,7 +208,7 @@ def scenario_folder() -> Path:
 
 
 def shipped_scenarios() -> list[str]:
-    """Return the names of the scenarios that come with the package, in alphabetical order; studies are not among them."""
+    """Return the names of the scenarios that come with the package, in alphabetical order, without studies."""
     names = (path.stem for path in scenario_folder().glob("*.toml"))
     return sorted(name for name in names if not name.startswith(STUDY_PREFIX))
 
@@ -271,7 +271,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     for assignment in overrides:
         _override(content, assignment)
         *section, name = _key(assignment)
-        if name in SWITCHES and section[:1] != ["axes"]:
+        if name in SWITCHES:
             drop_keys_of_other_kinds(content, tuple(section), Scenario, given)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,18 +30,20 @@ RESERVED = {"cell", "seed", "site", "role", "shift", "severity", "predictor", "n
 METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
 PATH_KEYS = ("path", "folder")
 
-Path_ = tuple[str, ...]
+Key = tuple[str, ...]
 
 
 class StudySection(Record):
     """What a study asks: `compare` names axes (or `predictor`) whose values are methods, the first the baseline.
 
     `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or `mean:<role>`. Axes over
-    shifts give every run further sites, which hold the records of `shifted_copy_of`.
+    shifts give every run further sites, which hold the records of `shifted_copy_of`. `order` lists all axes as tables
+    show them; default: as they stand in the file.
     """
 
     question: Annotated[str, Field(max_length=500)] = ""
     compare: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("rms_debiased", "ece", "nll", "accuracy")
     where: Annotated[str, Field(min_length=1, max_length=80)] = "pooled:held_out"
     shifted_copy_of: SiteName | None = None
@@ -60,7 +61,7 @@ class AxisValue:
     """One value of an axis: what tables call it, and what it sets; an empty table removes its key."""
 
     label: Any
-    settings: Mapping[Path_, Any]
+    settings: Mapping[Key, Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Axis:
 class Study:
     """A study: what it asks, the scenario that it varies, and along what.
 
-    `axes` are those that make runs; `shift_axes` make shifted sites within every run. `content` is the whole file.
+    `axes` are those that make runs; `shift_axes` make shifted sites within every run. `order` names all of them.
+    `content` is the whole file.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Study:
     scenario: Mapping[str, Any]
     axes: tuple[Axis, ...]
     shift_axes: tuple[Axis, ...]
+    order: tuple[str, ...]
     content: Mapping[str, Any]
 
 
@@ -135,6 +138,10 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     names = [axis.name for axis in axes]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{origin}: two axes are called {twice[0]!r}: rename the one in [variants]")
+    order = section.order or names
+    if sorted(order) != sorted(names):
+        raise UserError(f"{origin}: study.order is {list(order)}: list each axis once: {', '.join(names)}")
+    axes.sort(key=lambda axis: order.index(axis.name))
     making_runs = tuple(axis for axis in axes if axis.name not in SHIFT_AXES)
     shift_axes = tuple(axis for name in SHIFT_AXES for axis in axes if axis.name == name)
     _check_shifts(section, shift_axes, origin)
@@ -148,6 +155,7 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         scenario={key: value for key, value in content.items() if key not in STUDY_TABLES},
         axes=making_runs,
         shift_axes=shift_axes,
+        order=tuple(order),
         content=content,
     )
 
@@ -155,15 +163,21 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
 def write_study(study: Study, path: Path) -> None:
     """Write the resolved study as TOML; whoever reads it meets the whole file or none."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(tomli_w.dumps(study.content), encoding="utf-8")
+    # TOML puts tables after plain values, which would change the order of the axes.
+    section = {**study.content.get("study", {}), "order": study.order}
+    partial.write_text(tomli_w.dumps({**study.content, "study": section}), encoding="utf-8")
     os.replace(partial, path)
 
 
 def same_study(one: Study, other: Study) -> bool:
-    """Return whether two studies have the same content, whatever their files are called."""
-    first, second = ({key: value for key, value in study.content.items() if key != "name"} for study in (one, other))
-    # Both as TOML says them: 1 and 1.0 are not the same there, tuples and lists are.
-    return tomllib.loads(tomli_w.dumps(first)) == tomllib.loads(tomli_w.dumps(second))
+    """Return whether two studies ask the same of the same runs, whatever their files are called."""
+
+    def content(study: Study) -> Any:
+        section = study.section.model_copy(update={"order": study.order})
+        rest = {key: value for key, value in study.content.items() if key not in ("name", "study")}
+        return section, rest
+
+    return content(one) == content(other)
 
 
 def _listed_axes(table: Any, origin: str) -> list[Axis]:
@@ -181,15 +195,15 @@ def _listed_axes(table: Any, origin: str) -> list[Axis]:
     return axes
 
 
-def _leaves(table: Mapping[str, Any], above: Path_ = ()) -> list[tuple[Path_, Any]]:
-    found: list[tuple[Path_, Any]] = []
+def _leaves(table: Mapping[str, Any], above: Key = ()) -> list[tuple[Key, Any]]:
+    found: list[tuple[Key, Any]] = []
     for name, value in table.items():
         key = (*above, *(part.strip() for part in name.split(".")))
         found += _leaves(value, key) if isinstance(value, Mapping) and value else [(key, value)]
     return found
 
 
-def _axis_value(key: Path_, value: Any) -> AxisValue:
+def _axis_value(key: Key, value: Any) -> AxisValue:
     if isinstance(value, Mapping):
         content = {name: item for name, item in value.items() if name != LABEL}
         named = (value.get(name) for name in (LABEL, *SWITCHES, "method"))

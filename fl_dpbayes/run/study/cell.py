@@ -69,7 +69,7 @@ def run_cell(job: CellJob) -> CellOutcome:
         plan = plan_sites(scenario, job.data_dir)
         check_named_files(scenario, plan)
         prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
-        run_inline(work, len(scenario.sites), threading.Event())
+        run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
         summary = read_summary(work)
         if job.keep_run:
             kept = job.folder / RUNS_FOLDER / job.cell.digest

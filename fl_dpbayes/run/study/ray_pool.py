@@ -6,7 +6,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import ray
@@ -26,7 +26,7 @@ VARIABLES = {
 }
 
 
-def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Iterator[CellOutcome]:
+def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Generator[CellOutcome, None, None]:
     """Run every job once, several at a time, and yield each outcome as soon as it is there.
 
     A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started.
@@ -83,7 +83,6 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
     folder = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
-    quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
     with _environment():
         try:
             try:
@@ -92,8 +91,10 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
                         "local",
                         num_cpus=workers,
                         object_store_memory=OBJECT_STORE_BYTES,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        configure_logging=False,
                         _temp_dir=str(folder),
-                        **quiet,
                     )
                 else:
                     ray.init(address, log_to_driver=False, configure_logging=False)

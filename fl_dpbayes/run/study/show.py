@@ -48,8 +48,8 @@ def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) 
     ]
     columns += [
         TerminalColumn(metric, [decimal(sum(values) / len(values), 4) if values else UNDEFINED for _, values in shown]),
-        TerminalColumn("95% interval", [_over_seeds(values) for _, values in shown], number=False, expendable=1),
-        TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=2),
+        TerminalColumn("95% interval", [_over_seeds(values) for _, values in shown], number=False, expendable=2),
+        TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=1),
     ]
     rest = f" {len(rows) - len(shown)} more rows are in results.csv." if len(rows) > len(shown) else ""
     title = f"{METRIC_NAMES.get(metric, metric)} at {study.section.where}"

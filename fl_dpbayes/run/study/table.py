@@ -87,17 +87,17 @@ def _rows(study: Study, cell: FinishedCell, name: str) -> list[Row]:
 
 
 def _shifts(study: Study, cell: FinishedCell) -> dict[str, tuple[str, int]]:
-    found = {
+    found: dict[str, tuple[str, int]] = {
         name: (site.shift.kind, site.shift.severity)
         for name, site in cell.cell.scenario.sites.items()
         if site.shift is not None
     }
     # A kind that the study gives a label of its own, as two settings of one kind need.
-    for axis in study.shift_axes:
-        for value in axis.values if axis.name == SHIFT_KIND else ():
-            for name, (_, severity) in found.items():
-                if name in (shifted_site_name([value.label]), shifted_site_name([value.label, severity])):
-                    found[name] = (str(value.label), severity)
+    labels = [str(value.label) for axis in study.shift_axes if axis.name == SHIFT_KIND for value in axis.values]
+    for name, (_, severity) in found.items():
+        for label in labels:
+            if name in (shifted_site_name([label]), shifted_site_name([label, severity])):
+                found[name] = (label, severity)
     return found
 
 
@@ -138,7 +138,9 @@ def _plain(frame: pd.DataFrame) -> pd.DataFrame:
         if frame[name].dtype != object:
             continue
         values = [value for value in frame[name] if not _undefined(value)]
-        if all(isinstance(value, bool) for value in values):
+        if not values:
+            frame[name] = pd.to_numeric(frame[name])
+        elif all(isinstance(value, bool) for value in values):
             frame[name] = frame[name].astype("boolean")
         elif all(isinstance(value, int | float) for value in values):
             frame[name] = pd.to_numeric(frame[name])
