@@ -60,6 +60,7 @@ def prepare_simulation(
     write_scenario(scenario, run_folder / "scenario.toml")
     partition = {
         "label_total_variation": plan.label_total_variation,
+        **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
         "units": {
             site.name: {"train": site.train_units, "test": site.test_units, "recalibration": site.recalibration_units}
             for site in plan.sites

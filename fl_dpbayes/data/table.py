@@ -39,6 +39,7 @@ def table_records(source: Table) -> Records:
         natural_site=None,
         task=Task(input_shape=(len(source.features),), classes=source.classes),
         unit=source.unit_column or "record",
+        feature_names=source.features,
     )
 
 
