@@ -62,7 +62,67 @@ class ImageFolder(Record):
     channels: Literal[1, 3] = 1
 
 
-Source = Annotated[BuiltIn | Table | ImageFolder, Field(discriminator="kind")]
+ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
+SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+class HuggingFace(Record):
+    """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
+
+    Either `name` and `revision`, the commit whose files are read, so that every site and every later run reads the
+    same, or `path`. `features` is one image column, resized to `height` x `width`, or a list of numeric ones, centred
+    and scaled by public constants as in a table. `splits` says which split each official part is. `site_column` names
+    who collected a record, for a natural partition, `unit_column` the privacy unit.
+    """
+
+    kind: Literal["huggingface"] = "huggingface"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$")] | None = None
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    path: Path | None = None
+    config: ColumnName | None = None
+    features: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
+    label: ColumnName
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    height: PositiveInt | None = None
+    width: PositiveInt | None = None
+    channels: Literal[1, 3] = 1
+    centers: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    splits: dict[OfficialPart, SplitName] = Field(default_factory=lambda: {"train": "train"}, min_length=1)
+    site_column: ColumnName | None = None
+    unit_column: ColumnName | None = None
+
+    @property
+    def image(self) -> str | None:
+        """The column of images; None where records are rows of numbers."""
+        return self.features if isinstance(self.features, str) else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The numeric columns; none where records are images."""
+        return () if isinstance(self.features, str) else self.features
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> "HuggingFace":
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give either name (and revision) or path, a local folder of Parquet files")
+        if (self.name is None) != (self.revision is None):
+            raise ValueError(
+                "revision is the commit of the hub's data set (40 hexadecimal digits, on its page under 'Files and "
+                "versions'): give it with name, and not with path"
+            )
+        sizes = (self.height is not None, self.width is not None)
+        if sizes != (self.image is not None,) * 2:
+            raise ValueError("height and width must be given exactly when features is one column of images")
+        for key in ("centers", "scales"):
+            if len(getattr(self, key)) not in (0, len(self.columns)):
+                raise ValueError(f"{key} must have one value for each of {len(self.columns)} numeric features, or none")
+        if any(scale <= 0 for scale in self.scales):
+            raise ValueError("a value of scales is not above 0")
+        return self
+
+
+Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace, Field(discriminator="kind")]
 
 
 class IIDPartition(Record):

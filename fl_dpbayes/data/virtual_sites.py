@@ -226,7 +226,7 @@ def _located(source: Source, data_dir: Path | None) -> Source:
     if isinstance(source, BuiltIn):
         folder = known_folder(data_dir or source.folder)
         return source.model_copy(update={"folder": None if folder is None else folder.resolve()})
-    return source.model_copy(update={"path": source.path.resolve()})
+    return source if source.path is None else source.model_copy(update={"path": source.path.resolve()})
 
 
 def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> Pool:
@@ -251,7 +251,7 @@ def _natural_sites(
         if natural_site is None:
             raise UserError(
                 "partition.kind is 'natural', but the source does not say which site a record is from: use source "
-                "'heart', or another partition"
+                "'heart', or one of kind 'huggingface' with site_column, or another partition"
             )
         if spec.records is not None:
             raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")

@@ -30,7 +30,7 @@ def test_a_table_needs_one_of_its_columns(data_folder, feature):
 
 
 def test_images_have_no_columns():
-    with pytest.raises(UserError, match="partition.feature is 'age', but the records are images.*remove the key"):
+    with pytest.raises(UserError, match=r"partition.feature is 'age', but the records are images.*remove the key"):
         feature_scores(load_source(BuiltIn(kind="digits"), "train"), "age")
 
 

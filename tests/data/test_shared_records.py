@@ -135,5 +135,5 @@ def test_a_scenario_that_is_written_and_read_again_still_shares(tmp_path):
     assert again.sites == scenario.sites
     units = json.loads((tmp_path / "partition.json").read_text())["units"]
     assert units["dark"] == units["held-out"]
-    with pytest.raises(UserError, match="two ledgers.*set evaluation.release to 'public'"):
+    with pytest.raises(UserError, match=r"two ledgers.*set evaluation.release to 'public'"):
         load_scenario(str(tmp_path / "scenario.toml"), ["evaluation.release=noised", "evaluation.noise_multiplier=2"])

@@ -181,12 +181,12 @@ def test_fewer_records_of_natural_sites(data_folder):
     sizes = np.array([len(site.indices) for site in planned.sites])
     assert sizes.sum() == 370
     assert np.abs(sizes / 370 - np.array([303, 130, 261, 46]) / 740).max() < 4 * 0.5 / np.sqrt(740)
-    with pytest.raises(UserError, match="data.records leaves no record to this natural site: raise it"):
+    with pytest.raises(UserError, match=r"data.records leaves no record to this natural site: raise it"):
         plan_virtual_sites(DataSpec(source="heart", records=1), NaturalPartition(), sites, 0, data_folder)
 
 
 def test_more_records_than_there_are_cannot_be_asked_for():
-    with pytest.raises(UserError, match="data.records is 1798, but the part 'train' has 1797 records: choose at most"):
+    with pytest.raises(UserError, match=r"data.records is 1798, but the part 'train' has 1797 records: choose at most"):
         plan(data=DataSpec(source="digits", records=1798))
     assert sum(len(site.indices) for site in plan(data=DataSpec(source="digits", records=1797)).sites) == 1797
 
