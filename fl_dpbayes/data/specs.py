@@ -66,6 +66,10 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
 SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
+def _only_train() -> dict[OfficialPart, str]:
+    return {"train": "train"}
+
+
 class HuggingFace(Record):
     """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
 
@@ -88,7 +92,7 @@ class HuggingFace(Record):
     channels: Literal[1, 3] = 1
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
-    splits: dict[OfficialPart, SplitName] = Field(default_factory=lambda: {"train": "train"}, min_length=1)
+    splits: dict[OfficialPart, SplitName] = Field(default_factory=_only_train, min_length=1)
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
 

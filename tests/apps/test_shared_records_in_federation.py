@@ -15,7 +15,9 @@ COPIES = [
 
 def test_sites_with_the_same_patients_are_not_pooled(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
-    run = federation(*COPIES, "sites.noisy-scanner=", "sites.rotated=", "partition={kind=feature, strictness=0.8}")
+    run = federation(
+        *COPIES, "sites.noisy-scanner=", "sites.rotated=", "partition.kind=feature", "partition.strictness=0.8"
+    )
     run.run()
     summary = json.loads((run.folder / "summary.json").read_text())
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
