@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.data.shared_records import check_shared_records
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
@@ -135,6 +136,14 @@ class Scenario(Record):
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]
         if not training_sites:
             raise ValueError("no site has role 'train': give at least one site that role")
+        check_shared_records(self.sites)
+        shared = [name for name, site in self.sites.items() if site.records_of is not None]
+        if shared and self.evaluation.release == "noised":
+            raise ValueError(
+                f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers, and no "
+                "account would show the sum: set evaluation.release to 'public' or 'none', or give the site records of "
+                "its own"
+            )
         if self.resources.min_sites > len(training_sites):
             raise ValueError(
                 f"resources.min_sites is {self.resources.min_sites} but {len(training_sites)} sites train: lower it"

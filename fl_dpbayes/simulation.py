@@ -60,6 +60,7 @@ def prepare_simulation(
     write_scenario(scenario, run_folder / "scenario.toml")
     partition = {
         "label_total_variation": plan.label_total_variation,
+        **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
         "units": {
             site.name: {"train": site.train_units, "test": site.test_units, "recalibration": site.recalibration_units}
             for site in plan.sites
@@ -108,7 +109,9 @@ def run_identifier(scenario: Scenario) -> str:
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
-    place = {"folder": None} if isinstance(source, BuiltIn) else {"path": Path(source.path.name)}
+    place: dict[str, Path | None] = {"folder": None}
+    if not isinstance(source, BuiltIn):
+        place = {"path": None if source.path is None else Path(source.path.name)}
     data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
     simulation = scenario.simulation.model_copy(update={"traces": False})
     aggregation = with_public_path(scenario.aggregation, lambda path: Path(path.name))

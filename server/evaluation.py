@@ -1,5 +1,6 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -35,8 +36,10 @@ class SiteStatistics:
 class Evaluation:
     """Collects the sites' statistics and summarises them."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, roles_sharing_records: Collection[Role] = ()) -> None:
+        """Collect for so many classes; roles whose sites hold the same records are not pooled."""
         self.classes = classes
+        self._unpooled = roles_sharing_records
         self.parts: list[SiteStatistics] = []
         self._samples: dict[str, int] = {}
         self.statements: dict[str, PrivacyStatement] = {}
@@ -100,6 +103,12 @@ class Evaluation:
         """Name the sites that hold most of what is pooled, by the largest count that each states of a predictor."""
         sentences = []
         for role in ROLES:
+            if role in self._unpooled and any(part.card.role == role for part in self.parts):
+                sentences.append(
+                    f"{role} sites hold the same records (records_of), so they are not pooled: the same patients would "
+                    "count several times, and the interval would be too narrow; compare these sites one by one"
+                )
+                continue
             counts: dict[str, float] = {}
             for part in self.parts:
                 if part.card.role == role:
@@ -114,7 +123,7 @@ class Evaluation:
 
     def _pooled(self) -> list[tuple[str, Role, str, Statistics]]:
         pooled = []
-        for role in ROLES:
+        for role in (role for role in ROLES if role not in self._unpooled):
             for predictor in dict.fromkeys(part.predictor for part in self.parts):
                 members = [
                     part.statistics for part in self.parts if (part.card.role, part.predictor) == (role, predictor)

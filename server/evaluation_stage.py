@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 
 from flwr.app import Message, MessageType
 
+from fl_dpbayes.data.shared_records import roles_sharing_records
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
@@ -62,7 +63,8 @@ class EvaluationStage:
         self._federation, self._round, self._recalibration = federation, round_number, recalibration
         self._ledger_heads, self._record, self._events = ledger_heads, record, events
         self._exchange = Exchange[EvaluateRequest](federation, MessageType.EVALUATE, round_number)
-        self.evaluation = Evaluation(federation.roster.task.classes)
+        shared = roles_sharing_records(federation.scenario.sites)
+        self.evaluation = Evaluation(federation.roster.task.classes, shared)
 
     def requests(self, predictors: dict[PredictorName, PosteriorSamples]) -> Iterator[Message]:
         """Build one request after the other; `predictors` is emptied once they are encoded."""

@@ -151,11 +151,11 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
             recalibration=strategy.recalibration.average if strategy.recalibration else None,
         )
     partition_file = folder / PARTITION_FILE
-    heterogeneity = None
-    if partition_file.is_file():
-        heterogeneity = json.loads(partition_file.read_text(encoding="utf-8"))["label_total_variation"]
+    partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
     write_further_costs(strategy, record)
-    summary = summarise_run(strategy, record, heterogeneity)
+    summary = summarise_run(strategy, record, partition.get("label_total_variation"))
+    if "feature_total_variation" in partition:
+        summary["feature_total_variation"] = partition["feature_total_variation"]
     write_summary(summary, folder)
     rows = [calibration_csv_row(row) for row in summary["calibration"]]
     write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)

@@ -36,6 +36,11 @@ CENTERS_AND_SCALES = {
 }
 CHEST_PAIN_TYPES = (1, 2, 3, 4)
 RESTING_ECG_RESULTS = (0, 1, 2)
+FEATURE_NAMES = (
+    *CENTERS_AND_SCALES,
+    *(f"cp={code}" for code in CHEST_PAIN_TYPES),
+    *(f"restecg={code}" for code in RESTING_ECG_RESULTS),
+)
 
 
 def heart_records(folder: Path | None) -> Records:
@@ -68,6 +73,7 @@ def heart_records(folder: Path | None) -> Records:
         natural_site=hospitals,
         task=BUILT_IN_TASKS["heart"],
         unit="patient",
+        feature_names=FEATURE_NAMES,
     )
 
 

@@ -85,8 +85,24 @@ def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.N
     """
     try:
         with Image.open(path) as image:
-            resized = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+            levels = grey_levels(image, height=height, width=width, channels=channels)
     except (UnidentifiedImageError, OSError) as error:
         raise UserError(f"image {path} cannot be read: {error}") from None
-    pixels = np.asarray(resized, dtype=np.float32) / np.float32(255)
-    return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return levels.astype(np.float32) / np.float32(255)
+
+
+def grey_levels(image: Image.Image, *, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
+    """Return an open image as grey levels 0 to 255, resized (bilinear, anti-aliased).
+
+    Args:
+        image: of any size and mode.
+        height: rows wanted.
+        width: columns wanted.
+        channels: 1 (converted to grey) or 3.
+
+    Returns:
+        Uint8, (channels, height, width).
+    """
+    resized = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    levels = np.asarray(resized)
+    return levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))

@@ -2,7 +2,7 @@
 
 from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import BuiltIn, ImageFolder, OfficialPart, Source, Table
+from fl_dpbayes.data.specs import BuiltIn, HuggingFace, ImageFolder, OfficialPart, Source, Table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 
@@ -24,7 +24,7 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
     """Load one official part of a source as its files hold it: pixels may still be whole numbers.
 
     Args:
-        source: a built-in data set, a table or a folder of images.
+        source: a built-in data set, a table, a folder of images or a Hugging Face data set.
         part: the part as its authors split it; a source without official parts has only `train`, which is all of it.
 
     Returns:
@@ -33,7 +33,7 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
     Raises:
         UserError: if the source has no such part, or a file is missing, damaged or not as described.
     """
-    parts = OFFICIAL_PARTS.get(source.kind, ("train",))
+    parts = tuple(source.splits) if isinstance(source, HuggingFace) else OFFICIAL_PARTS.get(source.kind, ("train",))
     if part not in parts:
         raise UserError(
             f"source {source.kind!r} has no part {part!r}: choose {' or '.join(parts)}"
@@ -64,13 +64,17 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
             from fl_dpbayes.data.images import image_records
 
             return image_records(source)
+        case HuggingFace():
+            from fl_dpbayes.data.hugging_face import hugging_face_records
+
+            return hugging_face_records(source, part)
 
 
 def source_task(source: Source) -> Task:
     """Say what a source's records are, without loading them.
 
     Args:
-        source: a built-in data set, a table or a folder of images.
+        source: a built-in data set, a table, a folder of images or a Hugging Face data set.
 
     Returns:
         Shape of a record and number of classes.
@@ -87,6 +91,10 @@ def source_task(source: Source) -> Task:
             from fl_dpbayes.data.images import image_task
 
             return image_task(source)
+        case HuggingFace():
+            from fl_dpbayes.data.hugging_face import hugging_face_task
+
+            return hugging_face_task(source)
 
 
 def source_unit(source: Source) -> str:
@@ -94,9 +102,9 @@ def source_unit(source: Source) -> str:
     match source:
         case BuiltIn(kind="heart"):
             return "patient"
-        case Table(unit_column=str(column)):
+        case Table(unit_column=str(column)) | HuggingFace(unit_column=str(column)):
             return column
-        case ImageFolder():
+        case ImageFolder() | HuggingFace(features=str()):
             return "image"
         case _:
             return "record"

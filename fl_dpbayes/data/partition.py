@@ -1,4 +1,4 @@
-"""Deal records to training sites: the partitioners of flwr-datasets, run over labels only."""
+"""Deal records to training sites: the partitioners of flwr-datasets, run over labels or one score only."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ import numpy.typing as npt
 from fl_dpbayes.data.specs import (
     ClassesPartition,
     DirichletPartition,
+    FeaturePartition,
     IIDPartition,
     NaturalPartition,
     Partition,
@@ -24,25 +25,30 @@ MAX_ATTEMPTS = 50
 
 
 def partition_labels(
-    labels: npt.NDArray[np.int64], partition: Partition, sites: int, generator: np.random.Generator
+    labels: npt.NDArray[np.int64],
+    partition: Partition,
+    sites: int,
+    generator: np.random.Generator,
+    scores: npt.NDArray[np.float64] | None = None,
 ) -> list[Indices]:
-    """Divide items over sites by their labels; each item goes to exactly one site.
+    """Divide items over sites by their labels or scores; each item goes to exactly one site.
 
     Args:
         labels: (N,), one label per item (a record, or a privacy unit of several records).
         partition: how to divide; not `natural`, which has nothing to divide.
         sites: number of sites K, at least 1.
         generator: draws the order of the items and the partitioner's own seed.
+        scores: (N,), finite, what feature skew sorts by; other kinds do not look at it.
 
     Returns:
         K arrays of indices in increasing order, none of them empty.
 
     Raises:
         UserError: if the request cannot be met; the text names the scenario's key and the remedy.
-        ValueError: if the partition is natural.
+        ValueError: if the partition is natural, or has no scores and needs them.
 
     Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin
-    et al. 2019.
+    et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
     """
     _check_feasible(labels, partition, sites)
     order = generator.permutation(len(labels))
@@ -55,6 +61,10 @@ def partition_labels(
             parts = _classes(labels[order], partition, sites, generator)
         case QuantityPartition():
             parts = _quantity(labels[order], partition, sites, generator)
+        case FeaturePartition():
+            if scores is None:
+                raise ValueError("feature skew needs a score for each item")
+            parts = _feature(scores[order], partition, sites, generator)
         case NaturalPartition():
             raise ValueError("a natural partition has nothing to divide: select records by their natural site")
     return [np.sort(order[part]) for part in parts]
@@ -189,6 +199,28 @@ def _quantity(
     raise _no_division(partition, len(labels), sites)
 
 
+def _feature(
+    scores: npt.NDArray[np.float64], partition: FeaturePartition, sites: int, generator: np.random.Generator
+) -> list[Indices]:
+    from flwr_datasets.partitioner import ContinuousPartitioner
+
+    spread = scores.std()
+    if not spread > 0:
+        what = "mean pixel" if partition.feature is None else f"value of {partition.feature!r}"
+        raise UserError(
+            f"partition.kind is 'feature', but all {len(scores)} records have the same {what}: choose another "
+            "partition.feature or another partition"
+        )
+    partitioner = ContinuousPartitioner(
+        num_partitions=sites,
+        partition_by="score",
+        strictness=partition.strictness,
+        seed=int(generator.integers(2**31)),
+    )
+    # The partitioner takes small values for equal ones.
+    return _deal((scores - scores.mean()) / spread, partitioner, sites, column="score")
+
+
 def _no_division(partition: DirichletPartition | QuantityPartition, count: int, sites: int) -> UserError:
     return UserError(
         f"partition.alpha is {partition.alpha:g} and partition.min_records is {partition.min_records}: no division of "
@@ -197,10 +229,10 @@ def _no_division(partition: DirichletPartition | QuantityPartition, count: int, 
     )
 
 
-def _deal(labels: npt.NDArray[np.int64], partitioner: "Partitioner", sites: int) -> list[Indices]:
+def _deal(values: npt.NDArray, partitioner: "Partitioner", sites: int, column: str = "label") -> list[Indices]:
     from datasets import Dataset
 
-    items: dict[str, Any] = {"label": labels, "index": np.arange(len(labels))}
+    items: dict[str, Any] = {column: values, "index": np.arange(len(values))}
     partitioner.dataset = Dataset.from_dict(items)
     with warnings.catch_warnings():
         # Its retries and dropped classes come as warnings; what they mean is checked and reported by our callers.

@@ -24,6 +24,7 @@ class Records:
         truth: float64, (N, classes), the probabilities that each label was drawn from, where the records are made up;
             None where nobody knows them.
         groups: attribute -> (N,) text, the subgroup of each record, for example {"sex": ["female", ...]}.
+        feature_names: the names of a table's features, in their order; empty where they have none.
     """
 
     features: npt.NDArray
@@ -34,6 +35,7 @@ class Records:
     unit: str
     truth: npt.NDArray[np.float64] | None = None
     groups: Mapping[str, npt.NDArray] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.protocol.card import Role, SiteName
 from fl_dpbayes.protocol.record import Record
 
 Severity = Annotated[int, Field(ge=1, le=5)]
@@ -62,7 +62,71 @@ class ImageFolder(Record):
     channels: Literal[1, 3] = 1
 
 
-Source = Annotated[BuiltIn | Table | ImageFolder, Field(discriminator="kind")]
+ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
+SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+def _only_train() -> dict[OfficialPart, str]:
+    return {"train": "train"}
+
+
+class HuggingFace(Record):
+    """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
+
+    Either `name` and `revision`, the commit whose files are read, so that every site and every later run reads the
+    same, or `path`. `features` is one image column, resized to `height` x `width`, or a list of numeric ones, centred
+    and scaled by public constants as in a table. `splits` says which split each official part is. `site_column` names
+    who collected a record, for a natural partition, `unit_column` the privacy unit.
+    """
+
+    kind: Literal["huggingface"] = "huggingface"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$")] | None = None
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    path: Path | None = None
+    config: ColumnName | None = None
+    features: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
+    label: ColumnName
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    height: PositiveInt | None = None
+    width: PositiveInt | None = None
+    channels: Literal[1, 3] = 1
+    centers: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    splits: dict[OfficialPart, SplitName] = Field(default_factory=_only_train, min_length=1)
+    site_column: ColumnName | None = None
+    unit_column: ColumnName | None = None
+
+    @property
+    def image(self) -> str | None:
+        """The column of images; None where records are rows of numbers."""
+        return self.features if isinstance(self.features, str) else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The numeric columns; none where records are images."""
+        return () if isinstance(self.features, str) else self.features
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> "HuggingFace":
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give either name (and revision) or path, a local folder of Parquet files")
+        if (self.name is None) != (self.revision is None):
+            raise ValueError(
+                "revision is the commit of the hub's data set (40 hexadecimal digits, on its page under 'Files and "
+                "versions'): give it with name, and not with path"
+            )
+        sizes = (self.height is not None, self.width is not None)
+        if sizes != (self.image is not None,) * 2:
+            raise ValueError("height and width must be given exactly when features is one column of images")
+        for key in ("centers", "scales"):
+            if len(getattr(self, key)) not in (0, len(self.columns)):
+                raise ValueError(f"{key} must have one value for each of {len(self.columns)} numeric features, or none")
+        if any(scale <= 0 for scale in self.scales):
+            raise ValueError("a value of scales is not above 0")
+        return self
+
+
+Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace, Field(discriminator="kind")]
 
 
 class IIDPartition(Record):
@@ -94,6 +158,20 @@ class QuantityPartition(Record):
     min_records: PositiveInt = 20
 
 
+class FeaturePartition(Record):
+    """Feature skew: sites of equal size along one score of the records, blurred by noise.
+
+        (1 - strictness) noise + strictness score, both of unit variance
+
+    The score is an image's mean pixel, or the column `feature` of a table. At strictness 0 sites are alike, at 1 they
+    hold the records in the order of their scores.
+    """
+
+    kind: Literal["feature"] = "feature"
+    strictness: Annotated[float, Field(ge=0, le=1)]
+    feature: Annotated[str, Field(min_length=1, max_length=60)] | None = None
+
+
 class NaturalPartition(Record):
     """Each record stays with the site that collected it; site names are those of the data set."""
 
@@ -101,7 +179,7 @@ class NaturalPartition(Record):
 
 
 Partition = Annotated[
-    IIDPartition | DirichletPartition | ClassesPartition | QuantityPartition | NaturalPartition,
+    IIDPartition | DirichletPartition | ClassesPartition | QuantityPartition | FeaturePartition | NaturalPartition,
     Field(discriminator="kind"),
 ]
 
@@ -122,11 +200,13 @@ class DataSpec(Record):
 
     A relative path in a source starts at the working directory of the command that reads the scenario; the scenario
     that a run writes into its directory holds it as an absolute one.
-    `test_fraction` is the share of each training site's units that is kept for testing.
+    `test_fraction` is the share of each training site's units that is kept for testing. `records`: use only that many
+    records of the part `train`, drawn by the scenario's seed in whole units.
     """
 
     source: Annotated[Source, BeforeValidator(_named_source)]
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    records: PositiveInt | None = None
 
 
 def with_absolute_path(data: DataSpec) -> DataSpec:
@@ -142,13 +222,16 @@ class SiteSpec(Record):
     """One site of a scenario: its role, its records and how they differ from the other sites'.
 
     Training sites share out the records of the official part `train` among them. A held-out or shifted site has
-    `records` records of `part` set aside for it; without `records` it has all of that part. `epsilon` is what a
-    training site's cohort may ever spend, where that differs from the other sites'.
+    `records` records of `part` set aside for it; without `records` it has all of that part. With `records_of` it holds
+    the records of the held-out or shifted site of that name and shares its draws, so that shifts can be compared in
+    pairs on the same patients. `epsilon` is what a training site's cohort may ever spend, where that differs from the
+    other sites'.
     """
 
     role: Role
     part: OfficialPart = "train"
     records: PositiveInt | None = None
+    records_of: SiteName | None = None
     shift: Shift | None = None
     epsilon: PositiveFloat | None = None
 
@@ -161,5 +244,11 @@ class SiteSpec(Record):
         if self.role == "train" and self.records is not None:
             raise ValueError(
                 "records is for held_out and shifted sites: the partition decides how many a training site holds"
+            )
+        if self.role == "train" and self.records_of is not None:
+            raise ValueError("records_of is for held_out and shifted sites: a training site's records are its own")
+        if self.records_of is not None and (self.records is not None or self.part != "train"):
+            raise ValueError(
+                "records_of already says which records the site holds: remove records and part, or records_of"
             )
         return self

@@ -26,7 +26,22 @@ def table_records(source: Table) -> Records:
         UserError: if the file is missing or unreadable, or a column is absent or has a value that is not allowed; the
             text names the column.
     """
-    table = _read(source)
+    return framed_records(_read(source), source)
+
+
+def framed_records(table: pandas.DataFrame, source: Table) -> Records:
+    """Make records of rows that hold the columns which a source names.
+
+    Args:
+        table: (N, columns), N at least 1.
+        source: columns and constants; its path is named in errors.
+
+    Returns:
+        One record per row, in their order.
+
+    Raises:
+        UserError: if a column has a value that is not allowed; the text names the column.
+    """
     features = np.stack([_numbers(table, source, name) for name in source.features], axis=1)
     if source.centers:
         features -= np.asarray(source.centers)
@@ -39,6 +54,7 @@ def table_records(source: Table) -> Records:
         natural_site=None,
         task=Task(input_shape=(len(source.features),), classes=source.classes),
         unit=source.unit_column or "record",
+        feature_names=source.features,
     )
 
 

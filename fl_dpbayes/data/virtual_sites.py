@@ -3,23 +3,42 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.data.data_folder import backbone_folder, known_folder
+from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.shared_records import with_part_of_owner
 from fl_dpbayes.data.shifts.population import prevalence_indices
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
-from fl_dpbayes.data.specs import BuiltIn, DataSpec, NaturalPartition, OfficialPart, Partition, SiteSpec, Source
+from fl_dpbayes.data.specs import (
+    BuiltIn,
+    DataSpec,
+    FeaturePartition,
+    NaturalPartition,
+    OfficialPart,
+    Partition,
+    SiteSpec,
+    Source,
+)
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.plan import Adjacency
 from fl_dpbayes.protocol.task import Task
 
 Indices = npt.NDArray[np.int64]
+
+
+class Pool(NamedTuple):
+    """A part's privacy units in the order in which sites draw them, and the records of every unit."""
+
+    order: Indices
+    of_unit: list[Indices]
 
 
 @dataclass(frozen=True)
@@ -45,7 +64,8 @@ class SitePlan:
     """All virtual sites of a simulation, in the scenario's order.
 
     `label_total_variation` is the mean total variation distance between a training site's label frequencies and the
-    pooled ones, before any shift. `weights_folder`: where the sites look for frozen weights.
+    pooled ones, before any shift; `feature_total_variation` that of the score by which feature skew divides, None for
+    other partitions. `weights_folder`: where the sites look for frozen weights.
     """
 
     source: Source
@@ -56,6 +76,7 @@ class SitePlan:
     sites: tuple[PlannedSite, ...]
     label_total_variation: float
     weights_folder: Path | None
+    feature_total_variation: float | None = None
 
 
 def plan_virtual_sites(
@@ -70,10 +91,10 @@ def plan_virtual_sites(
 
     Held-out and shifted sites draw disjoint sets of privacy units from their official part first; the partition divides
     what is left of the part `train` over the training sites. A unit of several records goes to one site, by the label
-    of its first record.
+    of its first record. A site with `records_of` gets the records and the shift's draws of the site that it names.
 
     Args:
-        data: source and test fraction.
+        data: source, test fraction and how many records of the part `train` are used.
         partition: how the training sites differ.
         sites: name -> site, at least one of them a training site.
         seed: the scenario's seed; every draw follows from it and from names.
@@ -88,13 +109,22 @@ def plan_virtual_sites(
             scenario's key and the remedy.
     """
     source = _located(data.source, data_dir)
+    sites = with_part_of_owner(sites)
     parts: dict[OfficialPart, Records] = {
         part: load_unscaled(source, part) for part in dict.fromkeys(spec.part for spec in sites.values())
     }
+    pools = {
+        part: _pool(records, part, seed, data.records if part == "train" else None) for part, records in parts.items()
+    }
+    owners = {name: spec for name, spec in sites.items() if spec.records_of is None}
+    scores = None
     if isinstance(partition, NaturalPartition):
-        chosen = _natural_sites(parts, sites)
+        chosen = _natural_sites(parts, pools, owners)
     else:
-        chosen = _divided_sites(parts, partition, sites, seed)
+        if isinstance(partition, FeaturePartition):
+            scores = feature_scores(parts["train"], partition.feature)
+        chosen = _divided_sites(parts, pools, partition, owners, seed, scores)
+    chosen |= {name: chosen[spec.records_of] for name, spec in sites.items() if spec.records_of is not None}
     fractions = (data.test_fraction, recalibration_fraction)
     train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
     records = parts["train"] if "train" in parts else next(iter(parts.values()))
@@ -109,6 +139,7 @@ def plan_virtual_sites(
         ),
         label_total_variation=label_total_variation(records.labels, train),
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
+        feature_total_variation=None if scores is None else feature_total_variation(scores, train),
     )
 
 
@@ -195,17 +226,32 @@ def _located(source: Source, data_dir: Path | None) -> Source:
     if isinstance(source, BuiltIn):
         folder = known_folder(data_dir or source.folder)
         return source.model_copy(update={"folder": None if folder is None else folder.resolve()})
-    return source.model_copy(update={"path": source.path.resolve()})
+    return source if source.path is None else source.model_copy(update={"path": source.path.resolve()})
 
 
-def _natural_sites(parts: dict[OfficialPart, Records], sites: dict[str, SiteSpec]) -> dict[str, Indices]:
+def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> Pool:
+    """Put the privacy units of a part in random order, as many of them as hold `most` records."""
+    of_unit = _records_of_units(records)
+    order = _generator(seed, "pool", part).permutation(len(of_unit))
+    if most is not None:
+        if most > len(records):
+            raise UserError(
+                f"data.records is {most}, but the part {part!r} has {len(records)} records: choose at most that"
+            )
+        order = order[: _units_that_hold(most, order, of_unit)]
+    return Pool(order, of_unit)
+
+
+def _natural_sites(
+    parts: dict[OfficialPart, Records], pools: dict[OfficialPart, Pool], sites: dict[str, SiteSpec]
+) -> dict[str, Indices]:
     chosen = {}
     for name, spec in sites.items():
         natural_site = parts[spec.part].natural_site
         if natural_site is None:
             raise UserError(
                 "partition.kind is 'natural', but the source does not say which site a record is from: use source "
-                "'heart', or another partition"
+                "'heart', or one of kind 'huggingface' with site_column, or another partition"
             )
         if spec.records is not None:
             raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")
@@ -213,17 +259,25 @@ def _natural_sites(parts: dict[OfficialPart, Records], sites: dict[str, SiteSpec
         if not len(chosen[name]):
             allowed = ", ".join(sorted(set(natural_site.tolist())))
             raise UserError(f"sites.{name}: the data set has no site of that name: choose among {allowed}")
+        order, of_unit = pools[spec.part]
+        chosen[name] = np.intersect1d(chosen[name], _union(of_unit, order))
+        if not len(chosen[name]):
+            raise UserError(f"sites.{name}: data.records leaves no record to this natural site: raise it")
     return chosen
 
 
 def _divided_sites(
-    parts: dict[OfficialPart, Records], partition: Partition, sites: dict[str, SiteSpec], seed: int
+    parts: dict[OfficialPart, Records],
+    pools: dict[OfficialPart, Pool],
+    partition: Partition,
+    sites: dict[str, SiteSpec],
+    seed: int,
+    scores: npt.NDArray[np.float64] | None,
 ) -> dict[str, Indices]:
     chosen: dict[str, Indices] = {}
     for part, records in parts.items():
         members = {name: spec for name, spec in sites.items() if spec.part == part}
-        of_unit = _records_of_units(records)
-        pool = _generator(seed, "pool", part).permutation(len(of_unit))
+        pool, of_unit = pools[part]
         for name, spec in members.items():
             if spec.role == "train":
                 continue
@@ -233,15 +287,16 @@ def _divided_sites(
         trainers = [name for name, spec in members.items() if spec.role == "train"]
         if trainers:
             rest = np.sort(pool)
-            labels = np.array([records.labels[of_unit[unit][0]] for unit in rest], dtype=np.int64)
-            dealt = partition_labels(labels, partition, len(trainers), _generator(seed, "partition"))
+            first = np.array([of_unit[unit][0] for unit in rest], dtype=np.int64)
+            first_scores = None if scores is None else scores[first]
+            generator = _generator(seed, "partition")
+            dealt = partition_labels(records.labels[first], partition, len(trainers), generator, first_scores)
             chosen |= {name: _union(of_unit, rest[share]) for name, share in zip(trainers, dealt, strict=True)}
     return chosen
 
 
 def _set_aside(name: str, spec: SiteSpec, pool: Indices, of_unit: list[Indices], *, alone: bool) -> int:
-    sizes = np.cumsum([len(of_unit[unit]) for unit in pool])
-    available = int(sizes[-1]) if len(sizes) else 0
+    available = sum(len(of_unit[unit]) for unit in pool)
     if spec.records is None:
         if not alone:
             raise UserError(
@@ -254,13 +309,17 @@ def _set_aside(name: str, spec: SiteSpec, pool: Indices, of_unit: list[Indices],
             f"sites.{name}.records is {spec.records}, but {available} records of the part {spec.part!r} are left: "
             "choose at most that"
         )
-    return int(np.searchsorted(sizes, spec.records)) + 1
+    return _units_that_hold(spec.records, pool, of_unit)
+
+
+def _units_that_hold(count: int, pool: Indices, of_unit: list[Indices]) -> int:
+    return int(np.searchsorted(np.cumsum([len(of_unit[unit]) for unit in pool]), count)) + 1
 
 
 def _planned_site(
     name: str, spec: SiteSpec, records: Records, indices: Indices, seed: int, fractions: tuple[float, float]
 ) -> PlannedSite:
-    shift_seed = int.from_bytes(_hash(seed, name, "shift")[:7], "big")
+    shift_seed = int.from_bytes(_hash(seed, spec.records_of or name, "shift")[:7], "big")
     split_key = _hash(seed, name, "split").hex()
     kept = indices
     if spec.shift is not None and spec.shift.kind == "prevalence":

@@ -219,6 +219,7 @@ class Summary(SummaryPart):
     configurations_tried: int | None
     warnings: tuple[Text, ...] = ()
     heterogeneity: Number = None
+    feature_total_variation: Number = None
 
     @property
     def recalibration_noise(self) -> str:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.data.images import image_pixels
-from fl_dpbayes.data.specs import BuiltIn, ImageFolder, Table
+from fl_dpbayes.data.specs import BuiltIn, HuggingFace, ImageFolder, Table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 
@@ -70,14 +70,15 @@ def _table(path: Path, source: object, *, labelled: bool) -> NewRecords:
         table = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
     except (ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    label = source.label if isinstance(source, Table) else LABEL
-    columns = list(source.features) if isinstance(source, Table) else [name for name in table.columns if name != label]
+    named = source if isinstance(source, Table) or (isinstance(source, HuggingFace) and source.columns) else None
+    label = LABEL if named is None else named.label
+    columns = [name for name in table.columns if name != label] if named is None else list(named.features)
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(map(str, table.columns))}")
     features = table[columns].apply(pandas.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
-    if isinstance(source, Table):
-        features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
+    if named is not None:
+        features = (features - np.asarray(named.centers or 0.0)) / np.asarray(named.scales or 1.0)
     labels = None
     if labelled and label in table.columns:
         labels = table[label].to_numpy(dtype=object)
@@ -156,7 +157,7 @@ def _brightest_pixel(source: object) -> int | None:
     match source:
         case BuiltIn(kind="digits"):
             return 16
-        case BuiltIn(kind="mnist" | "pneumonia") | ImageFolder():
+        case BuiltIn(kind="mnist" | "pneumonia") | ImageFolder() | HuggingFace(features=str()):
             return 255
         case _:
             return None

@@ -3,10 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_dpbayes.data.feature_score import feature_total_variation
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.specs import (
     ClassesPartition,
     DirichletPartition,
+    FeaturePartition,
     IIDPartition,
     NaturalPartition,
     QuantityPartition,
@@ -20,11 +22,13 @@ KINDS = [
     DirichletPartition(alpha=0.5, min_records=5),
     ClassesPartition(classes_per_site=4),
     QuantityPartition(alpha=1.0, min_records=5),
+    FeaturePartition(strictness=0.7),
 ]
+SCORES = np.random.default_rng(5).gamma(2.0, size=len(LABELS))
 
 
-def divide(partition, sites=5, seed=0, labels=LABELS):
-    return partition_labels(labels, partition, sites, np.random.default_rng(seed))
+def divide(partition, sites=5, seed=0, labels=LABELS, scores=SCORES):
+    return partition_labels(labels, partition, sites, np.random.default_rng(seed), scores)
 
 
 @pytest.mark.slow
@@ -90,6 +94,59 @@ def test_quantity_changes_sizes_and_not_labels():
     assert sizes[-1] > 3 * sizes[0]
     large = max(parts, key=len)
     assert np.abs(np.bincount(LABELS[large]) / len(large) - 0.1).max() < 4 * np.sqrt(0.09 / len(large))
+
+
+def test_feature_skew_grows_with_strictness_and_leaves_labels_and_sizes():
+    feature, label = [], []
+    for strictness in (0.0, 0.25, 0.5, 0.75, 1.0):
+        partition = FeaturePartition(strictness=strictness)
+        divisions = [divide(partition, seed=seed) for seed in range(5)]
+        assert {len(part) for parts in divisions for part in parts} == {120}
+        feature.append(np.mean([feature_total_variation(SCORES, parts) for parts in divisions]))
+        label.append(np.mean([label_total_variation(LABELS, parts) for parts in divisions]))
+    assert all(np.diff(feature) > 0.05)
+    assert feature[0] < 0.15
+    # Each of five sites holds two of ten bins.
+    assert feature[-1] == pytest.approx(0.8)
+    assert np.ptp(label) < 0.05
+
+
+def test_strict_feature_skew_sorts_sites():
+    parts = divide(FeaturePartition(strictness=1.0))
+    highest = [SCORES[part].max() for part in parts]
+    lowest = [SCORES[part].min() for part in parts]
+    assert all(high <= low for high, low in zip(highest[:-1], lowest[1:], strict=True))
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_feature_skew_does_not_depend_on_the_scores_unit(scale):
+    partition = FeaturePartition(strictness=0.6)
+    for one, other in zip(divide(partition), divide(partition, scores=7 * scale + scale * SCORES), strict=True):
+        assert len(np.setdiff1d(one, other)) <= 1
+
+
+@pytest.mark.parametrize(("feature", "what"), [(None, "mean pixel"), ("age", "value of 'age'")])
+def test_feature_skew_without_differences_is_refused(feature, what):
+    with pytest.raises(UserError, match=f"all 600 records have the same {what}: choose another partition.feature"):
+        divide(FeaturePartition(strictness=0.0, feature=feature), scores=np.full(600, 0.1))
+
+
+def test_feature_skew_needs_scores():
+    with pytest.raises(ValueError, match="needs a score"):
+        divide(FeaturePartition(strictness=0.5), scores=None)
+
+
+@pytest.mark.parametrize("partition", KINDS, ids=lambda partition: partition.kind)
+def test_a_site_gets_an_equal_share_of_each_class_on_average_over_seeds(partition):
+    seeds = 12
+    shares = np.array(
+        [
+            [np.bincount(LABELS[part], minlength=10) / 60 for part in divide(partition, seed=seed)]
+            for seed in range(seeds)
+        ]
+    )
+    spread = shares.mean(axis=2).std(axis=0, ddof=1).max() / np.sqrt(seeds)
+    assert np.abs(shares.mean(axis=(0, 2)) - 0.2).max() < 4 * spread + 1e-3
 
 
 def test_label_total_variation_limits():

@@ -12,6 +12,7 @@ from fl_dpbayes.data.specs import (
     ClassesPartition,
     DataSpec,
     DirichletPartition,
+    FeaturePartition,
     IIDPartition,
     NaturalPartition,
     QuantityPartition,
@@ -56,6 +57,7 @@ def write(plan, folder, **changes):
         DirichletPartition(alpha=0.5),
         ClassesPartition(classes_per_site=6),
         QuantityPartition(alpha=1.0),
+        FeaturePartition(strictness=0.8),
     ],
     ids=lambda partition: partition.kind,
 )
@@ -128,6 +130,65 @@ def test_runs_may_share_a_folder_of_features(tmp_path):
 def test_heterogeneity_is_that_of_the_training_sites():
     assert plan(partition=DirichletPartition(alpha=0.2)).label_total_variation > 0.4
     assert plan(partition=IIDPartition()).label_total_variation < 0.1
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [DirichletPartition(alpha=1.0), ClassesPartition(classes_per_site=6), QuantityPartition(alpha=1.0), IIDPartition()],
+    ids=lambda partition: partition.kind,
+)
+def test_label_heterogeneity_is_recorded_for_each_kind(partition):
+    planned = plan(partition=partition)
+    labels = load_source(BuiltIn(kind="digits"), "train").labels
+    train = [labels[site.indices] for site in planned.sites if site.spec.role == "train"]
+    pooled = np.bincount(np.concatenate(train), minlength=10) / sum(map(len, train))
+    by_hand = np.mean([np.abs(np.bincount(one, minlength=10) / len(one) - pooled).sum() / 2 for one in train])
+    assert planned.label_total_variation == pytest.approx(by_hand)
+    assert planned.feature_total_variation is None
+
+
+def test_feature_skew_is_recorded():
+    strict, loose = (plan(partition=FeaturePartition(strictness=value)) for value in (1.0, 0.0))
+    # Of ten bins a third of the pool fills .3, .3, .3, .1 or .2, .3, .3, .2 of a site, which is .6 away either way.
+    assert strict.feature_total_variation == pytest.approx(0.6, abs=0.02)
+    assert loose.feature_total_variation < 0.1
+    brightness = load_source(BuiltIn(kind="digits"), "train").features.mean(axis=(1, 2, 3))
+    means = [brightness[site.indices].mean() for site in strict.sites if site.spec.role == "train"]
+    assert means == sorted(means)
+
+
+def test_fewer_records_are_a_subset_drawn_in_whole_units(tmp_path):
+    generator = np.random.default_rng(0)
+    table = pandas.DataFrame({"patient": generator.integers(0, 150, 900), "x": generator.normal(size=900)})
+    table["y"] = table["patient"] % 2
+    table.to_csv(tmp_path / "t.csv", index=False)
+    source = Table(path=tmp_path / "t.csv", label="y", classes=2, features=("x",), unit_column="patient")
+    sites = {"a": TRAIN, "b": TRAIN, "held": SiteSpec(role="held_out", records=100)}
+    full, few = (plan(sites, IIDPartition(), data=DataSpec(source=source, records=most)) for most in (None, 400))
+    used = np.concatenate([site.indices for site in few.sites])
+    assert 400 <= len(used) == len(np.unique(used)) < 400 + table["patient"].value_counts().max()
+    patients = set(table["patient"][used])
+    assert table["patient"].isin(patients).sum() == len(used)
+    # What is set aside does not depend on how much is left.
+    assert np.array_equal(full.sites[2].indices, few.sites[2].indices)
+    other = plan(sites, IIDPartition(), seed=1, data=DataSpec(source=source, records=400))
+    assert set(table["patient"][np.concatenate([site.indices for site in other.sites])]) != patients
+
+
+def test_fewer_records_of_natural_sites(data_folder):
+    sites = dict.fromkeys(("cleveland", "va", "hungarian"), TRAIN) | {"switzerland": SiteSpec(role="held_out")}
+    planned = plan_virtual_sites(DataSpec(source="heart", records=370), NaturalPartition(), sites, 0, data_folder)
+    sizes = np.array([len(site.indices) for site in planned.sites])
+    assert sizes.sum() == 370
+    assert np.abs(sizes / 370 - np.array([303, 130, 261, 46]) / 740).max() < 4 * 0.5 / np.sqrt(740)
+    with pytest.raises(UserError, match=r"data.records leaves no record to this natural site: raise it"):
+        plan_virtual_sites(DataSpec(source="heart", records=1), NaturalPartition(), sites, 0, data_folder)
+
+
+def test_more_records_than_there_are_cannot_be_asked_for():
+    with pytest.raises(UserError, match=r"data.records is 1798, but the part 'train' has 1797 records: choose at most"):
+        plan(data=DataSpec(source="digits", records=1798))
+    assert sum(len(site.indices) for site in plan(data=DataSpec(source="digits", records=1797)).sites) == 1797
 
 
 def test_natural_sites_are_the_data_sets_own(data_folder, tmp_path):

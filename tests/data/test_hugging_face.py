@@ -1,0 +1,245 @@
+import io
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import ValidationError
+
+from fl_dpbayes.data import hugging_face
+from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_file import Policy, read_site_file
+from fl_dpbayes.data.specs import DataSpec, HuggingFace, IIDPartition, NaturalPartition, SiteSpec
+from fl_dpbayes.data.virtual_sites import plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.protocol.task import Task
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+TRAIN = SiteSpec(role="train")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Keep the library offline, and its cache out of the user's home."""
+    folder = tmp_path / "huggingface"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    return folder
+
+
+def pictures(count, seed=0):
+    levels = np.random.default_rng(seed).integers(0, 256, (count, 10, 12), dtype=np.uint8)
+    return levels, [Image.fromarray(one) for one in levels]
+
+
+def image_folder(folder, **columns):
+    """Write 40 and 9 pictures in two classes, as the hub lays them out."""
+    folder.mkdir(parents=True)
+    names = datasets.ClassLabel(names=["no", "yes"])
+    for split, count in (("train", 40), ("test", 9)):
+        rows = {"scan": pictures(count, seed=count)[1], "sick": np.arange(count) % 2}
+        rows |= {name: make(count) for name, make in columns.items()}
+        types = datasets.Features(
+            {"scan": datasets.Image(), "sick": names} | {name: datasets.Value("string") for name in columns}
+        )
+        table = datasets.Dataset.from_dict(rows, features=types)
+        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    return folder
+
+
+def images(folder, **changes):
+    keys = {"path": folder, "features": "scan", "label": "sick", "classes": 2, "height": 10, "width": 12}
+    return HuggingFace(**(keys | changes))
+
+
+def table_folder(folder, **changes):
+    folder.mkdir(parents=True)
+    columns = {"age": [20.0, 60.0, 50.0], "sex": [0, 1, 1], "sick": [0, 1, 0], "patient": ["p", "q", "q"],
+               "site": ["rome", "oslo", "rome"]}  # fmt: skip
+    datasets.Dataset.from_dict(columns | changes).to_parquet(folder / "train.parquet")
+    return folder
+
+
+def table(folder, **changes):
+    keys = {"path": folder, "features": ["age", "sex"], "label": "sick", "classes": 2}
+    return HuggingFace(**(keys | changes))
+
+
+def test_images_of_a_local_folder(tmp_path, cache):
+    source = images(image_folder(tmp_path / "scans"), splits={"train": "train", "test": "test"})
+    for part, count in (("train", 40), ("test", 9)):
+        records = load_source(source, part)
+        levels, _ = pictures(count, seed=count)
+        np.testing.assert_array_equal(records.features, levels[:, None] / np.float32(255))
+        assert records.labels.tolist() == [number % 2 for number in range(count)]
+        assert records.units.tolist() == list(range(count))
+        assert records.task == source_task(source) == Task(input_shape=(1, 10, 12), classes=2)
+        assert records.unit == source_unit(source) == "image"
+    # A hospital's records are not copied into its user's home.
+    assert not list(cache.rglob("*.arrow"))
+
+
+def test_images_are_resized_and_given_channels(tmp_path):
+    records = load_source(images(image_folder(tmp_path / "scans"), height=5, width=4, channels=3), "train")
+    assert records.features.shape == (40, 3, 5, 4)
+    assert 0 <= records.features.min() < records.features.max() <= 1
+
+
+def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
+    source = table(table_folder(tmp_path / "t"), centers=[50, 0], scales=[10, 1], unit_column="patient",
+                   site_column="site")  # fmt: skip
+    records = load_source(source, "train")
+    assert records.features.tolist() == [[-3, 0], [1, 1], [0, 1]]
+    assert records.labels.tolist() == [0, 1, 0]
+    assert records.units.tolist() == ["p", "q", "q"]
+    assert records.natural_site.tolist() == ["rome", "oslo", "rome"]
+    assert records.feature_names == ("age", "sex")
+    assert (records.unit, source_unit(source)) == ("patient", "patient")
+    assert records.task == source_task(source)
+
+
+def test_a_folder_becomes_sites(tmp_path):
+    folder = image_folder(
+        tmp_path / "scans", hospital=lambda count: [("rome", "oslo")[i % 3 > 1] for i in range(count)]
+    )
+    natural = images(folder, site_column="hospital", splits={"train": "train", "test": "test"})
+    sites = {"rome": TRAIN, "oslo": SiteSpec(role="held_out", part="test")}
+    for partition, names in ((NaturalPartition(), sites), (IIDPartition(), {"a": TRAIN, "b": TRAIN})):
+        planned = plan_virtual_sites(DataSpec(source=natural), partition, names, 0, None)
+        paths = write_virtual_sites(
+            planned, tmp_path / partition.kind / "sites", cohort="c", epsilon=1.0, delta=1e-4,
+            adjacency="add_or_remove_one", policy=Policy(max_run_epsilon=1.0),
+        )  # fmt: skip
+        loaded = [load_site(read_site_file(path)) for path in paths]
+        assert [site.name for site in loaded] == list(names)
+        if partition.kind == "natural":
+            assert [len(site.indices) for site in planned.sites] == [27, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": "ill"}, "has no column 'ill': its columns are scan, sick"),
+        ({"classes": 3}, "column 'sick' has 2 classes, source.classes is 3"),
+        ({"features": "sick", "label": "scan"}, "column 'sick' holds no images"),
+        ({"site_column": "hospital"}, "has no column 'hospital'"),
+        ({"splits": {"train": "training"}}, "has no split 'training': set source.splits to some of train, test"),
+        ({"config": "small"}, "cannot be had.*check source.config"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        load_source(images(image_folder(tmp_path / "scans"), **changes), "train")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("age", [1.0, None, 2.0], "column 'age' has 1 values that are missing.*data row 2"),
+        ("sick", [0, 1, -1], "column 'sick' has 1 values that are not a whole number from 0 to 1"),
+        ("patient", ["p", None, "q"], "column 'patient' has 1 missing values"),
+        ("site", ["rome", None, "rome"], "column 'site' has missing values"),
+        ("age", ["old", "older", "young"], "column 'age' has 3 values"),
+    ],
+)
+def test_a_bad_value_is_named(tmp_path, column, values, message):
+    source = table(table_folder(tmp_path / "t", **{column: values}), unit_column="patient", site_column="site")
+    with pytest.raises(UserError, match=message):
+        load_source(source, "train")
+
+
+def test_a_part_without_a_split_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no part 'test': choose train"):
+        load_source(images(image_folder(tmp_path / "scans")), "test")
+
+
+def write_rows(folder, rows):
+    folder.mkdir()
+    types = datasets.Features({"scan": datasets.Image(decode=False), "sick": datasets.Value("int64")})
+    values = {"scan": rows, "sick": [0] * len(rows)}
+    datasets.Dataset.from_dict(values, features=types).to_parquet(folder / "train.parquet")
+    return folder
+
+
+def test_a_row_that_names_a_file_of_this_machine_is_refused(tmp_path):
+    Image.new("L", (12, 10)).save(tmp_path / "secret.png")
+    import pyarrow
+    from pyarrow import parquet
+
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    types = datasets.Features({"scan": datasets.Image(), "sick": datasets.Value("int64")})
+    rows = pyarrow.table({"scan": [{"bytes": None, "path": str(tmp_path / "secret.png")}], "sick": [0]},
+                         schema=types.arrow_schema)  # fmt: skip
+    parquet.write_table(rows, folder / "train.parquet")
+    with pytest.raises(UserError, match="image in row 1 is not inside the Parquet file"):
+        load_source(images(folder), "train")
+
+
+def test_a_broken_or_a_huge_picture_is_refused(tmp_path, monkeypatch):
+    picture = io.BytesIO()
+    Image.new("L", (12, 10)).save(picture, "png")
+    good = {"bytes": picture.getvalue(), "path": None}
+    broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
+    with pytest.raises(UserError, match="image in row 2 cannot be read"):
+        load_source(images(broken), "train")
+    monkeypatch.setattr(hugging_face, "MAX_PICTURE_PIXELS", 119)
+    with pytest.raises(UserError, match="image in row 1 has more than 119 pixels"):
+        load_source(images(broken), "train")
+
+
+def test_too_many_records_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(hugging_face, "MAX_VALUES", 39 * 120)
+    with pytest.raises(UserError, match="has more than 39 records"):
+        load_source(images(image_folder(tmp_path / "scans")), "train")
+
+
+def test_other_formats_are_refused(tmp_path):
+    (tmp_path / "csv").mkdir()
+    (tmp_path / "csv" / "train.csv").write_text("age,sex,sick\n1,1,0\n")
+    with pytest.raises(UserError, match="not in Parquet, the only format that is read"):
+        load_source(table(tmp_path / "csv"), "train")
+
+
+@pytest.mark.parametrize(("name", "message"), [("nowhere", "no such folder"), ("empty", "cannot be had")])
+def test_a_folder_without_data_is_refused(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=message):
+        load_source(table(tmp_path / name), "train")
+
+
+def test_a_data_set_of_the_hub_that_is_not_here_names_the_remedies():
+    source = images(None, path=None, name="owner/scans", revision=COMMIT)
+    with pytest.raises(UserError, match=r"owner/scans: it cannot be had .*download it beforehand.*source.path"):
+        load_source(source, "train")
+
+
+def test_a_download_of_the_hub_is_used_offline_if_it_is_of_that_commit(tmp_path, cache):
+    builder = datasets.load_dataset_builder(str(image_folder(tmp_path / "scans")))
+    builder.download_and_prepare(str(cache / "owner___scans" / "default" / "0.0.0" / COMMIT))
+    records = load_source(images(None, path=None, name="owner/scans", revision=COMMIT), "train")
+    np.testing.assert_array_equal(records.features, pictures(40, seed=40)[0][:, None] / np.float32(255))
+    with pytest.raises(UserError, match=f"of commit {COMMIT}, not of revision {COMMIT[::-1]}"):
+        load_source(images(None, path=None, name="owner/scans", revision=COMMIT[::-1]), "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": None}, "either name"),
+        ({"name": "owner/scans", "revision": COMMIT}, "either name"),
+        ({"path": None, "name": "owner/scans"}, "revision is the commit"),
+        ({"path": None, "name": "owner/scans", "revision": "main"}, "revision"),
+        ({"revision": COMMIT}, "revision is the commit"),
+        ({"path": None, "name": "../scans/x", "revision": COMMIT}, "name"),
+        ({"height": None}, "height and width"),
+        ({"features": ["a"]}, "height and width"),
+        ({"centers": [1.0]}, "centers must have one value"),
+        ({"features": ["a"], "height": None, "width": None, "scales": [0.0]}, "not above 0"),
+        ({"splits": {"train": "train[:10]"}}, "splits"),
+    ],
+)
+def test_keys_must_fit(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        images("scans", **changes)
