@@ -134,6 +134,8 @@ def _frame(study: Study, rows: Sequence[Row]) -> pd.DataFrame:
 def _plain(frame: pd.DataFrame) -> pd.DataFrame:
     """Make every column of one type, as Parquet needs it: numbers, or texts."""
     frame = frame.copy()
+    if "severity" in frame.columns:
+        frame["severity"] = frame["severity"].astype("Int64")
     for name in frame.columns:
         if frame[name].dtype != object:
             continue
