@@ -1,13 +1,14 @@
 """MNIST: 60,000 + 10,000 handwritten digits of 28x28 pixels, from the data folder."""
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.data.data_folder import damaged, data_file
+from fl_dpbayes.data.data_folder import damaged, data_file, file_version
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.specs import OfficialPart
 
@@ -40,16 +41,24 @@ def mnist_records(folder: Path | None, part: OfficialPart) -> Records:
 
     Source: LeCun et al., Gradient-based learning applied to document recognition, 1998.
     """
-    images, labels = (_checked(folder, name, md5) for name, md5 in FILES[part])
-    pixels = read_image_file(str(images)).numpy()
-    targets = read_label_file(str(labels)).numpy().astype(np.int64)
-    return Records(pixels[:, None], targets, np.arange(len(targets)), None, BUILT_IN_TASKS["mnist"], "record")
+    images, labels = (data_file(folder, name, ORIGIN) for name, _ in FILES[part])
+    return _read(part, file_version(images), file_version(labels))
 
 
-def _checked(folder: Path | None, name: str, md5: str) -> Path:
-    path = data_file(folder, name, ORIGIN)
+# Every message to a virtual site reads its records anew; these are public, and as large as all sites together.
+@lru_cache(maxsize=2)
+def _read(part: OfficialPart, images: tuple[str, int, int], labels: tuple[str, int, int]) -> Records:
+    for (path, _, _), (_, md5) in zip((images, labels), FILES[part], strict=True):
+        _check(Path(path), md5)
+    pixels = read_image_file(images[0]).numpy()[:, None]
+    targets = read_label_file(labels[0]).numpy().astype(np.int64)
+    for array in (pixels, targets):
+        array.flags.writeable = False
+    return Records(pixels, targets, np.arange(len(targets)), None, BUILT_IN_TASKS["mnist"], "record")
+
+
+def _check(path: Path, md5: str) -> None:
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if actual != md5:
         raise damaged(path, f"MD5 {actual}, not {md5}", ORIGIN)
-    return path

@@ -1,12 +1,13 @@
 """PneumoniaMNIST: 5,856 chest radiographs of children, 28x28 pixels, from the data folder."""
 
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.data.data_folder import check_rows, damaged, data_file
+from fl_dpbayes.data.data_folder import check_rows, damaged, data_file, file_version
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.specs import OfficialPart
 
@@ -37,7 +38,13 @@ def pneumonia_records(folder: Path | None, part: OfficialPart) -> Records:
 
     Source: Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
     """
-    path = data_file(folder, NAME, ORIGIN)
+    return _read(part, file_version(data_file(folder, NAME, ORIGIN)))
+
+
+# Every message to a virtual site reads its records anew; these are public.
+@lru_cache(maxsize=3)
+def _read(part: OfficialPart, version: tuple[str, int, int]) -> Records:
+    path = Path(version[0])
     key, count, checksum = PARTS[part]
     try:
         with np.load(path, allow_pickle=False) as archive:
@@ -49,4 +56,6 @@ def pneumonia_records(folder: Path | None, part: OfficialPart) -> Records:
     labels = targets[:, 0].astype(np.int64)
     rows = [image.tobytes() + bytes([label & 255]) for image, label in zip(pixels, labels.tolist(), strict=True)]
     check_rows(rows, checksum, path, ORIGIN)
+    for array in (pixels, labels):
+        array.flags.writeable = False
     return Records(pixels[:, None], labels, np.arange(count), None, BUILT_IN_TASKS["pneumonia"], "record")

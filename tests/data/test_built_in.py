@@ -34,6 +34,23 @@ def test_mnist_golden(data_folder, part, count, ones):
     assert np.array_equal(sample.scaled().features, sample.features)
 
 
+@pytest.mark.parametrize("name", ["MNIST/raw/t10k-images-idx3-ubyte", "pneumoniamnist.npz"])
+def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path, name):
+    for file in ("MNIST/raw/t10k-images-idx3-ubyte", "MNIST/raw/t10k-labels-idx1-ubyte", "pneumoniamnist.npz"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(data_folder / file, tmp_path / file)
+    source = BuiltIn(kind="mnist" if "MNIST" in name else "pneumonia", folder=tmp_path)
+    first = load_unscaled(source, "test")
+    assert load_unscaled(source, "test") is first
+    with pytest.raises(ValueError, match="read-only"):
+        first.features[0] = 0
+    with (tmp_path / name).open("r+b") as file:
+        file.seek(-1000, 2)
+        file.write(b"\x01\x02\x03" * 20)
+    with pytest.raises(UserError, match="damaged"):
+        load_unscaled(source, "test")
+
+
 @pytest.mark.parametrize(
     ("part", "count", "positives"), [("train", 4708, 3494), ("validation", 524, 389), ("test", 624, 390)]
 )
