@@ -77,6 +77,47 @@ def simulate(
     run(load_scenario(scenario, overrides), engine, out, data_dir, console)
 
 
+@app.command(
+    epilog="Example: fl-dpbayes study noniid --out runs/noniid\n\n"
+    "Example: fl-dpbayes study my-study.toml --set axes.seed=[1,2]\n\n"
+    "Example: fl-dpbayes study --resume runs/noniid"
+)
+def study(
+    name: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="A shipped name or the path of a .toml file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: runs/<study>-<time>.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run what is missing or failed of the study in this folder.")
+    ] = None,
+    assignments: Assignments = None,
+    data_dir: DataDir = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Cells at a time on this machine; default: one per core.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster whose machines have this package and the data.")
+    ] = None,
+    keep_runs: Annotated[
+        bool, typer.Option("--keep-runs", help="Keep each cell's run directory (posterior, report), not only figures.")
+    ] = False,
+) -> None:
+    """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
+    from fl_dpbayes.run.study.study import Workers, begin_study, resume_study
+    from fl_dpbayes.study_file import load_study
+
+    places = Workers(workers, ray_address, keep_runs)
+    if resume is not None:
+        if given := [f"--set {one}" for one in assignments or []] + ([f"--out {out}"] if out is not None else []):
+            raise UserError(f"--resume goes on with a study as it was begun: leave out {' '.join(given)}")
+        finished = resume_study(resume, load_study(name) if name else None, data_dir, places, console)
+    elif name is None:
+        raise UserError("give a STUDY, for example  fl-dpbayes study noniid  (or --resume DIR)")
+    else:
+        finished = begin_study(load_study(name, assignments or []), out, data_dir, places, console)
+    raise typer.Exit(0 if finished else 1)
+
+
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
 def report(run_dir: Annotated[Path, typer.Argument(help="A run directory.")]) -> None:
     """Print a run's tables and write its report.html and figures again."""

@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,9 @@ from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.recalibration_section import AnyRecalibration
 from fl_dpbayes.schedules.planned import check_temperature
 from fl_dpbayes.validation_text import explain
+
+STUDY_PREFIX = "study-"
+STUDY_TABLES = {"axes", "variants", "study"}
 
 
 class Training(Record):
@@ -215,8 +219,9 @@ def scenario_folder() -> Path:
 
 
 def shipped_scenarios() -> list[str]:
-    """Return the names of the scenarios that come with the package, in alphabetical order."""
-    return sorted(path.stem for path in scenario_folder().glob("*.toml"))
+    """Return the names of the scenarios that come with the package, in alphabetical order, without studies."""
+    names = (path.stem for path in scenario_folder().glob("*.toml"))
+    return sorted(name for name in names if not name.startswith(STUDY_PREFIX))
 
 
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
@@ -236,18 +241,53 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
             names the key and the remedy.
     """
     path = _find(name_or_path)
+    content = read_toml(path, "scenario")
+    if STUDY_TABLES & content.keys():
+        raise UserError(f"{name_or_path!r} is a study, not one scenario: run it with  fl-dpbayes study {name_or_path}")
+    apply_overrides(content, overrides)
+    content.setdefault("name", path.stem)
+    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Args:
+        path: the file.
+        what: what to call it in an error.
+
+    Returns:
+        Its content.
+
+    Raises:
+        UserError: if it is not TOML.
+    """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"scenario {path} is not valid TOML: {error}") from None
+        raise UserError(f"{what} {path} is not valid TOML: {error}") from None
+
+
+def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply assignments `key.sub_key=value` as `load_scenario` does.
+
+    Args:
+        content: a parsed scenario or study file; changed in place.
+        overrides: the assignments.
+
+    Raises:
+        UserError: if one is no assignment.
+    """
     given = {_key(assignment) for assignment in overrides}
     for assignment in overrides:
         _override(content, assignment)
         *section, name = _key(assignment)
         if name in SWITCHES:
             drop_keys_of_other_kinds(content, tuple(section), Scenario, given)
-    content.setdefault("name", path.stem)
-    scenario = read_scenario(content, f"scenario {name_or_path!r}")
+
+
+def with_absolute_paths(scenario: Scenario) -> Scenario:
+    """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
     aggregation = with_public_path(scenario.aggregation, Path.resolve)
     return scenario.model_copy(update={"data": with_absolute_path(scenario.data), "aggregation": aggregation})
 

@@ -25,7 +25,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario that the run config names, and write its run directory.
 
-    Run config: `scenario` (a shipped name or a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`.
+    Run config: `scenario` (a shipped name or a path), `output-dir` (empty: `runs/<scenario>-<time>`), `data-dir`; and
+    `report`, by which a study leaves out the drawing.
     A folder that already holds site files is used as it is, and a run in it that was cut off is resumed.
     """
     check_origin(server)
@@ -39,7 +40,8 @@ def main(grid: Grid, context: Context) -> None:
             plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
             check_named_files(scenario, plan)
             prepare_simulation(scenario, plan, run_folder)
-        run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER))
+        report = bool(context.run_config.get("report", True))
+        run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)
     except UserError as error:
         EventLog(run_folder).write("failed", reason=str(error))
         raise

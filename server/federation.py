@@ -48,7 +48,9 @@ NODE_SECONDS = 30.0
 SETTLED_SECONDS = 2.0
 
 
-def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_folder: str) -> None:
+def run_federation(
+    grid: Grid, scenario: Scenario, run_folder: Path, simulation_folder: str, *, report: bool = True
+) -> None:
     """Run a scenario on the connected nodes and write its run directory.
 
     Whatever happens after the first round, what was computed until then is written. A run directory with a checkpoint
@@ -59,6 +61,7 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
         scenario: the validated scenario.
         run_folder: the run directory, which exists.
         simulation_folder: where virtual sites find their files; empty in deployment.
+        report: whether figures and `report.html` are drawn.
 
     Raises:
         UserError: if nodes or usable replies are too few, or the checkpoint is that of another scenario.
@@ -81,7 +84,7 @@ def run_federation(grid: Grid, scenario: Scenario, run_folder: Path, simulation_
     events.write(
         "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out
     )
-    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found)
+    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found, report=report)
 
 
 def _start(
@@ -93,6 +96,8 @@ def _start(
     record: RunRecord,
     events: EventLog,
     found: tuple[Checkpoint, Arrays] | None,
+    *,
+    report: bool,
 ) -> None:
     check_task_fit(scenario, roster.task.classes)
     module = build_model(scenario.model, roster.task, scenario.seed)
@@ -121,13 +126,13 @@ def _start(
         )
     finally:
         record.end_stage()
-        problem = _write(federation, strategy, record)
+        problem = _write(federation, strategy, record, report=report)
         events.write("written", folder=str(run_folder))
     if problem is not None:
         raise problem
 
 
-def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord) -> Exception | None:
+def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:
     folder, scenario = federation.run_folder, federation.scenario
     posterior, problem = None, None
     try:
@@ -156,5 +161,6 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     write_summary(summary, folder)
     rows = [calibration_csv_row(row) for row in summary["calibration"]]
     write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)
-    write_report(folder)
+    if report:
+        write_report(folder)
     return problem

@@ -17,13 +17,14 @@ LOG_FILE = "flower.log"
 LOGGERS = ("flwr", "fl_dpbayes")
 
 
-def run_inline(run_folder: Path, sites: int, stop: threading.Event) -> None:
+def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: bool = True) -> None:
     """Run the prepared scenario of a run directory on an in-process grid.
 
     Args:
         run_folder: holds `scenario.toml` and `sites/`.
         sites: number of nodes.
         stop: set by another thread to end the run before the next request.
+        report: whether figures and `report.html` are drawn.
 
     Raises:
         UserError: what the ServerApp could not do, or that the run was stopped.
@@ -37,7 +38,7 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event) -> None:
         node_id=0,
         node_config={},
         state=RecordDict(),
-        run_config={"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)},
+        run_config={"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder), "report": report},
     )
     with task_identity(), logs_in(run_folder / LOG_FILE):
         server_app(InlineGrid(client_app, sites, stop), context)

@@ -1,0 +1,1 @@
+"""Studies: one scenario, varied along axes, on all cores or a Ray cluster."""

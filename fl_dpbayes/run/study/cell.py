@@ -1,0 +1,119 @@
+"""Runs one cell, and keeps what it found."""
+
+import json
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.named_files import check_named_files
+from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.records import read_summary, write_atomically
+from fl_dpbayes.run.inline_engine import run_inline
+from fl_dpbayes.run.study.grid import StudyCell
+from fl_dpbayes.simulation import plan_sites, prepare_simulation
+
+CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"
+
+
+@dataclass(frozen=True)
+class CellJob:
+    """What a worker is told: the cell, the study's folder, where data lie, and whether to keep the run directory."""
+
+    cell: StudyCell
+    folder: Path
+    data_dir: Path | None
+    keep_run: bool
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """How a cell ended: a summary, or an error in one line with its traceback."""
+
+    digest: str
+    seconds: float
+    summary: Mapping[str, Any] | None = None
+    error: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    """A cell with the summary of its run."""
+
+    cell: StudyCell
+    summary: Mapping[str, Any]
+    seconds: float
+
+
+def run_cell(job: CellJob) -> CellOutcome:
+    """Run a cell on the inline engine in a folder of its own; nothing that goes wrong in it leaves this function.
+
+    Args:
+        job: the cell and its places; the folder may be on another machine than the study's command.
+
+    Returns:
+        The summary of its run, or the error. The run directory stays where the run failed, or if it is to be kept.
+    """
+    started = time.perf_counter()
+    work = job.folder / WORK_FOLDER / job.cell.digest
+    scenario = job.cell.scenario
+    try:
+        # What a killed worker left is not gone on with: its ledgers hold reservations that no summary shows.
+        shutil.rmtree(work, ignore_errors=True)
+        plan = plan_sites(scenario, job.data_dir)
+        check_named_files(scenario, plan)
+        prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
+        run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
+        summary = read_summary(work)
+        if job.keep_run:
+            kept = job.folder / RUNS_FOLDER / job.cell.digest
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(kept, ignore_errors=True)
+            work.rename(kept)
+        else:
+            shutil.rmtree(work)
+    except Exception as error:
+        what = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        return CellOutcome(job.cell.digest, time.perf_counter() - started, error=what, trace=traceback.format_exc())
+    return CellOutcome(job.cell.digest, time.perf_counter() - started, summary)
+
+
+def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
+    """Write a finished cell's file, or the error of one that failed; a reader meets the whole file or none.
+
+    Args:
+        folder: the study's folder; its sub-folder `cells` exists.
+        cell: the cell.
+        outcome: how it ended.
+    """
+    path = folder / CELLS_FOLDER / f"{cell.digest}.json"
+    error_path = path.with_suffix(".error.txt")
+    if outcome.summary is None:
+        write_atomically(error_path, f"{cell.title}\n{outcome.error}\n\n{outcome.trace}")
+        return
+    content = {"labels": dict(cell.labels), "seconds": outcome.seconds, "summary": outcome.summary}
+    write_atomically(path, json.dumps(json_values(content), allow_nan=False) + "\n")
+    error_path.unlink(missing_ok=True)
+
+
+def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
+    """Read a finished cell.
+
+    Args:
+        folder: the study's folder.
+        cell: the cell.
+
+    Returns:
+        The cell with its summary; None if its file is absent or damaged, so that it is to be run.
+    """
+    try:
+        content = json.loads((folder / CELLS_FOLDER / f"{cell.digest}.json").read_text(encoding="utf-8"))
+        return FinishedCell(cell, dict(content["summary"]), float(content["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,108 @@
+"""Paired differences between methods over the seeds that they share."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.report.wording import PREDICTORS
+from fl_dpbayes.study_file import PREDICTOR, SEED, Study
+
+EVERY_SETTING = "all"
+PLACE = ("site", "role", "shift", "severity")
+TRAIN = "train"
+
+
+def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
+    """Compare each method with the baseline of its axis, at every place but single training sites.
+
+    A difference is `method - baseline` of one metric at one seed, everything else equal. `over` is `setting` for one
+    setting of the other axes, whose interval is Student's t over seeds; and `all` for the mean over these settings:
+    the differences of a seed are averaged first, since they share records, start and draws, and the interval is over
+    seeds. Where a figure is undefined or its cell failed, the pair is left out; over all settings only seeds count
+    that have every setting which any seed has.
+
+    Args:
+        study: which axes are compared, and by which metrics.
+        results: from `result_table`.
+
+    Returns:
+        One row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of `pairs`
+        (seeds); the ends are undefined for a single pair.
+    """
+    axes = [axis.name for axis in study.axes if axis.name != SEED]
+    columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]
+    columns += ["mean", "low", "high", "pairs"]
+    rows = [_without_nan(row) for row in results.to_dict("records")]
+    rows = [row for row in rows if row["role"] != TRAIN or ":" in row["site"]]
+    found = [
+        difference
+        for compared in study.section.compare
+        for metric in study.section.metrics
+        for difference in _differences(rows, compared, methods_of(study, compared, rows), metric, axes)
+    ]
+    return pd.DataFrame(found, columns=columns)
+
+
+def methods_of(study: Study, compared: str, rows: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """Return the methods of a comparison, the baseline first.
+
+    Args:
+        study: the study.
+        compared: an axis, or `predictor`, whose methods are in the order of the report: the point estimate first.
+        rows: of the result table.
+
+    Returns:
+        Labels of the axis, or names of predictors.
+    """
+    if compared != PREDICTOR:
+        return [value.label for axis in study.axes if axis.name == compared for value in axis.values]
+    found = dict.fromkeys(row[PREDICTOR] for row in rows)
+    return [name for name in PREDICTORS if name in found] + [name for name in found if name not in PREDICTORS]
+
+
+def _differences(
+    rows: Sequence[Mapping[str, Any]], compared: str, methods: Sequence[Any], metric: str, axes: Sequence[str]
+) -> list[dict[str, Any]]:
+    others = [axis for axis in axes if axis != compared]
+    place = [*PLACE, *([PREDICTOR] if compared != PREDICTOR else [])]
+    values: dict[tuple[Any, ...], dict[Any, float]] = defaultdict(dict)
+    for row in rows:
+        value = row.get(metric)
+        if value is not None and math.isfinite(value):
+            key = (tuple(row[name] for name in place), tuple(row[name] for name in others), row[SEED])
+            values[key][row[compared]] = float(value)
+    baseline, found = (methods[0] if methods else None), []
+    for method in methods[1:]:
+        by_setting: dict[tuple[Any, Any], dict[int, float]] = defaultdict(dict)
+        by_place: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for (where, setting, seed), both in values.items():
+            if method in both and baseline in both:
+                by_setting[where, setting][seed] = both[method] - both[baseline]
+                by_place[where][seed].append(both[method] - both[baseline])
+        first = {"compared": compared, "method": method, "baseline": baseline, "metric": metric}
+        for (where, setting), differences in by_setting.items():
+            at = dict(zip([*place, *others], [*where, *setting], strict=True))
+            found.append(first | {"over": "setting"} | at | _interval(list(differences.values())))
+        for where, seeds in by_place.items():
+            most = max(map(len, seeds.values()))
+            at = dict(zip(place, where, strict=True)) | dict.fromkeys(others, EVERY_SETTING)
+            means = [fmean(each) for each in seeds.values() if len(each) == most]
+            found.append(first | {"over": EVERY_SETTING} | at | _interval(means))
+    return found
+
+
+def _interval(differences: Sequence[float]) -> dict[str, Any]:
+    paired = paired_difference(differences, [0.0] * len(differences))
+    if paired is None:
+        return {"mean": differences[0], "low": None, "high": None, "pairs": 1}
+    return {"mean": paired.mean, "low": paired.interval.low, "high": paired.interval.high, "pairs": paired.pairs}
+
+
+def _without_nan(row: Mapping[Any, Any]) -> dict[str, Any]:
+    # NaN is no key that could be found again.
+    return {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}

@@ -1,0 +1,148 @@
+"""From a study to its cells: one validated scenario for each combination of the axes' values."""
+
+import copy
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import fl_dpbayes
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.kind_switch import SWITCHES, drop_keys_of_other_kinds
+from fl_dpbayes.scenario import Scenario, read_scenario, with_absolute_paths
+from fl_dpbayes.study_file import PATH_KEYS, SEED, AxisValue, Study
+
+MAX_CELLS = 10_000
+DIGEST_CHARACTERS = 16
+
+
+@dataclass(frozen=True)
+class StudyCell:
+    """One run of a study.
+
+    Attributes:
+        digest: names its file; equal for equal scenarios under one release of the library.
+        labels: axis -> what the tables call its value.
+        scenario: what runs.
+    """
+
+    digest: str
+    labels: Mapping[str, Any]
+    scenario: Scenario
+
+    @property
+    def title(self) -> str:
+        """The cell in one line."""
+        return ", ".join(f"{name} {label}" for name, label in self.labels.items())
+
+
+def study_cells(study: Study) -> list[StudyCell]:
+    """Expand the grid and validate every cell.
+
+    Args:
+        study: the study.
+
+    Returns:
+        The cells in the order in which they run: those that share their records follow each other, so that features
+        which are computed once stay in the cache.
+
+    Raises:
+        UserError: if there are too many cells, one is no valid scenario, or two are the same.
+    """
+    count = prod(len(axis.values) for axis in study.axes)
+    if count > MAX_CELLS:
+        raise UserError(f"study {study.name!r} has {count} cells: at most {MAX_CELLS} are allowed, so shorten an axis")
+    cells = [_cell(study, values) for values in itertools.product(*(axis.values for axis in study.axes))]
+    known: dict[str, StudyCell] = {}
+    for cell in cells:
+        twin = known.setdefault(cell.digest, cell)
+        if twin is not cell:
+            raise UserError(
+                f"study {study.name!r}: the cells ({twin.title}) and ({cell.title}) are the same scenario: remove one "
+                "of the values by which they differ"
+            )
+    order: dict[str, int] = {}
+    return sorted(cells, key=lambda cell: order.setdefault(_records_key(cell.scenario), len(order)))
+
+
+def cell_digest(scenario: Scenario) -> str:
+    """Name a cell by all that its result depends on.
+
+    Args:
+        scenario: where its records lie, and what its processes may use, is not part of the name.
+
+    Returns:
+        Hexadecimal characters of the SHA-256 of the scenario and the library's version.
+    """
+    content = _without_places(scenario.model_dump(mode="json", exclude={"resources"}))
+    text = json.dumps([content, fl_dpbayes.__version__], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: Path(item).name if key in PATH_KEYS and isinstance(item, str) else _without_places(item)
+            for key, item in value.items()
+        }
+    return [_without_places(item) for item in value] if isinstance(value, list) else value
+
+
+def _records_key(scenario: Scenario) -> str:
+    return scenario.model_dump_json(include={"data", "partition", "sites", "seed"})
+
+
+def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
+    labels = {axis.name: value.label for axis, value in zip(study.axes, values, strict=True)}
+    content = copy.deepcopy(dict(study.scenario))
+    settings = [item for value in values for item in value.settings.items()]
+    title = ", ".join(f"{name} {label}" for name, label in labels.items())
+    origin = f"study {study.name!r}, cell ({title})"
+    # A whole section first, then keys in it.
+    for key, value in sorted(settings, key=lambda item: len(item[0])):
+        _set(content, key, value, {other for other, _ in settings}, origin)
+    _add_shifted_sites(content, study)
+    scenario = with_absolute_paths(read_scenario(content, origin))
+    return StudyCell(cell_digest(scenario), labels, scenario)
+
+
+def _set(content: dict[str, Any], key: tuple[str, ...], value: Any, given: set[tuple[str, ...]], origin: str) -> None:
+    *sections, name = key
+    table = content
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"{origin}: {'.'.join(key)}: {section!r} is a value, not a table: it has no key {name!r}")
+    if value == {}:
+        table.pop(name, None)
+        return
+    table[name] = copy.deepcopy(value)
+    if name in SWITCHES:
+        drop_keys_of_other_kinds(content, tuple(sections), Scenario, given)
+    simulation = content.get("simulation")
+    if key == (SEED,) and isinstance(simulation, dict) and "insecure_seed" in simulation:
+        simulation["insecure_seed"] = value
+
+
+def _add_shifted_sites(content: dict[str, Any], study: Study) -> None:
+    """Give the run one shifted copy of a site for each combination of the shift axes' values."""
+    for values in itertools.product(*(axis.values for axis in study.shift_axes)) if study.shift_axes else ():
+        shift: dict[str, Any] = {}
+        for value in values:
+            ((key, setting),) = value.settings.items()
+            shift |= setting if isinstance(setting, dict) else {key[-1]: setting}
+        name = shifted_site_name(value.label for value in values)
+        content.setdefault("sites", {})[name] = {
+            "role": "shifted",
+            "records_of": study.section.shifted_copy_of,
+            "shift": shift,
+        }
+
+
+def shifted_site_name(labels: Iterable[Any]) -> str:
+    """Name the site that a combination of the shift axes' values makes: `<kind>-<severity>`."""
+    return "-".join(str(label) for label in labels)

@@ -1,0 +1,128 @@
+"""Cells as Ray tasks, on this machine's cores or on an existing cluster."""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
+
+POLL_SECONDS = 1.0
+OBJECT_STORE_BYTES = 256 * 2**20  # summaries only
+# Tasks that wait beside those that run, so that no core waits for the next one to be sent.
+WAITING = 2
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A task that asks for no GPU still sees them, as the sites of a simulation do.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Generator[CellOutcome, None, None]:
+    """Run every job once, several at a time, and yield each outcome as soon as it is there.
+
+    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started.
+
+    Args:
+        jobs: what to run, in this order.
+        workers: tasks at a time where Ray is started here; an existing cluster has its own number of CPUs.
+        address: of an existing Ray cluster, whose machines have this package and the data; None starts Ray here.
+
+    Yields:
+        Outcomes in the order in which they come.
+
+    Raises:
+        UserError: if there is no cluster at the address, or the cells ask for GPUs that are not there.
+    """
+    with _ray(workers, address):
+        _check_gpus(jobs)
+        task = ray.remote(max_retries=0)(run_cell)
+        at_once = int(ray.cluster_resources().get("CPU", 1)) + WAITING
+        waiting = list(reversed(jobs))
+        running: dict[ray.ObjectRef, CellJob] = {}
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop()
+                gpus = job.cell.scenario.resources.gpus_per_site
+                running[task.options(num_cpus=1, num_gpus=gpus).remote(job)] = job
+            # Short, so that an interrupt is met soon.
+            done, _ = ray.wait(list(running), num_returns=1, timeout=POLL_SECONDS)
+            for reference in done:
+                yield _outcome(reference, running.pop(reference))
+
+
+def _outcome(reference: "ray.ObjectRef", job: CellJob) -> CellOutcome:
+    try:
+        return ray.get(reference)
+    except OutOfMemoryError:
+        error = "its process was ended for want of memory: resume with fewer --workers"
+    except RayError as problem:
+        # The first line says what happened; the rest describes Ray's processes.
+        error = f"its process ended ({type(problem).__name__}: {str(problem).strip().splitlines()[0]})"
+    return CellOutcome(job.cell.digest, 0.0, error=error)
+
+
+def _check_gpus(jobs: Sequence[CellJob]) -> None:
+    wanted = max((job.cell.scenario.resources.gpus_per_site for job in jobs), default=0.0)
+    found = ray.cluster_resources().get("GPU", 0.0)
+    if wanted > found:
+        raise UserError(f"resources.gpus_per_site is {wanted:g}, and Ray finds {found:g} GPUs: set it to at most that")
+
+
+@contextlib.contextmanager
+def _ray(workers: int, address: str | None) -> Iterator[None]:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    # Ray leaves logs and sockets of every session in its folder.
+    folder = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
+    with _environment():
+        try:
+            try:
+                if address is None:
+                    ray.init(
+                        "local",
+                        num_cpus=workers,
+                        object_store_memory=OBJECT_STORE_BYTES,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        configure_logging=False,
+                        _temp_dir=str(folder),
+                    )
+                else:
+                    ray.init(address, log_to_driver=False, configure_logging=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                where = f"at {address!r}" if address else "on this machine"
+                raise UserError(
+                    f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]}): check "
+                    "--ray-address, or leave it out to run on this machine"
+                ) from None
+            finally:
+                if in_main_thread:
+                    # Ray's own handler would end this process without a word on what was kept.
+                    signal.signal(signal.SIGTERM, before)
+            yield
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(VARIABLES)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,88 @@
+"""What a study prints at its end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
+from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
+from fl_dpbayes.report.wording import METRIC_NAMES
+from fl_dpbayes.run.study.differences import EVERY_SETTING
+from fl_dpbayes.study_file import PREDICTOR, SEED, Study
+
+MOST_ROWS = 60
+
+
+def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, console: Console) -> None:
+    """Print the first metric by axes, and the differences of the methods over all settings.
+
+    Args:
+        study: what was asked.
+        results: from `result_table`.
+        differences: from `differences_table`.
+        console: where the tables go.
+    """
+    if study.section.question:
+        console.print(study.section.question, style="bold", markup=False)
+    where, metric = study.section.where, study.section.metrics[0]
+    if results.empty or metric not in results.columns or not (results["site"] == where).any():
+        console.print(f"nothing was measured by {metric} at {where}", markup=False)
+        return
+    console.print(_metric_table(study, results[results["site"] == where], metric, console.width))
+    if not differences.empty:
+        console.print(_difference_table(differences[differences["site"] == where], where, console.width))
+
+
+def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) -> Table:
+    axes = [axis.name for axis in study.axes if axis.name != SEED]
+    groups = results.groupby([*axes, PREDICTOR], sort=False)[metric]
+    rows = [(_texts(key), [float(value) for value in values.dropna()]) for key, values in groups]
+    shown = rows[:MOST_ROWS]
+    columns = [
+        TerminalColumn(name, [folded(key[at], name_width(width)) for key, _ in shown], number=False)
+        for at, name in enumerate([*axes, PREDICTOR])
+    ]
+    columns += [
+        TerminalColumn(metric, [decimal(sum(values) / len(values), 4) if values else UNDEFINED for _, values in shown]),
+        TerminalColumn("95% interval", [_over_seeds(values) for _, values in shown], number=False, expendable=2),
+        TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=1),
+    ]
+    rest = f" {len(rows) - len(shown)} more rows are in results.csv." if len(rows) > len(shown) else ""
+    title = f"{METRIC_NAMES.get(metric, metric)} at {study.section.where}"
+    return fitted_table(title, columns, width, caption=f"Mean over seeds, interval by Student's t over them.{rest}")
+
+
+def _difference_table(differences: pd.DataFrame, where: str, width: int) -> Table:
+    rows: Sequence[Mapping[Any, Any]] = differences[differences["over"] == EVERY_SETTING].to_dict("records")
+    rows = rows[:MOST_ROWS]
+    names = [f"{row['method']} - {row['baseline']}" for row in rows]
+    predictors = ["" if row[PREDICTOR] != row[PREDICTOR] else str(row[PREDICTOR] or "") for row in rows]
+    columns = [
+        TerminalColumn("difference", [folded(name, 2 * name_width(width)) for name in names], number=False),
+        TerminalColumn("predictor", predictors, number=False),
+        TerminalColumn("metric", [row["metric"] for row in rows], number=False),
+        TerminalColumn("mean", [decimal(row["mean"], 4) for row in rows]),
+        TerminalColumn("95% interval", [_ends(row["low"], row["high"]) for row in rows], number=False),
+        TerminalColumn("seeds", [str(row["pairs"]) for row in rows], expendable=1),
+    ]
+    columns = [column for column in columns if any(column.cells) or not column.cells]
+    caption = "Paired over common seeds; within a seed averaged over all settings of the other axes."
+    return fitted_table(f"Differences at {where}", columns, width, caption=caption)
+
+
+def _texts(key: object) -> list[str]:
+    return [str(part) for part in (key if isinstance(key, tuple) else (key,))]
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    paired = paired_difference(values, [0.0] * len(values))
+    return "" if paired is None else interval(paired.interval, lambda value: decimal(value, 4))
+
+
+def _ends(low: float | None, high: float | None) -> str:
+    undefined = low is None or high is None or low != low
+    return "" if undefined else interval((low, high), lambda value: decimal(value, 4))

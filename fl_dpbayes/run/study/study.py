@@ -1,0 +1,225 @@
+"""The work behind `fl-dpbayes study`: run what is missing of a grid, gather it in tables, show it."""
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fl_dpbayes.counted import counted
+from fl_dpbayes.errors import Stopped, UserError
+from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.report.numbers import duration
+from fl_dpbayes.report.records import write_atomically
+from fl_dpbayes.run.folder_lock import folder_lock
+from fl_dpbayes.run.reproduce.cell_file import versions
+from fl_dpbayes.run.simulate import check_machine
+from fl_dpbayes.run.study.cell import (
+    CELLS_FOLDER,
+    WORK_FOLDER,
+    CellJob,
+    FinishedCell,
+    finished_cell,
+    keep_outcome,
+)
+from fl_dpbayes.run.study.differences import differences_table
+from fl_dpbayes.run.study.grid import StudyCell, study_cells
+from fl_dpbayes.run.study.ray_pool import run_on_ray
+from fl_dpbayes.run.study.show import show_study
+from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, result_table, write_tables
+from fl_dpbayes.study_file import Study, load_study, same_study, write_study
+
+STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
+MOST_FAILURES_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where cells run: `count` at a time on this machine, or on the Ray cluster at `ray_address`.
+
+    `keep_runs` keeps each run directory, with its posterior and report, beside the summary.
+    """
+
+    count: int | None = None
+    ray_address: str | None = None
+    keep_runs: bool = False
+
+
+def begin_study(study: Study, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
+    """Run a study from its beginning.
+
+    Args:
+        study: the study.
+        folder: where results go, absent or empty; None: `runs/<study>-<time>`.
+        data_dir: the data folder.
+        workers: where cells run.
+        console: where progress and tables go.
+
+    Returns:
+        Whether every cell finished.
+
+    Raises:
+        UserError: if the study or one of its cells is wrong, or the folder is not empty.
+        Stopped: if an interrupt ended it.
+    """
+    cells = study_cells(study)
+    folder = (folder or Path("runs") / f"{study.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"--out {folder} is not empty: give a folder that does not exist yet, or go on with  "
+            f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
+        )
+    try:
+        (folder / CELLS_FOLDER).mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be made: {error.strerror}") from None
+    with folder_lock(folder):
+        write_study(study, folder / STUDY_FILE)
+        return _run_missing(study, cells, folder, data_dir, workers, console)
+
+
+def resume_study(folder: Path, study: Study | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
+    """Run the cells of a study that are missing or failed.
+
+    Args:
+        folder: the study's folder.
+        study: what the caller takes the folder's study to be; None: whatever it is.
+        data_dir: the data folder.
+        workers: where cells run.
+        console: where progress and tables go.
+
+    Returns:
+        Whether every cell finished.
+
+    Raises:
+        UserError: if the folder holds no study or another one, or another process works on it.
+        Stopped: if an interrupt ended it.
+    """
+    folder = folder.resolve()
+    file = folder / STUDY_FILE
+    if not file.is_file():
+        raise UserError(
+            f"--resume {folder} holds no study: give the folder that `fl-dpbayes study` named as it began, or start it "
+            "anew with --out"
+        )
+    own = load_study(str(file))
+    if study is not None and not same_study(study, own):
+        raise UserError(
+            f"--resume {folder} holds a study with other settings than the one given: give --resume alone, which goes "
+            "on with the folder's own, or start the changed one in a new folder with --out"
+        )
+    cells = study_cells(own)
+    (folder / CELLS_FOLDER).mkdir(exist_ok=True)
+    with folder_lock(folder):
+        return _run_missing(own, cells, folder, data_dir, workers, console)
+
+
+def _run_missing(
+    study: Study, cells: Sequence[StudyCell], folder: Path, data_dir: Path | None, workers: Workers, console: Console
+) -> bool:
+    address = workers.ray_address or cells[0].scenario.resources.ray_address
+    if address is None:
+        for resources in dict.fromkeys(cell.scenario.resources for cell in cells):
+            check_machine(resources)
+    missing = [cell for cell in cells if finished_cell(folder, cell) is None]
+    count = workers.count or len(os.sched_getaffinity(0))
+    where = f"on the Ray cluster at {address}" if address else f"in {count} processes at a time"
+    console.print(f"{study.name}: {counted(len(cells), 'cell')}, writing {folder}", markup=False, soft_wrap=True)
+    if len(missing) < len(cells):
+        console.print(f"{len(cells) - len(missing)} of {len(cells)} cells are already there", markup=False)
+    errors: dict[str, str] = {}
+    if missing:
+        console.print(f"running {counted(len(missing), 'cell')} {where}", markup=False)
+        place = None if data_dir is None else data_dir.resolve()
+        jobs = [CellJob(cell, folder, place, workers.keep_runs) for cell in missing]
+        try:
+            errors = _run(jobs, folder, count, address, console)
+        except KeyboardInterrupt:
+            done = sum(finished_cell(folder, cell) is not None for cell in cells)
+            raise Stopped(
+                f"{done} of {len(cells)} cells are in {folder}; to go on:  fl-dpbayes study --resume "
+                f"{shlex.quote(str(folder))}"
+            ) from None
+    if not errors:
+        shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
+    finished = [found for cell in cells if (found := finished_cell(folder, cell)) is not None]
+    _write_results(study, cells, finished, errors, folder, console)
+    return not errors
+
+
+def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
+    """Run jobs, write each outcome at once, and return the errors by digest."""
+    cells = {job.cell.digest: job.cell for job in jobs}
+    errors: dict[str, str] = {}
+    with _progress(console) as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
+        task = progress.add_task("0 failed", total=len(jobs))
+        for outcome in outcomes:
+            cell = cells[outcome.digest]
+            keep_outcome(folder, cell, outcome)
+            if outcome.error:
+                errors[cell.digest] = outcome.error
+            ending = f"failed: {outcome.error}" if outcome.error else duration(outcome.seconds)
+            progress.update(task, advance=1, description=f"{len(errors)} failed")
+            progress.console.print(f"{cell.title}: {ending}", markup=False, highlight=False, soft_wrap=True)
+    return errors
+
+
+def _write_results(
+    study: Study,
+    cells: Sequence[StudyCell],
+    finished: Sequence[FinishedCell],
+    errors: Mapping[str, str],
+    folder: Path,
+    console: Console,
+) -> None:
+    results = result_table(study, finished)
+    differences = differences_table(study, results)
+    write_tables(results, folder / "results")
+    if study.section.compare:
+        write_tables(differences, folder / "differences")
+    for name in FURTHER_TABLES:
+        table = further_table(study, finished, name)
+        if not table.empty:
+            write_tables(table, folder / name)
+    failed = [cell for cell in cells if cell.digest in errors]
+    record = {
+        "study": study.name,
+        "question": study.section.question,
+        "axes": {axis.name: [value.label for value in axis.values] for axis in (*study.axes, *study.shift_axes)},
+        "compare": study.section.compare,
+        "metrics": study.section.metrics,
+        "where": study.section.where,
+        "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
+        "seconds": sum(cell.seconds for cell in finished),
+        "versions": versions(),
+        "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
+    }
+    write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
+    show_study(study, results, differences, console)
+    for cell in failed[:MOST_FAILURES_SHOWN]:
+        text = f"failed: {cell.title}: {errors[cell.digest]}"
+        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        console.print(
+            f"{counted(len(failed), 'cell')} of {len(cells)} failed: tracebacks are in {folder / CELLS_FOLDER}; once "
+            f"the cause is removed, go on with  fl-dpbayes study --resume {shlex.quote(str(folder))}",
+            style="red", markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    console.print(f"tables: {folder / 'results.csv'}", soft_wrap=True, markup=False)
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Progress]:
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress

@@ -1,0 +1,286 @@
+"""A study file: a scenario plus axes, along which it is varied."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from pydantic import Field, ValidationError, field_validator
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.kind_switch import SWITCHES
+from fl_dpbayes.protocol.card import SiteName
+from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.report.summary import CalibrationRecord
+from fl_dpbayes.scenario import STUDY_PREFIX, STUDY_TABLES, apply_overrides, read_toml, scenario_folder
+from fl_dpbayes.validation_text import explain
+
+PREDICTOR = "predictor"
+SEED = "seed"
+SHIFT_KIND, SHIFT_SEVERITY = "shift.kind", "shift.severity"
+SHIFT_AXES = (SHIFT_KIND, SHIFT_SEVERITY)
+LABEL = "label"
+VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+# Columns of the study's tables, and sections of a scenario, which a column of the same name would hide.
+RESERVED = {"cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity"}
+METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
+PATH_KEYS = ("path", "folder")
+
+Key = tuple[str, ...]
+
+
+class StudySection(Record):
+    """What a study asks: `compare` names axes (or `predictor`) whose values are methods, the first the baseline.
+
+    `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or `mean:<role>`. Axes over
+    shifts give every run further sites, which hold the records of `shifted_copy_of`. `order` lists all axes as tables
+    show them; default: as they stand in the file.
+    """
+
+    question: Annotated[str, Field(max_length=500)] = ""
+    compare: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("rms_debiased", "ece", "nll", "accuracy")
+    where: Annotated[str, Field(min_length=1, max_length=80)] = "pooled:held_out"
+    shifted_copy_of: SiteName | None = None
+
+    @field_validator("metrics")
+    @classmethod
+    def _known_metrics(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := [name for name in metrics if name not in METRICS]:
+            raise ValueError(f"{unknown[0]!r} is no metric: choose among {', '.join(METRICS)}")
+        return metrics
+
+
+@dataclass(frozen=True)
+class AxisValue:
+    """One value of an axis: what tables call it, and what it sets; an empty table removes its key."""
+
+    label: Any
+    settings: Mapping[Key, Any]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A direction of the grid."""
+
+    name: str
+    values: tuple[AxisValue, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: what it asks, the scenario that it varies, and along what.
+
+    `axes` are those that make runs; `shift_axes` make shifted sites within every run. `order` names all of them.
+    `content` is the whole file.
+    """
+
+    name: str
+    section: StudySection
+    scenario: Mapping[str, Any]
+    axes: tuple[Axis, ...]
+    shift_axes: tuple[Axis, ...]
+    order: tuple[str, ...]
+    content: Mapping[str, Any]
+
+
+def shipped_studies() -> list[str]:
+    """Return the names of the studies that come with the package, in alphabetical order."""
+    return sorted(path.stem for path in scenario_folder().glob(f"{STUDY_PREFIX}*.toml"))
+
+
+def load_study(name_or_path: str, overrides: Sequence[str] = ()) -> Study:
+    """Read, override and validate a study.
+
+    Args:
+        name_or_path: a shipped name, with or without `study-`, or the path of a TOML file.
+        overrides: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an axis.
+
+    Returns:
+        The study; its cells are not validated yet.
+
+    Raises:
+        UserError: if there is no such study, it is not TOML, or its tables `study`, `axes` or `variants` are wrong.
+    """
+    path = _find(name_or_path)
+    content = read_toml(path, "study")
+    apply_overrides(content, overrides)
+    content.setdefault("name", path.stem)
+    _resolve_paths(content)
+    return study_of(content, f"study {name_or_path!r}")
+
+
+def study_of(content: Mapping[str, Any], origin: str) -> Study:
+    """Validate the content of a study file.
+
+    Args:
+        content: parsed TOML.
+        origin: what to call it in an error.
+
+    Returns:
+        The study.
+
+    Raises:
+        UserError: with one line that names the key, its value and what is allowed.
+    """
+    try:
+        section = StudySection.model_validate(content.get("study", {}))
+    except ValidationError as error:
+        raise UserError(f"{origin}: study: {explain(error, StudySection)}") from None
+    axes = [*_listed_axes(content.get("axes", {}), origin), *_variant_axes(content.get("variants", {}), origin)]
+    if not axes:
+        raise UserError(f"{origin} has no axes: add a table such as  [axes] seed = [1, 2, 3]")
+    names = [axis.name for axis in axes]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{origin}: two axes are called {twice[0]!r}: rename the one in [variants]")
+    order = section.order or names
+    if sorted(order) != sorted(names):
+        raise UserError(f"{origin}: study.order is {list(order)}: list each axis once: {', '.join(names)}")
+    axes.sort(key=lambda axis: order.index(axis.name))
+    making_runs = tuple(axis for axis in axes if axis.name not in SHIFT_AXES)
+    shift_axes = tuple(axis for name in SHIFT_AXES for axis in axes if axis.name == name)
+    _check_shifts(section, shift_axes, origin)
+    allowed = [axis.name for axis in making_runs if axis.name != SEED] + [PREDICTOR]
+    for name in section.compare:
+        if name not in allowed:
+            raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
+    return Study(
+        name=str(content.get("name", "study")),
+        section=section,
+        scenario={key: value for key, value in content.items() if key not in STUDY_TABLES},
+        axes=making_runs,
+        shift_axes=shift_axes,
+        order=tuple(order),
+        content=content,
+    )
+
+
+def write_study(study: Study, path: Path) -> None:
+    """Write the resolved study as TOML; whoever reads it meets the whole file or none."""
+    partial = path.with_name(f".{path.name}.partial")
+    # TOML puts tables after plain values, which would change the order of the axes.
+    section = {**study.content.get("study", {}), "order": study.order}
+    partial.write_text(tomli_w.dumps({**study.content, "study": section}), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def same_study(one: Study, other: Study) -> bool:
+    """Return whether two studies ask the same of the same runs, whatever their files are called."""
+
+    def content(study: Study) -> Any:
+        section = study.section.model_copy(update={"order": study.order})
+        rest = {key: value for key, value in study.content.items() if key not in ("name", "study")}
+        return section, rest
+
+    return content(one) == content(other)
+
+
+def _listed_axes(table: Any, origin: str) -> list[Axis]:
+    if not isinstance(table, Mapping):
+        raise UserError(f"{origin}: axes is {table!r}: it must be a table of lists, such as  [axes] seed = [1, 2, 3]")
+    axes = []
+    for key, values in _leaves(table):
+        name = ".".join(key)
+        if not isinstance(values, list) or not values:
+            raise UserError(
+                f"{origin}: axes.{name} is {values!r}: it must be a list of at least one value; a single value belongs "
+                "into the scenario itself"
+            )
+        axes.append(Axis(name, _distinct([_axis_value(key, value) for value in values], f"{origin}: axes.{name}")))
+    return axes
+
+
+def _leaves(table: Mapping[str, Any], above: Key = ()) -> list[tuple[Key, Any]]:
+    found: list[tuple[Key, Any]] = []
+    for name, value in table.items():
+        key = (*above, *(part.strip() for part in name.split(".")))
+        found += _leaves(value, key) if isinstance(value, Mapping) and value else [(key, value)]
+    return found
+
+
+def _axis_value(key: Key, value: Any) -> AxisValue:
+    if isinstance(value, Mapping):
+        content = {name: item for name, item in value.items() if name != LABEL}
+        named = (value.get(name) for name in (LABEL, *SWITCHES, "method"))
+        label = next((str(name) for name in named if isinstance(name, str)), "none" if not content else str(content))
+        return AxisValue(label, {key: content})
+    return AxisValue(json.dumps(value) if isinstance(value, list) else value, {key: value})
+
+
+def _distinct(values: Sequence[AxisValue], origin: str) -> tuple[AxisValue, ...]:
+    """Number tables of the same label; refuse values that are given twice."""
+    found: list[AxisValue] = []
+    for value in values:
+        if any(value.settings == other.settings for other in found):
+            raise UserError(f"{origin} holds {value.label!r} twice: remove one")
+        labels, label, number = {str(other.label) for other in found}, value.label, 2
+        while str(label) in labels:
+            label, number = f"{value.label} ({number})", number + 1
+        found.append(AxisValue(label, value.settings))
+    return tuple(found)
+
+
+def _variant_axes(table: Any, origin: str) -> list[Axis]:
+    if not isinstance(table, Mapping):
+        raise UserError(f"{origin}: variants is {table!r}: it must hold a table per axis")
+    axes = []
+    for name, variants in table.items():
+        if not VARIANT_NAME.fullmatch(name) or name in RESERVED:
+            raise UserError(
+                f"{origin}: variants.{name}: choose a name of a-z, 0-9 and _ other than {', '.join(sorted(RESERVED))}"
+            )
+        if not isinstance(variants, Mapping) or not variants:
+            raise UserError(f"{origin}: variants.{name} is {variants!r}: it must hold a table of overrides per label")
+        values = []
+        for label, settings in variants.items():
+            if not isinstance(settings, Mapping):
+                raise UserError(
+                    f"{origin}: variants.{name}.{label} is {settings!r}: it must be a table of overrides, such as "
+                    '{ "partition.alpha" = 0.1 }'
+                )
+            values.append(AxisValue(label, dict(_leaves(settings))))
+        axes.append(Axis(name, tuple(values)))
+    return axes
+
+
+def _check_shifts(section: StudySection, shift_axes: Sequence[Axis], origin: str) -> None:
+    if not shift_axes:
+        return
+    if shift_axes[0].name != SHIFT_KIND:
+        raise UserError(f'{origin}: axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]')
+    if section.shifted_copy_of is None:
+        raise UserError(
+            f"{origin}: study.shifted_copy_of is missing: name the held-out site whose records the axis {SHIFT_KIND} "
+            "shifts"
+        )
+
+
+def _resolve_paths(content: Any) -> None:
+    """Make relative paths absolute, so that the study means the same from any other working directory."""
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in list(items):
+        if key in PATH_KEYS and isinstance(value, str):
+            content[key] = str(Path(value).resolve())
+        else:
+            _resolve_paths(value)
+
+
+def _find(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise UserError(f"study file {name_or_path} does not exist")
+        return path
+    shipped = scenario_folder() / f"{STUDY_PREFIX}{name_or_path.removeprefix(STUDY_PREFIX)}.toml"
+    if "/" in name_or_path or not shipped.is_file():
+        choice = ", ".join(shipped_studies())
+        raise UserError(
+            f"no study {name_or_path!r}: " + (f"choose one of {choice}, or " if choice else "") + "give the path of a "
+            ".toml file"
+        )
+    return shipped

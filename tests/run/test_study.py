@@ -1,0 +1,209 @@
+"""`fl-dpbayes study` whole, on Ray: killed workers, a killed driver, what is resumed, what fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fl_dpbayes import cli
+from fl_dpbayes.run.flower_processes import descendants
+from fl_dpbayes.run.folder_lock import folder_lock
+from fl_dpbayes.run.study import study as engine
+from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
+
+STUDY = """
+seed = 1
+data = {{ source = "digits" }}
+partition = {{ kind = "dirichlet", alpha = 1.0, min_records = 100 }}
+model = {{ kind = "logistic" }}
+training = {{ rounds = 2, steps_per_round = {steps}, burn_in = 5, thinning = 5 }}
+aggregation = {{ rule = "fald" }}
+[study]
+question = "Does averaging help?"
+compare = ["predictor"]
+[axes]
+{axes}
+[sites]
+north = {{ role = "train" }}
+south = {{ role = "train" }}
+away = {{ role = "held_out", records = 200 }}
+[sampler]
+kind = "dp-sgld"
+step_size = {{ kind = "constant", initial = 2.0 }}
+prior = {{ kind = "gaussian", scale = 1.0 }}
+[privacy]
+epsilon = 4.0
+delta = 1e-4
+coupling = "floor"
+temperature = 1.0
+clip_norm = 3.0
+sampling_rate = 0.5
+"""
+WAIT_SECONDS = 180.0
+
+
+def study_file(folder: Path, axes: str, steps: int = 5) -> str:
+    path = folder / "mine.toml"
+    path.write_text(STUDY.format(axes=axes, steps=steps))
+    return str(path)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "study", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run cells in this process, and note which."""
+    ran: list[str] = []
+
+    def run_here(jobs: Sequence[CellJob], workers: int, address: str | None) -> Iterator[CellOutcome]:
+        for job in jobs:
+            ran.append(job.cell.title)
+            yield run_cell(job)
+
+    monkeypatch.setattr(engine, "run_on_ray", run_here)
+    return ran
+
+
+@pytest.mark.slow
+def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]
+) -> None:
+    out = tmp_path / "out"
+    # That so many records are not there shows only when they are dealt.
+    path = study_file(tmp_path, "sites.away.records = [5000, 150]\nseed = [1]")
+    assert run(monkeypatch, path, "--out", out) == 1
+    printed = capsys.readouterr().out
+    assert "failed: sites.away.records 5000, seed 1: sites.away.records is 5000, but 1797" in printed
+    assert f"fl-dpbayes study --resume {out}" in printed
+    table = pd.read_csv(out / "results.csv")
+    assert set(table["sites.away.records"]) == {150}
+    assert {"pooled:held_out", "away", "north", "south"} <= set(table["site"])
+    record = json.loads((out / "study.json").read_text())
+    assert record["cells"] == {"all": 2, "finished": 1, "failed": 1}
+    (error,) = (out / "cells").glob("*.error.txt")
+    assert "Traceback" in error.read_text()
+    here.clear()
+    assert run(monkeypatch, "--resume", out) == 1
+    assert here == ["sites.away.records 5000, seed 1"]
+
+
+def test_wrong_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]) -> None:
+    path = study_file(tmp_path, "seed = [1]")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "note").write_text("mine")
+    assert run(monkeypatch, path, "--out", out) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert run(monkeypatch, "--resume", out) == 2
+    assert "holds no study" in capsys.readouterr().err
+    (out / "study.toml").write_text(Path(path).read_text())
+    assert run(monkeypatch, study_file(tmp_path, "seed = [1, 2]"), "--resume", out) == 2
+    assert "other settings" in capsys.readouterr().err
+    assert run(monkeypatch, "--resume", out, "--set", "seed=3") == 2
+    assert "leave out --set seed=3" in capsys.readouterr().err
+    assert run(monkeypatch) == 2
+    assert "give a STUDY" in capsys.readouterr().err
+    with folder_lock(out):
+        assert run(monkeypatch, "--resume", out) == 2
+    assert "another process works on" in capsys.readouterr().err
+    assert here == []
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def interrupted(*_: object) -> Iterator[CellOutcome]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(engine, "run_on_ray", interrupted)
+    out = tmp_path / "out"
+    assert run(monkeypatch, study_file(tmp_path, "seed = [1]"), "--out", out) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
+
+
+def workers_of(driver: int) -> list[int]:
+    """Return the Ray workers of a driver that run a cell."""
+    found = []
+    for process in descendants(driver):
+        try:
+            name = Path(f"/proc/{process}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if name.startswith(b"ray::run_cell"):
+            found.append(process)
+    return found
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_killed_workers_and_a_killed_driver_cost_only_their_cells(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "study"]
+    path = study_file(tmp_path, "partition.alpha = [9.0, 0.5]\nseed = [1, 2]", steps=60)
+
+    def begin(*arguments: object) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def finished() -> dict[str, int]:
+        return {file.name: file.stat().st_mtime_ns for file in (out / "cells").glob("*.json")}
+
+    first = begin(path, "--out", out, "--workers", "1")
+    wait_for(lambda: workers_of(first.pid))
+    os.kill(workers_of(first.pid)[0], signal.SIGKILL)
+    printed = first.communicate(timeout=WAIT_SECONDS)[0]
+    assert first.returncode == 1, printed
+    assert "its process ended" in printed
+    assert "1 cell of 4 failed" in printed
+    before = finished()
+    assert len(before) == 3
+    before.pop(sorted(before)[0])
+    for name in set(finished()) - set(before):
+        (out / "cells" / name).unlink()
+
+    second = begin("--resume", out, "--workers", "1")
+    wait_for(lambda: len(finished()) == 3)
+    below = descendants(second.pid)
+    second.kill()
+    second.communicate()
+    after = finished()
+    assert {name: after[name] for name in before} == before
+
+    third = begin("--resume", out, "--workers", "1")
+    printed = third.communicate(timeout=WAIT_SECONDS)[0]
+    assert third.returncode == 0, printed
+    assert "3 of 4 cells are already there" in printed
+    assert {name: finished()[name] for name in after} == after
+    assert len(finished()) == 4
+    assert not list((out / "cells").glob("*.error.txt"))
+    assert not (out / "work").exists()
+    assert len(pd.read_parquet(out / "results.parquet")["cell"].unique()) == 4
+    # Ray's processes of the killed driver end of themselves.
+    wait_for(lambda: not any(alive(process, started) for process, started in below.items()))
+
+
+def alive(process: int, started: int) -> bool:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(fields[19]) == started and fields[0] != "Z"

@@ -1,0 +1,165 @@
+"""A study file becomes cells: axes, variants, shifts; and what a user meets who errs."""
+
+import copy
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_dpbayes import cli
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.scenario import load_scenario, scenario_folder, shipped_scenarios
+from fl_dpbayes.study_file import load_study, same_study, study_of, write_study
+
+BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
+
+
+def study(**tables: Any) -> Any:
+    return study_of({**copy.deepcopy(BASE), **tables}, "study")
+
+
+def test_grid_is_the_product_of_the_axes_with_their_labels() -> None:
+    alphas, budgets = [100.0, 0.5], [1.0, 2.0]
+    cells = study_cells(study(axes={"partition": {"alpha": alphas}, "privacy": {"epsilon": budgets}}))
+    found = [(cell.scenario.partition.alpha, cell.scenario.privacy.epsilon) for cell in cells]
+    assert sorted(found) == sorted((alpha, epsilon) for alpha in alphas for epsilon in budgets)
+    for cell in cells:
+        assert cell.labels["partition.alpha"] == cell.scenario.partition.alpha
+        assert cell.labels["privacy.epsilon"] == cell.scenario.privacy.epsilon
+    assert len({cell.digest for cell in cells}) == 4
+
+
+def test_cells_that_share_records_follow_each_other() -> None:
+    cells = study_cells(study(axes={"privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [9.0, 0.5]}}))
+    assert [cell.scenario.partition.alpha for cell in cells] == [9.0, 9.0, 0.5, 0.5]
+
+
+def test_a_table_replaces_its_section_and_a_key_under_it_comes_after() -> None:
+    step = {"kind": "constant", "initial": 0.5}
+    prior = {"kind": "gaussian", "scale": 1.0}
+    axes = {
+        "sampler": [
+            {"kind": "dp-sgld", "step_size": step, "prior": prior},
+            {"kind": "dp-sgld", "step_size": step, "prior": {"kind": "gaussian", "scale": 3.0}},
+            {"label": "point", "kind": "dp-sgd", "step_size": step, "prior": prior},
+        ],
+        "training": {"burn_in": [50]},
+    }
+    cells = study_cells(study(axes=axes))
+    assert [cell.labels["sampler"] for cell in cells] == ["dp-sgld", "dp-sgld (2)", "point"]
+    assert [cell.scenario.sampler.kind for cell in cells] == ["dp-sgld", "dp-sgld", "dp-sgd"]
+    later = study_cells(study(axes={"sampler.step_size.initial": [7.0], **axes}))
+    assert {cell.scenario.sampler.step_size.initial for cell in later} == {7.0}
+
+
+def test_an_empty_table_removes_a_section_and_a_rule_drops_keys_of_others() -> None:
+    some = {"epsilon": 1.0, "rounds": 1, "steps": 5, "fraction": 0.2}
+    cells = study_cells(study(axes={"recalibration": [{"label": "none"}, {"label": "scaled", **some}]}))
+    assert [cell.scenario.recalibration is None for cell in cells] == [True, False]
+    assert [cell.labels["recalibration"] for cell in cells] == ["none", "scaled"]
+    kinds = study_cells(study(axes={"partition": {"kind": ["iid", "dirichlet"]}}))
+    assert [cell.scenario.partition.kind for cell in kinds] == ["iid", "dirichlet"]
+
+
+def test_a_seed_axis_moves_the_insecure_seed_only_where_the_file_has_one() -> None:
+    plain = study_cells(study(axes={"seed": [5, 6]}))
+    assert [cell.scenario.seed for cell in plain] == [5, 6]
+    assert {cell.scenario.simulation.insecure_seed for cell in plain} == {None}
+    seeded = study_cells(study(axes={"seed": [5, 6]}, simulation={"insecure_seed": 1}))
+    assert [cell.scenario.simulation.insecure_seed for cell in seeded] == [5, 6]
+
+
+def test_a_variant_changes_several_keys_at_once() -> None:
+    north = {"sites.north": {"role": "held_out", "records": 100}}
+    east = {"sites": {"east": {"role": "held_out", "records": 100}}}
+    cells = study_cells(study(variants={"left_out": {"north": north, "east": east}}))
+    for cell in cells:
+        left_out = cell.scenario.sites[cell.labels["left_out"]]
+        assert (left_out.role, left_out.records) == ("held_out", 100)
+        assert sum(site.role == "train" for site in cell.scenario.sites.values()) == 3
+
+
+def test_shift_axes_give_every_run_copies_of_one_site() -> None:
+    axes = {"shift": {"kind": ["contrast", "rotation"], "severity": [1, 5]}, "seed": [1, 2]}
+    cells = study_cells(study(axes=axes, study={"shifted_copy_of": "held-out"}))
+    assert len(cells) == 2
+    for cell in cells:
+        assert "shift.kind" not in cell.labels
+        for kind in ("contrast", "rotation"):
+            for severity in (1, 5):
+                site = cell.scenario.sites[f"{kind}-{severity}"]
+                assert (site.role, site.records_of) == ("shifted", "held-out")
+                assert (site.shift.kind, site.shift.severity) == (kind, severity)
+
+
+def test_the_digest_follows_the_scenario_but_not_where_its_data_lie() -> None:
+    def digests(**tables: Any) -> list[str]:
+        return [cell.digest for cell in study_cells(study(axes={"seed": [1, 2]}, **tables))]
+
+    first = digests()
+    assert digests(data={**BASE["data"], "source": {"kind": "digits", "folder": "elsewhere"}}) == digests(
+        data={**BASE["data"], "source": {"kind": "digits", "folder": "there/elsewhere"}}
+    )
+    assert digests(resources={"threads_per_site": 2}) == first
+    assert not set(digests(privacy={**BASE["privacy"], "epsilon": 3.0})) & set(first)
+
+
+def test_the_resolved_file_is_the_same_study_in_the_same_order(tmp_path: Path) -> None:
+    axes = {
+        "sampler": [BASE["sampler"]], "partition": {"alpha": [1.0, 2.0]}, "seed": [1, 2],
+    }  # fmt: skip
+    before = study(axes=axes, name="x", study={"compare": ["partition.alpha"]})
+    write_study(before, tmp_path / "study.toml")
+    after = load_study(str(tmp_path / "study.toml"))
+    assert same_study(before, after)
+    assert [axis.name for axis in after.axes] == ["sampler", "partition.alpha", "seed"]
+    assert [cell.digest for cell in study_cells(after)] == [cell.digest for cell in study_cells(before)]
+    assert not same_study(before, study(axes={**axes, "seed": [1]}, study={"compare": ["partition.alpha"]}))
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({}, "no axes"),
+        ({"axes": {"seed": 3}}, "must be a list"),
+        ({"axes": {"seed": []}}, "must be a list"),
+        ({"axes": {"seed": [1, 1]}}, "holds 1 twice"),
+        ({"axes": {"seed": ["one"]}}, "cell (seed one)"),
+        ({"axes": {"partition": {"alhpa": [1]}}}, "did you mean 'alpha'"),
+        ({"axes": {"name": {"x": [1]}}}, "'name' is a value"),
+        ({"axes": {"seed": [1, 2]}, "study": {"compare": ["sampler"]}}, "choose among predictor"),
+        ({"axes": {"seed": [1, 2]}, "study": {"metrics": ["ecce"]}}, "rms_debiased"),
+        ({"axes": {"seed": [1, 2]}, "study": {"metric": ["ece"]}}, "did you mean 'metrics'"),
+        ({"axes": {"seed": [1, 2]}, "study": {"order": ["site"]}}, "list each axis once: seed"),
+        ({"axes": {"shift": {"severity": [1]}}}, "needs axes.shift.kind"),
+        ({"axes": {"shift": {"kind": ["contrast"]}}}, "shifted_copy_of is missing"),
+        ({"variants": {"site": {"a": {}}}}, "choose a name"),
+        ({"variants": {"who": {"a": 3}}}, "must be a table of overrides"),
+        ({"axes": {"seed": list(range(101)), "privacy": {"epsilon": list(range(1, 101))}}}, "at most 10000"),
+        ({"axes": {"resources": {"threads_per_site": [1, 2]}}}, "are the same scenario"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_remedy(tables: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        study_cells(study(**tables))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "study-mine.toml").write_text("[axes]\nseed = [1]\n")
+    (tmp_path / "quickstart.toml").write_text((scenario_folder() / "quickstart.toml").read_text())
+    monkeypatch.setattr("fl_dpbayes.scenario.scenario_folder", lambda: tmp_path)
+    monkeypatch.setattr("fl_dpbayes.study_file.scenario_folder", lambda: tmp_path)
+    assert shipped_scenarios() == ["quickstart"]
+    assert [axis.name for axis in load_study("mine").axes] == [axis.name for axis in load_study("study-mine").axes]
+    with pytest.raises(UserError, match="fl-dpbayes study study-mine"):
+        load_scenario("study-mine")
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "study", "other"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "no study 'other': choose one of study-mine" in capsys.readouterr().err

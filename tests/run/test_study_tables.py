@@ -1,0 +1,136 @@
+"""The tables of a study on made-up summaries: tidy rows, and paired differences that can be checked by hand."""
+
+import copy
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from scipy.stats import t as student
+
+from fl_dpbayes.run.study.cell import FinishedCell
+from fl_dpbayes.run.study.differences import differences_table
+from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.run.study.table import further_table, result_table, write_tables
+from fl_dpbayes.scenario import scenario_folder
+from fl_dpbayes.study_file import Study, study_of
+
+BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
+ECE = {  # method -> alpha -> seed -> value
+    "fald": {9.0: {1: 0.10, 2: 0.12, 3: 0.11}, 0.5: {1: 0.20, 2: 0.24, 3: 0.22}},
+    "mixture": {9.0: {1: 0.11, 2: 0.15, 3: 0.16}, 0.5: {1: 0.23, 2: 0.29, 3: None}},
+}
+
+
+def made_up() -> tuple[Study, list[FinishedCell]]:
+    content: dict[str, Any] = {
+        **copy.deepcopy(BASE),
+        "study": {"compare": ["aggregation.rule", "predictor"], "metrics": ["ece"], "shifted_copy_of": "held-out"},
+        "axes": {
+            "aggregation": {"rule": ["fald", "mixture"]}, "partition": {"alpha": [9.0, 0.5]}, "seed": [1, 2, 3],
+            "shift": {"kind": ["contrast"], "severity": [2]},
+        },
+    }  # fmt: skip
+    study = study_of(content, "study")
+    cells = []
+    for cell in study_cells(study):
+        labels = cell.labels
+        value = ECE[labels["aggregation.rule"]][labels["partition.alpha"]][labels["seed"]]
+        rows = [
+            {
+                "site": site, "role": role, "predictor": predictor, "n": 9,
+                "ece": None if value is None else value + 0.5 * (predictor == "last"),
+                "intervals": {"accuracy": [0.1, 0.2], "nll": None}, "parts": {"a": 1.5}, "bins": [1, 2],
+            }
+            for site, role in (("pooled:held_out", "held_out"), ("contrast-2", "shifted"), ("north", "train"))
+            for predictor in ("last", "posterior")
+        ]  # fmt: skip
+        summary = {
+            "scenario": "x", "seed": labels["seed"], "versions": {}, "adjacency": "add_or_remove_one", "sites": [],
+            "privacy": [{"site": "a", "epsilon": 1.0, "recalibration_epsilon": 2.5}, {"site": "b", "epsilon": 2.0}],
+            "calibration": rows, "bytes": {}, "seconds": {}, "configurations_tried": 1, "warnings": ["one"],
+            "heterogeneity": 0.3, "conformal": [{"site": "contrast-2", "interval": [0.8, 0.9], "coverage": 0.85}],
+        }  # fmt: skip
+        cells.append(FinishedCell(cell, summary, 4.0))
+    return study, cells
+
+
+def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path) -> None:
+    study, cells = made_up()
+    write_tables(result_table(study, cells), tmp_path / "results")
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert len(table) == len(cells) * 3 * 2 == len(pd.read_csv(tmp_path / "results.csv"))
+    assert list(table.columns[:9]) == [
+        "cell", "aggregation.rule", "partition.alpha", "seed", "site", "role", "shift", "severity", "predictor",
+    ]  # fmt: skip
+    shifted = table[table["site"] == "contrast-2"]
+    assert set(shifted["shift"]) == {"contrast"}
+    assert set(shifted["severity"]) == {2}
+    assert table[table["site"] != "contrast-2"]["severity"].isna().all()
+    row = table.iloc[0]
+    assert (row["epsilon"], row["heterogeneity"], row["seconds"], row["warnings"]) == (2.5, 0.3, 4.0, 1)
+    assert (row["accuracy_low"], row["accuracy_high"], row["parts_a"]) == (0.1, 0.2, 1.5)
+    assert "bins" not in table.columns
+
+
+def test_further_lists_become_tables_of_their_own() -> None:
+    study, cells = made_up()
+    table = further_table(study, cells, "conformal")
+    assert len(table) == len(cells)
+    assert set(table["shift"]) == {"contrast"}
+    assert set(table["low"]) == {0.8}
+    assert set(table["coverage"]) == {0.85}
+    assert further_table(study, cells, "subgroups").empty
+
+
+def test_differences_pair_seeds_and_average_within_them() -> None:
+    study, cells = made_up()
+    table = differences_table(study, result_table(study, cells))
+    assert "north" not in set(table["site"])
+    here = table[(table["site"] == "pooled:held_out") & (table["compared"] == "aggregation.rule")]
+    here = here[here["predictor"] == "posterior"].set_index(["over", "partition.alpha"])
+    # .01, .03, .05 by hand: mean .03, standard deviation .02.
+    one = here.loc["setting", 9.0]
+    half = student.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+    assert one["mean"] == pytest.approx(0.03)
+    assert (one["low"], one["high"]) == pytest.approx((0.03 - half, 0.03 + half))
+    assert one["pairs"] == 3
+    # The undefined value of seed 3 leaves .03 and .05.
+    assert here.loc["setting", 0.5]["mean"] == pytest.approx(0.04)
+    assert here.loc["setting", 0.5]["pairs"] == 2
+    # Seeds 1 and 2 have both settings: (.01 + .03) / 2 and (.03 + .05) / 2.
+    both = here.loc["all", "all"]
+    half = student.ppf(0.975, 1) * 0.02 / math.sqrt(2) / math.sqrt(2)
+    assert both["mean"] == pytest.approx(0.03)
+    assert (both["low"], both["high"]) == pytest.approx((0.03 - half, 0.03 + half))
+    assert both["pairs"] == 2
+
+
+def test_predictors_are_compared_with_the_point_estimate() -> None:
+    study, cells = made_up()
+    table = differences_table(study, result_table(study, cells))
+    table = table[table["compared"] == "predictor"]
+    assert set(zip(table["method"], table["baseline"], strict=True)) == {("posterior", "last")}
+    assert table["mean"].tolist() == pytest.approx([-0.5] * len(table))
+    assert set(table["aggregation.rule"]) == {"fald", "mixture", "all"}
+
+
+def test_one_seed_gives_a_difference_without_an_interval() -> None:
+    study, cells = made_up()
+    cells = [cell for cell in cells if cell.cell.labels["seed"] == 1]
+    table = differences_table(study, result_table(study, cells))
+    assert set(table["pairs"]) == {1}
+    assert table["low"].isna().all()
+
+
+def test_a_study_of_which_nothing_finished_has_empty_tables(tmp_path: Path) -> None:
+    study, _ = made_up()
+    results = result_table(study, [])
+    assert results.empty
+    differences = differences_table(study, results)
+    assert differences.empty
+    for name, table in (("results", results), ("differences", differences)):
+        write_tables(table, tmp_path / name)
+        assert (tmp_path / f"{name}.parquet").is_file()
