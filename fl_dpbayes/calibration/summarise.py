@@ -67,7 +67,7 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
 
     Args:
         statistics: merged statistics.
-        generator: source of the draws behind `ece_if_calibrated` and the interval of `rms_debiased`.
+        generator: source of the draws behind `ece_if_calibrated`.
 
     Returns:
         Every metric; without records n = 0 and all others None.
@@ -80,7 +80,7 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
         "accuracy": wilson_interval(statistics.correct, count),
         "nll": mean_interval(statistics.nll, statistics.nll_squared, count),
         "brier": mean_interval(statistics.brier, statistics.brier_squared, count),
-        "rms_debiased": rms_interval(coarsen(statistics.top_label, REPORT_BINS), generator),
+        "rms_debiased": rms_interval(coarsen(statistics.top_label, REPORT_BINS)),
     }
     return CalibrationSummary(
         n=int(count),

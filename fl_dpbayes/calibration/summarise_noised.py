@@ -22,7 +22,7 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
 
     Args:
         table: noisy table.
-        generator: source of the draws behind `ece_if_calibrated` and the interval of `rms_debiased`.
+        generator: source of the draws behind `ece_if_calibrated`.
 
     Returns:
         n, accuracy, ece with its reference, rms_debiased, and intervals of accuracy and rms_debiased; all but n are
@@ -38,7 +38,7 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
     reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
     intervals = {
         "accuracy": wilson_interval(correct, count, len(table.sums) * table.noise_std**2),
-        "rms_debiased": rms_interval(joined, generator, noise),
+        "rms_debiased": rms_interval(joined, noise),
     }
     return CalibrationSummary(
         n=n,

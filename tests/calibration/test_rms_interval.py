@@ -53,7 +53,7 @@ def test_interval_covers_the_true_error(confidences, frequencies, count):
     for _ in range(150):
         confidence = confidences(generator, count)
         table, truth = table_and_truth(confidence, frequencies(confidence), generator)
-        low, high = rms_interval(table, generator)
+        low, high = rms_interval(table)
         inside += low - 1e-12 <= truth <= high + 1e-12
     assert inside / 150 >= 0.93
 
@@ -62,7 +62,7 @@ def test_interval_covers_a_calibrated_model_whose_every_answer_was_right():
     generator = np.random.default_rng(22)
     confidence = np.full(30, 0.98)
     table, _ = table_and_truth(confidence, np.ones(30), generator)
-    low, high = rms_interval(table, generator)
+    low, high = rms_interval(table)
     assert low == 0
     # 30 right answers of 30 do not rule out an accuracy of 93 %.
     assert high > 0.05
@@ -72,20 +72,20 @@ def test_interval_of_many_records_is_narrow():
     generator = np.random.default_rng(23)
     confidence = generator.uniform(0.5, 1, 50_000)
     table, truth = table_and_truth(confidence, overconfident(confidence), generator)
-    low, high = rms_interval(table, generator)
+    low, high = rms_interval(table)
     assert low <= truth <= high
     assert high - low < 0.02
 
 
 def test_vanishing_noise_gives_the_exact_interval_limit():
     table, _ = table_and_truth(np.full(200, 0.8), np.full(200, 0.6), np.random.default_rng(24))
-    exact = rms_interval(table, np.random.default_rng(25))
-    noisy = rms_interval(table, np.random.default_rng(25), 1e-9)
+    exact = rms_interval(table)
+    noisy = rms_interval(table, 1e-9)
     assert noisy == pytest.approx(exact, abs=0.02)
 
 
 def test_without_records_undefined_limit():
-    assert rms_interval(coarsen(empty(2).top_label, 15), np.random.default_rng(0)) is None
+    assert rms_interval(coarsen(empty(2).top_label, 15)) is None
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -96,5 +96,5 @@ def test_interval_property_holds_its_estimate(seed, count, classes, flip):
     best, worst = probabilities.argmax(axis=1), probabilities.argmin(axis=1)
     labels = np.where(generator.random(count) < flip, best, worst)
     statistics = from_batch(probabilities, labels)
-    low, high = rms_interval(coarsen(statistics.top_label, 15), generator)
+    low, high = rms_interval(coarsen(statistics.top_label, 15))
     assert 0 <= low <= rms_debiased(statistics) <= high <= 1
