@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from fl_dpbayes.data.site_file import Policy
-from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.data.specs import BuiltIn, ImageFolder, Table
 from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites, write_virtual_sites
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
@@ -104,7 +104,11 @@ def run_identifier(scenario: Scenario) -> str:
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
-    place = {"folder": None} if isinstance(source, BuiltIn) else {"path": Path(source.path.name)}
+    place: dict[str, Path | None] = {}
+    if isinstance(source, BuiltIn):
+        place = {"folder": None}
+    elif isinstance(source, Table | ImageFolder):
+        place = {"path": Path(source.path.name)}
     data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
     simulation = scenario.simulation.model_copy(update={"traces": False})
     aggregation = with_public_path(scenario.aggregation, lambda path: Path(path.name))

@@ -1,6 +1,7 @@
 """From a source to its records: one loader per source, imported only when it is used."""
 
 from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.specs import BuiltIn, ImageFolder, OfficialPart, Source, Table
 from fl_dpbayes.errors import UserError
@@ -9,6 +10,8 @@ from fl_dpbayes.protocol.task import Task
 OFFICIAL_PARTS: dict[str, tuple[OfficialPart, ...]] = {
     "mnist": ("train", "test"),
     "pneumonia": ("train", "validation", "test"),
+    "logistic-2d": ("train", "test"),
+    "radiographs": ("train", "test"),
 }
 
 
@@ -24,7 +27,7 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
     """Load one official part of a source as its files hold it: pixels may still be whole numbers.
 
     Args:
-        source: a built-in data set, a table or a folder of images.
+        source: a built-in data set, a table, a folder of images or made-up records.
         part: the part as its authors split it; a source without official parts has only `train`, which is all of it.
 
     Returns:
@@ -64,13 +67,21 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
             from fl_dpbayes.data.images import image_records
 
             return image_records(source)
+        case Logistic2D():
+            from fl_dpbayes.data.logistic_2d import logistic_2d_records
+
+            return logistic_2d_records(source, part)
+        case Radiographs():
+            from fl_dpbayes.data.radiographs import radiograph_records
+
+            return radiograph_records(source, part)
 
 
 def source_task(source: Source) -> Task:
     """Say what a source's records are, without loading them.
 
     Args:
-        source: a built-in data set, a table or a folder of images.
+        source: a built-in data set, a table, a folder of images or made-up records.
 
     Returns:
         Shape of a record and number of classes.
@@ -87,6 +98,10 @@ def source_task(source: Source) -> Task:
             from fl_dpbayes.data.images import image_task
 
             return image_task(source)
+        case Logistic2D():
+            return Task(input_shape=(2,), classes=2)
+        case Radiographs():
+            return Task(input_shape=(1, source.side, source.side), classes=2)
 
 
 def source_unit(source: Source) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
 from fl_dpbayes.protocol.card import Role
 from fl_dpbayes.protocol.record import Record
 
@@ -62,7 +63,7 @@ class ImageFolder(Record):
     channels: Literal[1, 3] = 1
 
 
-Source = Annotated[BuiltIn | Table | ImageFolder, Field(discriminator="kind")]
+Source = Annotated[BuiltIn | Table | ImageFolder | Logistic2D | Radiographs, Field(discriminator="kind")]
 
 
 class IIDPartition(Record):

@@ -13,7 +13,17 @@ from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.population import prevalence_indices
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
-from fl_dpbayes.data.specs import BuiltIn, DataSpec, NaturalPartition, OfficialPart, Partition, SiteSpec, Source
+from fl_dpbayes.data.specs import (
+    BuiltIn,
+    DataSpec,
+    ImageFolder,
+    NaturalPartition,
+    OfficialPart,
+    Partition,
+    SiteSpec,
+    Source,
+    Table,
+)
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.plan import Adjacency
@@ -193,7 +203,9 @@ def _located(source: Source, data_dir: Path | None) -> Source:
     if isinstance(source, BuiltIn):
         folder = known_folder(data_dir or source.folder)
         return source.model_copy(update={"folder": None if folder is None else folder.resolve()})
-    return source.model_copy(update={"path": source.path.resolve()})
+    if isinstance(source, Table | ImageFolder):
+        return source.model_copy(update={"path": source.path.resolve()})
+    return source
 
 
 def _natural_sites(parts: dict[OfficialPart, Records], sites: dict[str, SiteSpec]) -> dict[str, Indices]:
@@ -203,7 +215,7 @@ def _natural_sites(parts: dict[OfficialPart, Records], sites: dict[str, SiteSpec
         if natural_site is None:
             raise UserError(
                 "partition.kind is 'natural', but the source does not say which site a record is from: use source "
-                "'heart', or another partition"
+                "'heart', 'logistic-2d' or 'radiographs', or another partition"
             )
         if spec.records is not None:
             raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")

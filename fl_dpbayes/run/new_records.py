@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.data.images import image_pixels
+from fl_dpbayes.data.made_up_sources import Radiographs
 from fl_dpbayes.data.specs import BuiltIn, ImageFolder, Table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
@@ -156,7 +157,7 @@ def _brightest_pixel(source: object) -> int | None:
     match source:
         case BuiltIn(kind="digits"):
             return 16
-        case BuiltIn(kind="mnist" | "pneumonia") | ImageFolder():
+        case BuiltIn(kind="mnist" | "pneumonia") | ImageFolder() | Radiographs():
             return 255
         case _:
             return None

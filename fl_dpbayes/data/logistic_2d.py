@@ -1,0 +1,74 @@
+"""Points in the plane, labelled by a logistic regression of each site's own."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.data.made_up_records import draw_labels, made_up_records, part_generator, site_effects, sites_of_part
+from fl_dpbayes.data.made_up_sources import Logistic2D
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.specs import OfficialPart
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SiteLaws:
+    """The law of each site k = 1 .. K.
+
+    x ~ N(m_k, [[1, r_k], [r_k, 1]]),  P(y = 1 | x) = sigmoid(b_k + w_k . x)
+
+    Attributes:
+        means: m, (K, 2).
+        correlations: r, (K,), in (-1, 1).
+        intercepts: b, (K,).
+        slopes: w, (K, 2).
+    """
+
+    means: Array
+    correlations: Array
+    intercepts: Array
+    slopes: Array
+
+
+def site_laws(source: Logistic2D) -> SiteLaws:
+    """Draw the sites' laws around the average site's.
+
+        m_k = h u_k,  r_k = tanh(h u'_k),  b_k = b + h v_k,  w_k = w + h v'_k / 2,  all of u, u', v, v' ~ N(0, 1)
+
+    Args:
+        source: b (`intercept`), w (`slopes`), h (`heterogeneity`), the number of sites and the seed.
+
+    Returns:
+        The laws; at heterogeneity 0 every site has the average one.
+    """
+    effects = site_effects(source, 6)
+    return SiteLaws(
+        means=effects[:, :2],
+        correlations=np.tanh(effects[:, 2]),
+        intercepts=source.intercept + effects[:, 3],
+        slopes=np.asarray(source.slopes) + effects[:, 4:] / 2,
+    )
+
+
+def logistic_2d_records(source: Logistic2D, part: OfficialPart) -> Records:
+    """Draw one part of the source.
+
+    Averaged over the records in a confidence bin, their truth is E[y | bin], by the tower property.
+
+    Args:
+        source: sizes, sites and seed.
+        part: `train` or `test`; new patients of the same hospitals.
+
+    Returns:
+        Records of two features, their truth p(y | x) and natural sites `site-1`, ...
+    """
+    laws, sites, generator = site_laws(source), sites_of_part(source, part), part_generator(source, part)
+    normal = generator.standard_normal((len(sites), 2))
+    correlation = laws.correlations[sites]
+    second = correlation * normal[:, 0] + np.sqrt(1 - correlation**2) * normal[:, 1]
+    # The truth is that of the features as a site gets them, after rounding.
+    features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
+    log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
+    return made_up_records(features, draw_labels(log_odds, generator), log_odds, sites)

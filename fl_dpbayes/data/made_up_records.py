@@ -1,0 +1,72 @@
+"""What the made-up sources share: who is at which site, the streams of draws, and labels of known probability."""
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit
+
+from fl_dpbayes.data.made_up_sources import MadeUpSites
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.specs import OfficialPart
+from fl_dpbayes.protocol.task import Task
+
+# One stream for the hospitals, one for each part's patients.
+SITES_STREAM = 0
+PART_STREAMS: dict[OfficialPart, int] = {"train": 1, "test": 2}
+
+
+def site_effects(source: MadeUpSites, count: int) -> npt.NDArray[np.float64]:
+    """Draw how each site differs from the average one: N(0, heterogeneity^2), independent.
+
+    Args:
+        source: sites, heterogeneity and seed.
+        count: number of properties that differ.
+
+    Returns:
+        (sites, count); a site's row does not depend on how many sites follow it.
+    """
+    generator = np.random.default_rng([source.seed, SITES_STREAM])
+    return source.heterogeneity * generator.standard_normal((source.sites, count))
+
+
+def sites_of_part(source: MadeUpSites, part: OfficialPart) -> npt.NDArray[np.int64]:
+    """Return the site of each record of a part, (N,) in 0 .. sites - 1: one block each, equal up to one record."""
+    count = source.records if part == "train" else source.test_records
+    return np.arange(count, dtype=np.int64) * source.sites // count
+
+
+def part_generator(source: MadeUpSites, part: OfficialPart) -> np.random.Generator:
+    """Return the generator of a part's records; parts have streams of their own."""
+    return np.random.default_rng([source.seed, PART_STREAMS[part]])
+
+
+def draw_labels(log_odds: npt.NDArray[np.float64], generator: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw labels y ~ Bernoulli(sigmoid(log odds)), (N,)."""
+    return (generator.random(len(log_odds)) < expit(log_odds)).astype(np.int64)
+
+
+def made_up_records(
+    features: npt.NDArray,
+    labels: npt.NDArray[np.int64],
+    log_odds: npt.NDArray[np.float64],
+    sites: npt.NDArray[np.int64],
+) -> Records:
+    """Put made-up records together; each is its own privacy unit.
+
+    Args:
+        features: (N, *shape).
+        labels: (N,), drawn by `draw_labels`.
+        log_odds: (N,), of label 1: the truth.
+        sites: (N,), numbers from 0.
+
+    Returns:
+        The records with their truth, sites named from `site-1`.
+    """
+    return Records(
+        features=features,
+        labels=labels,
+        units=np.arange(len(labels)),
+        natural_site=np.char.add("site-", (sites + 1).astype(str)),
+        task=Task(input_shape=features.shape[1:], classes=2),
+        unit="record",
+        truth=np.stack([expit(-log_odds), expit(log_odds)], axis=1),
+    )
