@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
-from fl_dpbayes.data.radiographs import acquisition, draw_patients, draw_pictures
+from fl_dpbayes.data.radiographs import acquisition, draw_patients, draw_pictures, radiograph_records
 from fl_dpbayes.data.specs import Radiographs
 
 SOURCE = Radiographs(records=6000, test_records=1500, sites=3, heterogeneity=0.8, seed=2)
@@ -111,11 +111,13 @@ def test_smallest_and_largest_side(side):
 def test_pictures_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     source = Radiographs(records=50, test_records=50)
     whole = load_unscaled(source, "train").features
+    radiograph_records.cache_clear()
     monkeypatch.setattr("fl_dpbayes.data.radiographs.PIXELS_AT_ONCE", 7 * 28 * 28)
     np.testing.assert_array_equal(load_unscaled(source, "train").features, whole)
 
 
 def test_five_thousand_small_pictures_take_less_than_three_seconds():
+    radiograph_records.cache_clear()
     start = time.process_time()
     load_unscaled(Radiographs(records=5000), "train")
     assert time.process_time() - start < 3
