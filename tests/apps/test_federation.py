@@ -52,7 +52,7 @@ def test_run_directory_holds_what_the_contract_names(federation, rule: str, monk
         (name, site.role) for name, site in run.scenario.sites.items()
     }
     assert {row["site"] for row in summary["calibration"]} == {
-        "pooled:train", "pooled:held_out", "pooled:shifted", *run.scenario.sites,
+        "mean:train", "mean:shifted", "pooled:train", "pooled:held_out", "pooled:shifted", *run.scenario.sites,
     }  # fmt: skip
     assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
     assert summary["seeded"] is True
