@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from fl_dpbayes.data.site_file import Policy
-from fl_dpbayes.data.specs import BuiltIn, ImageFolder, Table
+from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites, write_virtual_sites
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
