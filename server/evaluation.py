@@ -133,7 +133,9 @@ class Evaluation:
         """
         return [
             self._row({**self._key(name, role, predictor), "attribute": group[0], "value": group[1]}, statistics, seed)
-            for name, role, predictor, group, statistics in subgroup_sets(self.subgroups, ROLES)
+            for name, role, predictor, group, statistics in subgroup_sets(
+                self.subgroups, [role for role in ROLES if role not in self._unpooled]
+            )
         ]
 
     def shift_detection_rows(self) -> list[dict[str, Any]]:

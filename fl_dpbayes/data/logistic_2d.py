@@ -1,6 +1,6 @@
 """Points in the plane, labelled by a logistic regression of each site's own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -71,4 +71,5 @@ def logistic_2d_records(source: Logistic2D, part: OfficialPart) -> Records:
     # The truth is that of the features as a site gets them, after rounding.
     features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
     log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
-    return made_up_records(features, draw_labels(log_odds, generator), log_odds, sites)
+    records = made_up_records(features, draw_labels(log_odds, generator), log_odds, sites)
+    return replace(records, feature_names=("x1", "x2"))

@@ -136,10 +136,16 @@ def _add_shifted_sites(content: dict[str, Any], study: Study) -> None:
             ((key, setting),) = value.settings.items()
             shift |= setting if isinstance(setting, dict) else {key[-1]: setting}
         name = shifted_site_name(value.label for value in values)
-        content.setdefault("sites", {})[name] = {
+        sites = content.setdefault("sites", {})
+        copied = sites.get(study.section.shifted_copy_of)
+        prevalence = copied.get("prevalence") if isinstance(copied, dict) else None
+        # A declared prevalence is that of the records before the shift; an estimate is made anew.
+        estimated = {"prevalence": prevalence} if prevalence == "estimated" else {}
+        sites[name] = {
             "role": "shifted",
             "records_of": study.section.shifted_copy_of,
             "shift": shift,
+            **estimated,
         }
 
 
