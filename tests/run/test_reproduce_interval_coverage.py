@@ -28,7 +28,8 @@ def faults(cell: Cell) -> list[str]:
         low, high = (
             (bound, 3 * math.sqrt(bound * (1 - bound) / max(values["intervals"], 1.0))) for bound in (0.93, 0.99)
         )
-        over = values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD and values["coverage"] > sum(high)
+        exact = cell.settings["noise_std"] == 0  # with a release's noise the interval is on the safe side
+        over = exact and values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD and values["coverage"] > sum(high)
         if values["coverage"] < low[0] - low[1] or over:
             found.append(f"{row.method}, {row.setting}: {values['coverage']:.3f}")
     return found
