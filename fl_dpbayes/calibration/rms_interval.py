@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.errors import debiased_mean_square_gap
@@ -33,7 +33,8 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     The models have true frequencies p_b + t u_b, t over STEPS, in three directions u: the observed gap, every bin too
     confident (-p_b), and every bin too cautious (1 - p_b). The last two guard where the observed frequencies hide the
     variance (no wrong answer among few); there a model is kept only if the number of right answers in all is no
-    further than FAR from what it expects. Along a direction the interval runs from the least error under which an
+    further than FAR from what it expects (all are kept where sums are noisy).
+    Along a direction the interval runs from the least error under which an
     estimate as large as the observed one has a share of TAIL, to the largest under which one as small has. The union
     over directions, and the estimate, are returned. No random number is drawn. Coverage is measured, not proven:
     `fl-dpbayes reproduce interval-coverage`.
@@ -59,21 +60,27 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     directions = np.stack([gap / max(np.abs(gap).max(), STEPS[1]), -p, 1 - p])
     truth = np.clip(p + STEPS[:, None] * directions[:, None, :], 0, 1)
     observed = float(debiased_mean_square_gap(filled, noise))
-    below = share_below(observed * n.sum(), *square_gap_moments(n, p, truth, noise))
-    kept = _explains_the_total(filled, truth, noise)
-    kept[0] = True
+    mean, variance, third = square_gap_moments(n, p, truth, noise)
+    below = share_below(observed * n.sum(), mean, variance, third)
+    above = 1 - below
+    if noise.any():
+        # Noisy counts give the law a lower tail that the gamma, bounded below, has not: 82 to 90 % were covered.
+        below = np.maximum(below, ndtr((observed * n.sum() - mean) / np.sqrt(np.maximum(variance, 1e-18))))
+    else:
+        kept = _explains_the_total(filled, truth)
+        kept[0] = True
+        below, above = np.where(kept, below, 0), np.where(kept, above, 0)
     errors = np.sqrt((truth - p) ** 2 @ n / n.sum())
-    below, above = np.where(kept, below, 0), np.where(kept, 1 - below, 0)
     upper_tail = TAIL * min(1.0, float(4 * n @ (p * (1 - p))) / ENOUGH)
     ends = [_ends(*each, upper_tail) for each in zip(errors, below, above, strict=True)]
     estimate = math.sqrt(min(1.0, max(0.0, observed)))
     return Interval(min(estimate, *(low for low, _ in ends)), max(estimate, *(high for _, high in ends)))
 
 
-def _explains_the_total(filled: Floats, truth: Floats, noise: Floats) -> npt.NDArray[np.bool_]:
+def _explains_the_total(filled: Floats, truth: Floats) -> npt.NDArray[np.bool_]:
     """Tell for each model whether the number of right answers in all is no surprise under it."""
     n = filled[:, COUNT]
-    variance = (truth * (1 - truth)) @ n + (noise**2).sum() + truth**2 @ noise**2
+    variance = (truth * (1 - truth)) @ n
     away = np.abs(filled[:, OUTCOME].sum() - truth @ n)
     return np.asarray(away <= FAR * np.sqrt(variance) + 1e-9)
 

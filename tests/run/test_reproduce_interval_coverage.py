@@ -21,16 +21,22 @@ def small(cell: Cell, replicates: int) -> Cell:
 
 
 def faults(cell: Cell) -> list[str]:
-    """Name the rows whose coverage is out of [93 %, 99 %] by more than three standard errors."""
-    found = []
+    """Name the rows that cover less than 93 %, and the cell if it covers more than 99 %, by three standard errors.
+
+    The upper bound is asked of all rows together: on a few hundred test sets no single row could exceed it.
+    """
+    found, errs = [], []
     for row in measure_coverage(cell, None).rows:
         values = {name: value or 0.0 for name, value in row.values.items()}
-        low, high = (
-            (bound, 3 * math.sqrt(bound * (1 - bound) / max(values["intervals"], 1.0))) for bound in (0.93, 0.99)
-        )
-        over = values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD and values["coverage"] > sum(high)
-        if values["coverage"] < low[0] - low[1] or over:
-            found.append(f"{row.method}, {row.setting}: {values['coverage']:.3f}")
+        if values["coverage"] < 0.93 - 3 * math.sqrt(0.93 * 0.07 / values["intervals"]):
+            found.append(f"{row.setting}: {values['coverage']:.3f}")
+        # With a release's noise the interval is on the safe side.
+        if cell.settings["noise_std"] == 0 and values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD:
+            errs.append((values["coverage"], values["intervals"]))
+    if errs:
+        together = float(np.mean([coverage for coverage, _ in errs]))
+        if together > 0.99 + 3 * math.sqrt(0.99 * 0.01 / sum(count for _, count in errs)):
+            found.append(f"all: {together:.4f}")
     return found
 
 
