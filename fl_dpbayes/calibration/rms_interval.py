@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.errors import debiased_mean_square_gap
 from fl_dpbayes.calibration.intervals import Interval
-from fl_dpbayes.calibration.square_gap_law import share_below, square_gap_moments
+from fl_dpbayes.calibration.square_gap_law import share_below, share_quantile, square_gap_moments
 
 STEPS = np.concatenate([[0.0], np.geomspace(2e-3, 1.0, 39)])
 # A little less than 2.5 %: the models are fitted to the data, and at 2.5 % a few confident models of 50 to 200 records
@@ -25,6 +25,8 @@ TAIL = 0.0225
 ENOUGH = 10.0
 # Right answers in all, in standard deviations, beyond which a model of one-sided error is not kept (2.5 %, two-sided).
 FAR = 2.24
+# An estimate below this quantile of a calibrated model's is taken for it at the upper end: one standard deviation.
+LUCK = 0.16
 
 
 def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | None:
@@ -35,7 +37,8 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     variance (no wrong answer among few); there a model is kept only if the number of right answers in all is no
     further than FAR from what it expects (all are kept where sums are noisy).
     Along a direction the interval runs from the least error under which an
-    estimate as large as the observed one has a share of TAIL, to the largest under which one as small has. The union
+    estimate as large as the observed one has a share of TAIL, to the largest under which one as small has; an estimate
+    in the lowest LUCK of a calibrated model's counts as that quantile there. The union
     over directions, and the estimate, are returned. No random number is drawn. Coverage is measured, not proven:
     `fl-dpbayes reproduce interval-coverage`.
 
@@ -48,7 +51,8 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
         The interval, or None without records.
 
     Source: Chuang and Lai, "Hybrid resampling methods for confidence intervals", Statistica Sinica 10 (2000), 1-50,
-    with the moments of the law in place of resampling.
+    with the moments of the law in place of resampling; Cowan, Cranmer, Gross, Vitells, "Power-constrained limits",
+    arXiv 1105.3166, for the upper end.
     """
     occupied = table[:, COUNT] > 0
     if not occupied.any():
@@ -61,11 +65,13 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     truth = np.clip(p + STEPS[:, None] * directions[:, None, :], 0, 1)
     observed = float(debiased_mean_square_gap(filled, noise))
     mean, variance, third = square_gap_moments(n, p, truth, noise)
-    below = share_below(observed * n.sum(), mean, variance, third)
-    above = 1 - below
+    above = 1 - share_below(observed * n.sum(), mean, variance, third)
+    # Luck that a calibrated model seldom has would rule out every model, and leave an interval of no width.
+    least = max(observed * n.sum(), share_quantile(LUCK, mean[0, 0], variance[0, 0], third[0, 0]))
+    below = share_below(least, mean, variance, third)
     if noise.any():
         # Noisy counts give the law a lower tail that the gamma, bounded below, has not: 82 to 90 % were covered.
-        below = np.maximum(below, ndtr((observed * n.sum() - mean) / np.sqrt(np.maximum(variance, 1e-18))))
+        below = np.maximum(below, ndtr((least - mean) / np.sqrt(np.maximum(variance, 1e-18))))
     else:
         kept = _explains_the_total(filled, truth)
         kept[0] = True

@@ -1,7 +1,7 @@
 """The law of the debiased mean square gap when the true frequencies of the bins are known."""
 
 import numpy as np
-from scipy.special import gammainc, gammaincc
+from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv
 
 from fl_dpbayes.calibration.bins import Floats
 
@@ -67,9 +67,30 @@ def share_below(value: Floats | float, mean: Floats, variance: Floats, third: Fl
 
     Source: Imhof, Biometrika 48 (1961), 419-426, section 4, for sums of squares (Pearson's approximation).
     """
-    deviation = np.sqrt(np.maximum(variance, 1e-18))
-    skewness = third / deviation**3
-    sign = np.where(skewness >= 0, 1.0, -1.0)
-    shape = 4 / np.maximum(np.abs(skewness), SMALLEST_SKEWNESS) ** 2
+    deviation, sign, shape = _gamma_law(variance, third)
     place = np.maximum(shape + np.sqrt(shape) * sign * (value - mean) / deviation, 0.0)
     return np.where(sign > 0, gammainc(shape, place), gammaincc(shape, place))
+
+
+def share_quantile(share: float, mean: Floats, variance: Floats, third: Floats) -> float:
+    """Return the value below which a share of the same law lies.
+
+    Args:
+        share: in (0, 1).
+        mean: mean of X, one number.
+        variance: variance, >= 0.
+        third: third central moment.
+
+    Returns:
+        x with `share_below(x) = share`.
+    """
+    deviation, sign, shape = _gamma_law(variance, third)
+    place = np.where(sign > 0, gammaincinv(shape, share), gammainccinv(shape, share))
+    return float(mean + sign * deviation * (place - shape) / np.sqrt(shape))
+
+
+def _gamma_law(variance: Floats, third: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return standard deviation, side of the long tail, and shape."""
+    deviation = np.sqrt(np.maximum(variance, 1e-18))
+    skewness = third / deviation**3
+    return deviation, np.where(skewness >= 0, 1.0, -1.0), 4 / np.maximum(np.abs(skewness), SMALLEST_SKEWNESS) ** 2

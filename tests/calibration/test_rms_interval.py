@@ -98,3 +98,12 @@ def test_interval_property_holds_its_estimate(seed, count, classes, flip):
     statistics = from_batch(probabilities, labels)
     low, high = rms_interval(coarsen(statistics.top_label, 15))
     assert 0 <= low <= rms_debiased(statistics) <= high <= 1
+
+
+def test_luck_does_not_take_the_interval_away():
+    n = np.array([60.0, 80.0, 60.0, 60.0, 40.0])
+    p = n * np.array([0.55, 0.65, 0.75, 0.85, 0.95])
+    interval = rms_interval(np.stack([n, p, p], axis=1))
+    # Frequencies that equal the confidences are consistent with errors of some points at 300 records.
+    assert interval.low == 0
+    assert 0.03 < interval.high < 0.1
