@@ -51,7 +51,9 @@ def made_up() -> tuple[Study, list[FinishedCell]]:
             "scenario": "x", "seed": labels["seed"], "versions": {}, "adjacency": "add_or_remove_one", "sites": [],
             "privacy": [{"site": "a", "epsilon": 1.0, "recalibration_epsilon": 2.5}, {"site": "b", "epsilon": 2.0}],
             "calibration": rows, "bytes": {}, "seconds": {}, "configurations_tried": 1, "warnings": ["one"],
-            "heterogeneity": 0.3, "conformal": [{"site": "contrast-2", "interval": [0.8, 0.9], "coverage": 0.85}],
+            "heterogeneity": 0.3,
+            "conformal": [{"site": "contrast-2", "role": "shifted", "predictor": "posterior", "level": 0.9,
+                           "weights": "none", "interval": [0.8, 0.9], "coverage": 0.85}],
         }  # fmt: skip
         cells.append(FinishedCell(cell, summary, 4.0))
     return study, cells
