@@ -156,7 +156,7 @@ def _band(drawn: Replicates) -> float:
 
 EXPERIMENT = Experiment(
     name="interval-coverage",
-    title="The 95 % intervals hold the truth",
+    title="How often the 95 % intervals hold the truth",
     source="own simulation; 250 test sets per row, 1000 with --full",
     metrics=(
         Metric("truth", "true RMS error"),
@@ -182,8 +182,8 @@ EXPERIMENT = Experiment(
         "diagram's pointwise band.",
         "With noise the interval is on the safe side: up to all of the test sets are covered.",
         "With exact sums more than 99 % is covered mostly where hardly an answer can go wrong (a standard deviation of "
-        "the number of right answers below 2.5): a handful of outcomes then carries all probability, and coverage moves "
-        "in their steps.",
+        "the number of right answers below 2.5): a handful of outcomes then carries all probability, and coverage "
+        "moves in their steps.",
         "The central-limit intervals of NLL and Brier score fail on few records with high confidences: down to 66 % at "
         "n = 50 where 95 % of the confidences exceed .95.",
     ),

@@ -26,7 +26,11 @@ def coverage_figures(results: Sequence[CellResult]) -> Mapping[str, DrawFigure]:
 def _coverage(results: Sequence[CellResult]) -> Figure:
     """Draw one point per model and n, coverage above and width below."""
     figure = Figure(figsize=(WIDTH_INCHES, 4.9))
-    set_title(figure, "The interval holds the truth", "each point: one distortion; exact sums; dashes: 93 and 99 %")
+    set_title(
+        figure,
+        "How often the RMS interval holds the truth",
+        "each point: one distortion; exact sums; dashes: 93 and 99 %",
+    )
     above, below = figure.add_axes((0.11, 0.52, 0.85, 0.34)), figure.add_axes((0.11, 0.24, 0.85, 0.2))
     laws = list(dict.fromkeys(result.cell.settings["confidences"] for result in results))
     for axes in (above, below):
