@@ -12,7 +12,7 @@ from fl_dpbayes import cli
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.scenario import load_scenario, scenario_folder, shipped_scenarios
-from fl_dpbayes.study_file import load_study, same_study, study_of, write_study
+from fl_dpbayes.study_file import load_study, same_study, shipped_studies, study_of, write_study
 
 BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
 
@@ -163,3 +163,11 @@ def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytes
         cli.main()
     assert stop.value.code == 2
     assert "no study 'other': choose one of study-mine" in capsys.readouterr().err
+
+
+def test_every_shipped_study_is_valid() -> None:
+    for name in shipped_studies():
+        study = load_study(name)
+        assert study.name == name
+        assert study.section.question
+        assert len(study_cells(study)) >= 10
