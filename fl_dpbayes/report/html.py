@@ -9,7 +9,6 @@ from fl_dpbayes.report.figures import SITE_METRICS, draw_figures, figure_name, p
 from fl_dpbayes.report.headline import key_figures
 from fl_dpbayes.report.page import page_figure, render_page
 from fl_dpbayes.report.page_tables import (
-    PageTable,
     all_metrics_table,
     calibration_table,
     cost_table,

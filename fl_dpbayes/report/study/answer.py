@@ -60,43 +60,53 @@ def method_words(study: StudyResults, axis: str, label: str) -> str:
 
 def _lead(study: StudyResults) -> str:
     measured, place = quantity(study.metric), place_words(study.record.where)
-    parts = []
-    for axis in compared_axes(study)[:1]:
-        for label in study.methods(axis):
-            value = estimate(method_rows(study, study.headline, axis, label), measured.key)
-            if value is not None:
-                parts.append((method_words(study, axis, label), measured.estimate(value)))
-    if not parts:
+    found = {
+        method_words(study, axis, label): estimate(method_rows(study, study.headline, axis, label), measured.key)
+        for axis in compared_axes(study)[:1]
+        for label in study.methods(axis)
+    }
+    known = {words: value for words, value in found.items() if value is not None}
+    if not known:
         return f"Nothing was measured by {measured.key} at {place}."
+    most = max(value.settings for value in known.values())
+    parts = []
+    for words, value in known.items():
+        # Methods that were not measured everywhere are not compared like with like here.
+        fewer = f" over {value.settings} of {most} settings" if value.settings < most else ""
+        parts.append((words, measured.estimate(value) + fewer))
     if measured.key == "rms_debiased":
-        first = f"At {place} {parts[0][0]} is off by {parts[0][1]}"
-    else:
-        first = f"At {place} {parts[0][0]} has {measured.name[0].lower()}{measured.name[1:]} {parts[0][1]}"
-    return "; ".join([first, *(f"{words} by {value}" if measured.key == "rms_debiased" else f"{words} {value}"
-                               for words, value in parts[1:])]) + "."  # fmt: skip
+        (words, text), *others = parts
+        return f"At {place} {words} is off by {text}{''.join(f'; {words} by {text}' for words, text in others)}."
+    return f"At {place} {measured.noun} is {'; '.join(f'with {words} {text}' for words, text in parts)}."
 
 
 def _differences(study: StudyResults, axis: str, found: list[Difference]) -> str:
     measured = quantity(study.metric)
-    most = found[0].value
-    seeds = "one seed" if most.seeds == 1 else f"{most.seeds} seeds"
-    settings = f" x {most.settings} settings" if most.settings > 1 else ""
     parts = [f"{method_words(study, axis, one.method)} {_verdict(measured, one.value)}" for one in found]
     baseline = method_words(study, axis, found[0].baseline)
-    return f"Compared with {baseline} ({seeds}{settings}): {'; '.join(parts)}."
+    bases = [_pairs(one.value) for one in found]
+    if len(set(bases)) == 1:
+        return f"Compared with {baseline} ({bases[0]}): {'; '.join(parts)}."
+    each = "; ".join(f"{part} ({basis})" for part, basis in zip(parts, bases, strict=True))
+    return f"Compared with {baseline}: {each}."
+
+
+def _pairs(value: Estimate) -> str:
+    text = "one seed" if value.seeds == 1 else f"{value.seeds} seeds"
+    text += f" × {value.settings} settings" if value.settings > 1 else ""
+    return f"{text}, hence no interval" if value.seeds == 1 else text
 
 
 def _verdict(measured: Quantity, value: Estimate) -> str:
     if value.ends is None:
-        sign = "+" if value.mean >= 0 else ""
-        return f"differs by {sign}{measured.value(value.mean)}{measured.unit} in its only seed, too few for an interval"
+        return f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
     low, high = value.ends
     if low <= 0 <= high:
-        return f"shows no clear difference ({measured.estimate(value)})"
+        return f"shows no clear difference, {'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
     if value.mean > 0:
-        return f"raises it by {measured.estimate(value)}"
+        return f"raises {measured.noun} by {measured.estimate(value)}"
     turned = Estimate(-value.mean, -high, -low, value.seeds, value.settings)
-    return f"lowers it by {measured.estimate(turned)}"
+    return f"lowers {measured.noun} by {measured.estimate(turned)}"
 
 
 def _shifts(study: StudyResults) -> str:

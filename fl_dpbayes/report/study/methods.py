@@ -22,8 +22,9 @@ class Difference:
 
 
 def compared_axes(study: StudyResults) -> list[str]:
-    """Return the axes whose values are methods; predictors where the study names none."""
-    return [axis for axis in study.record.compare or (PREDICTOR,) if study.methods(axis)]
+    """Return the axes whose values are methods; predictors where the study names none with two values."""
+    axes = [axis for axis in study.record.compare if len(study.methods(axis)) > 1]
+    return axes or ([PREDICTOR] if study.methods(PREDICTOR) else [])
 
 
 def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str) -> pd.DataFrame:
@@ -94,14 +95,14 @@ def _from_table(study: StudyResults, axis: str, method: str, baseline: str, metr
         return None
     row = whole.iloc[0]
     settings = int((rows["over"] == "setting").sum())
-    ends = (None, None) if label_text(row["low"]) == "" else (float(row["low"]), float(row["high"]))
-    return Estimate(float(row["mean"]), *ends, int(row["pairs"]), max(1, settings))
+    low, high = (None if label_text(row[end]) == "" else float(row[end]) for end in ("low", "high"))
+    return Estimate(float(row["mean"]), low, high, int(row["pairs"]), max(1, settings))
 
 
 def _recalibration(study: StudyResults, method: str, baseline: str, metric: str) -> Estimate | None:
     """Pair a recalibration with none; the table of differences pairs equal predictors only."""
     frame = study.headline
-    rows = [method_rows(study, frame, RECALIBRATION, label) for label in (method, baseline)]
     if metric not in frame.columns:
         return None
-    return paired(*rows, metric, [axis for axis in study.axes if axis != RECALIBRATION])
+    of_method, of_baseline = (method_rows(study, frame, RECALIBRATION, label) for label in (method, baseline))
+    return paired(of_method, of_baseline, metric, [axis for axis in study.axes if axis != RECALIBRATION])

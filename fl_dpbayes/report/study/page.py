@@ -1,6 +1,5 @@
 """The report of a study: one page that needs no other file, no script and no network."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from fl_dpbayes.errors import UserError
@@ -12,23 +11,21 @@ from fl_dpbayes.report.records import write_atomically
 from fl_dpbayes.report.study.answer import study_answer
 from fl_dpbayes.report.study.method_figures import (
     axis_figures,
-    heterogeneity_figure,
+    heterogeneity_figures,
     seconds_figure,
-    sites_figure,
-    subgroup_figure,
-    truth_figure,
 )
 from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
+from fl_dpbayes.report.study.place_figures import sites_figure, subgroup_figure, truth_figure
 from fl_dpbayes.report.study.quantities import place_words
-from fl_dpbayes.report.study.results import StudyResults, read_study
+from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
 from fl_dpbayes.report.study.shift_figures import conformal_figures, detection_figure, epistemic_figure, shift_figures
 from fl_dpbayes.report.study.tables import (
-    axes_table,
     differences_table,
     failures_table,
     figure_table,
     privacy_table,
     settings_table,
+    spent_table,
 )
 from fl_dpbayes.report.study.template import TEMPLATE
 
@@ -44,18 +41,17 @@ def study_figures(study: StudyResults) -> list[tuple[str, str, list[PanelFigure]
     Returns:
         (heading, note, figures); sections without a figure are left out.
     """
-    sections: list[tuple[str, str, Iterable[PanelFigure | None]]] = [
-        ("Methods", f"At {place_words(study.record.where)}.", axis_figures(study)),
-        ("Sites", "", [sites_figure(study)]),
-        ("Shift", "Severity 0 is the same site's records as they are.", shift_figures(study)),
-        ("Heterogeneity", "Total variation between a site's labels and all labels.", [heterogeneity_figure(study)]),
-        ("Uncertainty at shifted sites", "", [detection_figure(study), epistemic_figure(study)]),
+    where = f"At {place_words(study.record.where)}."
+    sections: list[tuple[str, str, list[PanelFigure | None]]] = [
+        ("Methods", where, [*axis_figures(study), *heterogeneity_figures(study)]),
+        ("Sites", "", [sites_figure(study), subgroup_figure(study)]),
+        ("Shift", "Severity 0 is the same site's records as they are.", [*shift_figures(study)]),
+        ("Uncertainty at new sites", "", [detection_figure(study), epistemic_figure(study)]),
         (
             "Conformal prediction sets",
-            "Calibrated on the training sites' test records; the promise holds for sites like those only.",
-            conformal_figures(study),
+            "Calibrated on the training sites' test records: the promise holds for sites like those only.",
+            [*conformal_figures(study)],
         ),
-        ("Subgroups", "", [subgroup_figure(study)]),
         ("Estimates against known truth", "", [truth_figure(study)]),
         ("Cost", "", [seconds_figure(study)]),
     ]
@@ -91,8 +87,9 @@ def write_study_report(folder: Path) -> Path:
         TEMPLATE,
         record=study.record,
         answer=study_answer(study),
-        axes=axes_table(study),
+        axes={name: ", ".join(map(label_text, values)) for name, values in study.record.axes.items()},
         failures=failures_table(study),
+        spent=spent_table(study),
         privacy=privacy_table(study),
         sections=sections,
         differences=differences_table(study),

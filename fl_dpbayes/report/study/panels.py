@@ -1,19 +1,23 @@
 """Small multiples: panels of lines and points with intervals, and the same numbers as a table."""
 
 import math
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid, set_title
+from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid
 from fl_dpbayes.report.study.estimates import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 MOST_PANELS, MOST_SCATTERED = 16, 2_000
-PANEL_INCHES, LEGEND_INCHES, TICK_CHARACTERS = 1.0, 0.17, 7
+PANEL_INCHES, LEGEND_INCHES = 1.0, 0.17
+TICK_CHARACTERS = (50, 24, 15)  # that fit side by side below a panel, of one, two and three in a row
+TITLE_CHARACTERS, SUBTITLE_CHARACTERS, LINE_INCHES = 44, 58, 0.155
+ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 14
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class PanelFigure:
         places: decimal places in the table.
         from_zero: whether the vertical axis begins at 0.
         level: a value drawn as a grey line.
-        in_guide: one more entry of the legend, for the grey lines.
+        grey: what the legend calls grey lines.
     """
 
     name: str
@@ -78,7 +82,6 @@ class PanelFigure:
     from_zero: bool = False
     level: float | None = None
     grey: str = ""
-    colours: dict[str, str] = field(default_factory=dict)
 
 
 def draw_panels(content: PanelFigure) -> Figure:
@@ -95,39 +98,47 @@ def draw_panels(content: PanelFigure) -> Figure:
     rows = math.ceil(len(panels) / columns)
     words = dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines)
     entries = [*words, *([("", content.grey)] if content.grey else [])]
-    legend_rows = math.ceil(len(entries) / 2)
-    ticks = [tick for panel in panels for tick in panel.ticks]
-    most_ticks = max((len(panel.ticks) for panel in panels), default=0)
-    tilted = bool(ticks) and max(map(len, ticks)) * most_ticks > TICK_CHARACTERS * 7 / columns
-    below = 0.36 + (0.045 * min(14, max(map(len, ticks))) if tilted else 0)
+    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for _, text in entries) else 1
+    legend_rows = math.ceil(len(entries) / in_line)
+    tilted = [_tilted(panel, columns) for panel in panels]
+    lengths = [len(tick) for panel, tilt in zip(panels, tilted, strict=True) if tilt for tick in panel.ticks]
+    longest = min(MOST_TICK_CHARACTERS, max(lengths, default=0))
+    below = 0.2 + (0.16 if any(panel.horizontal for panel in panels) else 0) + 0.036 * longest
     panel_inches = 1.7 if columns == 1 else PANEL_INCHES
-    row_inches = panel_inches + below + 0.22
+    row_inches = panel_inches + below + 0.24
     legend = LEGEND_INCHES * legend_rows + 0.08
-    height = 0.44 + rows * row_inches + legend
+    title = textwrap.wrap(content.title, TITLE_CHARACTERS)
+    subtitle = textwrap.wrap(content.subtitle, SUBTITLE_CHARACTERS)
+    heading = 0.14 + LINE_INCHES * (len(title) + len(subtitle))
+    height = heading + rows * row_inches + legend
     figure = Figure(figsize=(WIDTH_INCHES, height))
-    set_title(figure, content.title, content.subtitle)
+    figure.text(0, 1 - 0.02 / height, "\n".join(title), size=9, weight="bold", va="top")
+    below_title = 0.05 + LINE_INCHES * len(title)
+    figure.text(0, 1 - below_title / height, "\n".join(subtitle), size=7.5, color=MUTED, va="top")
     left, gap = 0.105, 0.035 if columns == 3 else 0.06
     width = (0.985 - left - gap * (columns - 1)) / columns
     low, high = _limits(content, panels)
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
-        bottom = height - 0.44 - (row + 1) * row_inches + below
+        bottom = height - heading - (row + 1) * row_inches + below
         axes = figure.add_axes((left + column * (width + gap), bottom / height, width, panel_inches / height))
-        _draw_panel(axes, content, panel, list(words), tilted)
+        _draw_panel(axes, content, panel, [method for method, _ in words], tilted[number])
         axes.set_ylim(low, high)
         if column:
             axes.tick_params(axis="y", labelleft=False)
-    _draw_legend(figure, entries, [method for method, _ in words], height, legend)
+    _draw_legend(figure, entries, [method for method, _ in words], (height, legend), in_line)
     return figure
 
 
-def _draw_panel(
-    axes: Axes, content: PanelFigure, panel: Panel, methods: Sequence[tuple[str, str]], tilted: bool
-) -> None:
+def _tilted(panel: Panel, columns: int) -> bool:
+    room = TICK_CHARACTERS[columns - 1] / max(1, len(panel.ticks))
+    return any(min(MOST_TICK_CHARACTERS, len(tick)) > room for tick in panel.ticks)
+
+
+def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
     quiet_grid(axes, "y")
     axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=INK)
     axes.set_xlabel(panel.horizontal, labelpad=1)
-    order = [method for method, _ in methods]
     if content.level is not None:
         axes.axhline(content.scale * content.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
     if panel.level_line:
@@ -152,7 +163,7 @@ def _draw_panel(
         axes.plot(xs, ys, marker, color=colour, markersize=3.2, linestyle="", zorder=3)
     if panel.ticks:
         axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-        axes.set_xticks(range(len(panel.ticks)), [_short(tick, 14) for tick in panel.ticks])
+        axes.set_xticks(range(len(panel.ticks)), [_short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
         if tilted:
             axes.tick_params(axis="x", labelrotation=35, pad=1)
             for label in axes.get_xticklabels():
@@ -182,17 +193,23 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
 
 
 def _draw_legend(
-    figure: Figure, entries: Sequence[tuple[str, str]], methods: Sequence[str], height: float, legend: float
+    figure: Figure,
+    entries: Sequence[tuple[str, str]],
+    methods: Sequence[str],
+    inches: tuple[float, float],
+    in_line: int,
 ) -> None:
-    """Write the methods' names in their colours below the panels, two in a line."""
+    """Write the methods' names in their colours below the panels."""
+    height, legend = inches
     for index, (method, words) in enumerate(entries):
         colour, marker = _style(method, methods) if method else (MUTED, "")
-        left, bottom = (index % 2) * 0.5, legend - 0.06 - LEGEND_INCHES * (index // 2 + 1)
+        row, column = divmod(index, in_line)
+        left, bottom = 0.5 * column, legend - 0.06 - LEGEND_INCHES * (row + 1)
         axes = figure.add_axes((left, bottom / height, 0.05, 0.13 / height))
         axes.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
         axes.plot(0, 0, marker or "", color=colour, markersize=4)
         axes.set_axis_off()
-        text = _short(words, 33)
+        text = _short(words, 66 // in_line)
         figure.text(left + 0.06, (bottom + 0.065) / height, text, color=colour, size=7.5, va="center")
 
 

@@ -34,10 +34,41 @@ class Quantity:
         """Write a value without its unit."""
         return points(number) if self.scale == 100 else decimal(number, self.places)
 
-    def estimate(self, found: Estimate, *, unit: bool = True) -> str:
-        """Write a mean with its interval."""
-        text = self.value(found.mean) + (self.unit if unit else "")
-        return f"{text} {interval(found.ends, lambda end: self.value(end or 0.0))}".strip()
+    def estimate(self, found: Estimate) -> str:
+        """Write a mean with its unit and interval."""
+        return f"{self.value(found.mean)}{self.unit} {interval(found.ends, lambda end: self.value(end or 0.0))}".strip()
+
+    @property
+    def short_name(self) -> str:
+        """What a figure's title calls it."""
+        return "Calibration error" if self.key == "rms_debiased" else self.name
+
+    @property
+    def drawn_unit(self) -> str:
+        """What the vertical axis of a figure counts."""
+        if self.key == "accuracy":
+            return "%"
+        unit = "percentage points" if self.scale == 100 else "nats per record" if self.key == "nll" else ""
+        return f"{unit}, debiased RMS" if self.key == "rms_debiased" else unit
+
+    @property
+    def heading(self) -> str:
+        """Heads the numbers of a figure."""
+        return f"{self.name}, points" if self.scale == 100 else self.name
+
+    @property
+    def drawn_places(self) -> int:
+        """Decimal places in the table of a figure."""
+        return 2 if self.scale == 100 else 4
+
+    @property
+    def noun(self) -> str:
+        """What a sentence calls it."""
+        if self.key in ("rms_debiased", "rms_true"):
+            return "the calibration error"
+        if self.key in ("ece", "ace", "sce", "mce", "auroc"):
+            return f"the {self.key.upper()}"
+        return f"the {self.name[0].lower()}{self.name[1:]}"
 
     @property
     def higher_is_better(self) -> bool:

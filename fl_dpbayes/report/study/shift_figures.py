@@ -6,14 +6,13 @@ import pandas as pd
 
 from fl_dpbayes.report.figures import figure_name
 from fl_dpbayes.report.study.estimates import estimate
-from fl_dpbayes.report.study.method_figures import unit_of
+from fl_dpbayes.report.study.lines import OVER_SEEDS, metric_figure
 from fl_dpbayes.report.study.methods import compared_axes, method_rows
 from fl_dpbayes.report.study.panels import Line, Mark, Panel, PanelFigure
 from fl_dpbayes.report.study.quantities import axis_name, quantity
 from fl_dpbayes.report.study.results import POOLED, PREDICTOR, SEVERITY, SHIFT, StudyResults
 
 UNSHIFTED = 0
-OVER_SEEDS = "line: 95% over seeds"
 MEASURES = {"epistemic": "epistemic uncertainty", "total": "total uncertainty"}
 WEIGHTS = {
     "none": "as calibrated",
@@ -60,16 +59,9 @@ def shift_figures(study: StudyResults) -> list[PanelFigure]:
         reference = "ece_if_calibrated" if measured.key == "ece" else ""
         panels = _by_severity(study, frame, lines, measured.key, reference)
         if panels:
-            figures.append(
-                PanelFigure(
-                    figure_name("shift", axis),
-                    f"{measured.name} under shift, by {axis_name(axis)}",
-                    f"{unit_of(measured)}; across: severity, 0 is unshifted; {OVER_SEEDS}",
-                    measured.name + (f", {unit_of(measured)}" if measured.scale == 100 else ""),
-                    panels, measured.scale, 2 if measured.scale == 100 else 4, from_zero=measured.is_error,
-                    grey="if calibrated, at this n" if reference else "",
-                )
-            )  # fmt: skip
+            title, grey = f"under shift, by {axis_name(axis)}", "if calibrated, at this n" if reference else ""
+            reading = f"across: severity, 0 is unshifted; {OVER_SEEDS}"
+            figures.append(metric_figure(measured, figure_name("shift", axis), title, reading, panels, grey))
     return figures
 
 

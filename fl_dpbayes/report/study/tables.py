@@ -4,7 +4,7 @@ from itertools import product
 from typing import Any
 
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
-from fl_dpbayes.report.page_tables import PageTable
+from fl_dpbayes.report.page_tables import Cell, PageTable
 from fl_dpbayes.report.study.estimates import estimate
 from fl_dpbayes.report.study.methods import differences
 from fl_dpbayes.report.study.panels import PanelFigure
@@ -30,14 +30,6 @@ def figure_table(figure: PanelFigure) -> PageTable:
                 rows.append(tuple((text, "") for text in (*cells, str(value.seeds), str(value.settings))))
     columns = ("Panel", "At", "Line", figure.quantity, "95% interval", "Seeds", "Settings")
     return PageTable(columns, rows[:MOST_ROWS], frozenset({0, 1, 2}))
-
-
-def axes_table(study: StudyResults) -> PageTable:
-    """List what was varied."""
-    rows = [
-        ((name, ""), (", ".join(label_text(value) for value in values), "")) for name, values in study.record.axes.items()
-    ]
-    return PageTable(("Axis", "Values"), rows, frozenset({0, 1}))
 
 
 def differences_table(study: StudyResults) -> PageTable:
@@ -75,38 +67,55 @@ def settings_table(study: StudyResults) -> PageTable:
     return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(axes) + 1)))
 
 
+def spent_table(study: StudyResults) -> PageTable:
+    """List the epsilon asked and the largest one that any site of any run spent; rounded up."""
+    return _privacy_table(study, [axis for axis in study.axes if axis == ASKED])
+
+
 def privacy_table(study: StudyResults) -> PageTable:
     """List the epsilon asked and the largest one that any site spent, for every setting; rounded up."""
-    frame, axes = study.results, study.axes
+    return _privacy_table(study, list(study.axes))
+
+
+def _privacy_table(study: StudyResults, axes: list[str]) -> PageTable:
+    frame = study.results
     if frame.empty or "epsilon" not in frame.columns:
         return PageTable(("Setting",), [])
     cells = frame.drop_duplicates("cell")
     privacy: dict[str, Any] = study.settings.get("privacy") or {}
+    delta = privacy.get("delta")
     rows = []
-    for labels in product(*axes.values()):
-        here = _at(cells, dict(zip(axes, labels, strict=True)))
+    for labels in product(*(study.axes[axis] for axis in axes)):
+        setting = dict(zip(axes, labels, strict=True))
+        here = _at(cells, setting)
         if here.empty:
             continue
-        asked = dict(zip(axes, labels, strict=True)).get(ASKED) or privacy.get("epsilon")
+        # A run whose largest epsilon is not known must not look cheap.
         spent = here["epsilon"].max(skipna=False)
-        shown = [label for axis, label in zip(axes, labels, strict=True) if axis != ASKED]
-        delta = privacy.get("delta")
         more = (
-            significant(float(asked)) if isinstance(asked, int | float) or asked else UNDEFINED,
+            _asked(setting.get(ASKED, privacy.get("epsilon"))),
             rounded_up(float(spent)),
             probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED,
             f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED,
             str(len(here)),
         )
+        shown = [label for axis, label in setting.items() if axis != ASKED]
         rows.append(tuple((text, "") for text in (*shown, *more)))
     names = [axis_name(axis) for axis in axes if axis != ASKED]
     columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
     return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(names))))
 
 
+def _asked(epsilon: object) -> str:
+    try:
+        return significant(float(str(epsilon)))
+    except ValueError:
+        return UNDEFINED
+
+
 def failures_table(study: StudyResults) -> PageTable:
     """List the cells that failed."""
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         ((", ".join(f"{axis} {label_text(label)}" for axis, label in one.labels.items()), ""), (one.error, ""))
         for one in study.record.failed
     ]

@@ -32,16 +32,14 @@ TEMPLATE = (
 </header>
 
 <h2 id="varied">What was varied</h2>
-{{ table(axes, "Axes of the study") }}
+<dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
 {% if failures.rows %}
 <details open><summary>Cells that failed</summary>{{ table(failures, "Cells that failed") }}</details>
 {% endif %}
 
 <h2 id="privacy">Privacy</h2>
-{% if privacy.rows | length > 12 %}
-<details><summary>ε of each of {{ privacy.rows | length }} settings</summary>
-{{ table(privacy, "Privacy spent by setting") }}</details>
-{% elif privacy.rows %}{{ table(privacy, "Privacy spent by setting") }}
+{% if spent.rows %}{{ table(spent, "Privacy asked and spent") }}
+<details><summary>ε of every setting</summary>{{ table(privacy, "Privacy spent by setting") }}</details>
 {% else %}<p>No cell finished.</p>{% endif %}
 <p class="note">The largest ε that any site of any seed spent in one run, rounded up. A hospital that took part in all
 of these runs would have spent more; ∞: not private.</p>
@@ -56,8 +54,8 @@ of these runs would have spent more; ∞: not private.</p>
 {% if differences.rows %}
 <h3>Paired differences</h3>
 {{ table(differences, "Paired differences over common seeds") }}
-<p class="note">At {{ place }}; method minus baseline at equal seed and setting, errors and accuracy in percentage points.
-</p>
+<p class="note">At {{ place }}; method minus baseline at equal seed and setting; errors and accuracy in percentage
+points.</p>
 {% endif %}
 {% if settings.rows %}
 <details><summary>Every setting at {{ place }}</summary>{{ table(settings, "Every setting and predictor") }}</details>
