@@ -109,8 +109,8 @@ def epistemic_figure(study: StudyResults) -> PanelFigure | None:
     if not panels:
         return None
     return PanelFigure(
-        "epistemic", "Disagreement of the posterior's samples", f"nats; across: severity; {OVER_SEEDS}",
-        "Mean epistemic uncertainty, nats", panels, places=4, from_zero=True,
+        "epistemic", "Disagreement of the posterior's samples", f"thousandths of a nat; across: severity; {OVER_SEEDS}",
+        "Mean epistemic uncertainty, nats / 1000", panels, 1000.0, 2, from_zero=True,
     )  # fmt: skip
 
 
