@@ -1,7 +1,7 @@
 """All figures of a run, drawn from its records and saved as SVG."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +50,27 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
         *(_draw_sites(run, metric) for metric in SITE_METRICS),
     ]
     drawn = [figure for figure in figures if figure is not None]
-    folder = Path(run_dir) / "figures"
-    try:
-        folder.mkdir(exist_ok=True)
-        for figure in drawn:
-            write_atomically(folder / f"{figure.name}.svg", figure.svg)
-    except OSError as error:
-        raise UserError(f"figures cannot be written to the folder {folder}: {error.strerror or error}") from None
+    save_figures(run_dir, drawn)
     return drawn
+
+
+def save_figures(folder: Path | str, figures: Iterable[DrawnFigure]) -> None:
+    """Save figures below a folder's `figures`.
+
+    Args:
+        folder: a run's or a study's.
+        figures: what to save.
+
+    Raises:
+        UserError: if they cannot be written.
+    """
+    below = Path(folder) / "figures"
+    try:
+        below.mkdir(exist_ok=True)
+        for figure in figures:
+            write_atomically(below / f"{figure.name}.svg", figure.svg)
+    except OSError as error:
+        raise UserError(f"figures cannot be written to the folder {below}: {error.strerror or error}") from None
 
 
 def pooled_reliability(run: Summary) -> list[ReliabilityRecord]:

@@ -1,20 +1,14 @@
 """The report of a run: one page that needs no other file, no script and no network."""
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
-from fl_dpbayes.report.figures import SITE_METRICS, DrawnFigure, draw_figures, figure_name, pooled_reliability
+from fl_dpbayes.report.figures import SITE_METRICS, draw_figures, figure_name, pooled_reliability
 from fl_dpbayes.report.headline import key_figures
-from fl_dpbayes.report.inline_svg import inline_svg
+from fl_dpbayes.report.page import page_figure, render_page
 from fl_dpbayes.report.page_tables import (
-    PageTable,
     all_metrics_table,
     calibration_table,
     cost_table,
@@ -29,19 +23,9 @@ from fl_dpbayes.report.page_tables import (
     site_table,
 )
 from fl_dpbayes.report.records import read_summary, write_atomically
-from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.template import TEMPLATE
 from fl_dpbayes.report.wording import neighbours, tempered
-
-
-@dataclass(frozen=True)
-class PageFigure:
-    """A figure on the page, with its numbers."""
-
-    svg: Markup
-    description: str
-    table: PageTable
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -60,28 +44,26 @@ def write_report(run_dir: Path | str) -> Path:
     run = parse_summary(summary)
     figures = {figure.name: figure for figure in draw_figures(run_dir)}
     curves = read_epsilon_curves(run_dir)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["unbroken"] = _unbroken
-    page = environment.from_string(TEMPLATE).render(
+    page = render_page(
+        TEMPLATE,
         run=run,
         answer=answer(summary),
         key_figures=key_figures(run),
-        stylesheet=Markup(STYLESHEET),
         adjacency=neighbours(run),
         approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
         tempered=tempered(run),
         settings=settings_table(run),
         privacy=privacy_table(run),
-        epsilon=_page_figure(figures["epsilon"], epsilon_table(curves)) if "epsilon" in figures else None,
+        epsilon=page_figure(figures["epsilon"], epsilon_table(curves)) if "epsilon" in figures else None,
         releases=release_table(run),
         calibration=calibration_table([row for row in run.calibration if row.pooled or row.mean_of_sites]),
         all_metrics=all_metrics_table(run.calibration),
         reliability=[
-            _page_figure(figures[figure_name("reliability", row.role, row.predictor)], reliability_table(row))
+            page_figure(figures[figure_name("reliability", row.role, row.predictor)], reliability_table(row))
             for row in pooled_reliability(run)
         ],
         sites_figures=[
-            _page_figure(figures[figure_name("sites", metric)], metric_table(run.places, metric))
+            page_figure(figures[figure_name("sites", metric)], metric_table(run.places, metric))
             for metric in SITE_METRICS
             if figure_name("sites", metric) in figures
         ],
@@ -96,13 +78,3 @@ def write_report(run_dir: Path | str) -> Path:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
-
-
-def _page_figure(figure: DrawnFigure, table: PageTable) -> PageFigure:
-    # The SVG is ours, and Matplotlib escapes the text in it.
-    return PageFigure(Markup(inline_svg(figure.svg, figure.name)), figure.description, table)
-
-
-def _unbroken(text: str) -> str:
-    """Keep each "[low, high]" and "n = 450" on one line."""
-    return re.sub(r"\[[^\[\]]*\]|\bn = \d+", lambda match: match[0].replace(" ", "\N{NO-BREAK SPACE}"), text)

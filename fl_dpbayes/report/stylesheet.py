@@ -52,9 +52,9 @@ summary { cursor: pointer; color: var(--accent); font-size: .9rem; padding: .2re
 summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 3px; }
 details.guide { padding: .5rem 1rem; background: var(--wash); border-radius: 8px; max-width: 48rem; }
 details.guide p { font-size: .94rem; }
-dl { display: grid; grid-template-columns: minmax(9rem, max-content) 1fr; gap: .35rem 1.25rem; margin: .75rem 0;
+dl { display: grid; grid-template-columns: fit-content(18rem) minmax(0, 1fr); gap: .35rem 1.25rem; margin: .75rem 0;
   font-size: .92rem; }
-dt { color: var(--muted); }
+dt { color: var(--muted); overflow-wrap: anywhere; }
 dd { margin: 0; overflow-wrap: anywhere; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
 @media (max-width: 34rem) {
@@ -62,7 +62,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
   .answer p.lead { font-size: 1.16rem; }
   .answer p { font-size: 1rem; }
   h2 { margin-top: 2.5rem; font-size: 1.16rem; }
-  dl { grid-template-columns: 1fr; gap: 0; }
+  dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
   dd { margin-bottom: .5rem; }
   th, td { padding: .45rem .6rem; }
   td.text:first-child { min-width: 6.5rem; }

@@ -1,25 +1,10 @@
 """The report page as a Jinja template; every value in it is escaped unless it is one of our own figures."""
 
-TEMPLATE = """\
-{%- macro table(content, caption) -%}
-<div class="scroll" tabindex="0" role="region" aria-label="{{ caption }}">
-<table><caption class="hidden">{{ caption }}</caption>
-<thead><tr>
-{%- for column in content.columns %}<th scope="col"{% if loop.index0 in content.text_columns %} class="text"{% endif %}>
-{{- column }}</th>{% endfor -%}
-</tr></thead>
-<tbody>
-{%- for row in content.rows %}
-<tr{% if not row[0][0] %} class="more"{% endif %}>
-{%- for value, quiet in row %}<td{% if loop.index0 in content.text_columns %} class="text"{% endif %}>{{ value }}
-{%- if quiet %} <small>{{ quiet }}</small>{% endif %}</td>{% endfor %}</tr>
-{%- endfor %}
-</tbody></table></div>
-{%- endmacro -%}
-{%- macro figure(item) -%}
-<figure role="group" aria-label="{{ item.description }}">{{ item.svg }}
-<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
-{%- endmacro -%}
+from fl_dpbayes.report.page_macros import MACROS
+
+TEMPLATE = (
+    MACROS
+    + """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -147,3 +132,4 @@ unlike the ones tested. Intervals that do not overlap show a difference; interva
 </body>
 </html>
 """
+)

@@ -121,6 +121,12 @@ def test_wrong_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert here == []
 
 
+def test_an_address_where_nothing_listens_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    path = study_file(tmp_path, "seed = [1]")
+    assert run(monkeypatch, path, "--out", tmp_path / "out", "--ray-address", "127.0.0.1:1") == 2
+    assert "Ray cannot be reached or started at '127.0.0.1:1'" in capsys.readouterr().err
+
+
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     def interrupted(*_: object) -> Iterator[CellOutcome]:
         raise KeyboardInterrupt

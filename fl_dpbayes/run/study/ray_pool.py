@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Generator, Iterator, Sequence
@@ -16,6 +17,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
 
 POLL_SECONDS = 1.0
+CONNECT_SECONDS = 10.0
 OBJECT_STORE_BYTES = 256 * 2**20  # summaries only
 # Tasks that wait beside those that run, so that no core waits for the next one to be sent.
 WAITING = 2
@@ -77,6 +79,13 @@ def _check_gpus(jobs: Sequence[CellJob]) -> None:
         raise UserError(f"resources.gpus_per_site is {wanted:g}, and Ray finds {found:g} GPUs: set it to at most that")
 
 
+def _check_listening(address: str) -> None:
+    """Fail at once where nothing listens; Ray itself goes on trying for many minutes."""
+    host, separator, port = address.rpartition("://")[2].rpartition(":")
+    if separator and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+
+
 @contextlib.contextmanager
 def _ray(workers: int, address: str | None) -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -97,8 +106,9 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
                         _temp_dir=str(folder),
                     )
                 else:
+                    _check_listening(address)
                     ray.init(address, log_to_driver=False, configure_logging=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 where = f"at {address!r}" if address else "on this machine"
                 raise UserError(
                     f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]}): check "

@@ -18,6 +18,7 @@ from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.records import write_atomically
+from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.reproduce.cell_file import versions
 from fl_dpbayes.run.simulate import check_machine
@@ -213,6 +214,7 @@ def _write_results(
             style="red", markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     console.print(f"tables: {folder / 'results.csv'}", soft_wrap=True, markup=False)
+    console.print(f"report: {write_study_report(folder)}", soft_wrap=True, markup=False)
 
 
 @contextlib.contextmanager

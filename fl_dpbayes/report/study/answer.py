@@ -1,0 +1,203 @@
+"""What a study found, in sentences that claim no more than its intervals allow."""
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+
+from fl_dpbayes.report.study.estimates import Estimate, estimate
+from fl_dpbayes.report.study.methods import Difference, compared_axes, differences, method_rows
+from fl_dpbayes.report.study.quantities import Quantity, axis_name, place_words, quantity
+from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults
+from fl_dpbayes.report.study.shift_figures import UNSHIFTED, at_severity, shift_kinds
+
+MUCH = 0.05  # of a calibration error: five percentage points
+MANY_DIFFERENCES = 5
+
+
+@dataclass(frozen=True)
+class StudyAnswer:
+    """The opening of the page.
+
+    Attributes:
+        lead: the main metric of the methods that are compared first.
+        differences: one sentence per compared axis.
+        shifts: the worst shift, and where the error grows large; empty without shifts.
+        basis: what was run, and what the intervals mean.
+        cautions: what weakens a conclusion, the gravest first.
+    """
+
+    lead: str
+    differences: tuple[str, ...]
+    shifts: str
+    basis: str
+    cautions: tuple[str, ...]
+
+
+def study_answer(study: StudyResults) -> StudyAnswer:
+    """Say what a study found.
+
+    Args:
+        study: its folder's content.
+
+    Returns:
+        The sentences.
+    """
+    found = differences(study, study.metric)
+    return StudyAnswer(
+        lead=_lead(study),
+        differences=tuple(_differences(study, axis, list(rows)) for axis, rows in groupby(found, lambda one: one.axis)),
+        shifts=_shifts(study),
+        basis=_basis(study),
+        cautions=tuple(_cautions(study, found)),
+    )
+
+
+def method_words(study: StudyResults, axis: str, label: str) -> str:
+    """Name a method within a sentence."""
+    words = study.words(axis, label)
+    return f"the {words}" if axis == PREDICTOR else f"{axis_name(axis)} {words}"
+
+
+def _lead(study: StudyResults) -> str:
+    measured, place = quantity(study.metric), place_words(study.record.where)
+    found = {
+        method_words(study, axis, label): estimate(method_rows(study, study.headline, axis, label), measured.key)
+        for axis in compared_axes(study)[:1]
+        for label in study.methods(axis)
+    }
+    known = {words: value for words, value in found.items() if value is not None}
+    if not known:
+        return f"Nothing was measured by {measured.key} at {place}."
+    most = max(value.settings for value in known.values())
+    parts = []
+    for words, value in known.items():
+        # Methods that were not measured everywhere are not compared like with like here.
+        fewer = f" over {value.settings} of {most} settings" if value.settings < most else ""
+        parts.append((words, measured.estimate(value) + fewer))
+    if measured.key == "rms_debiased":
+        (words, text), *others = parts
+        return f"At {place} {words} is off by {text}{''.join(f'; {words} by {text}' for words, text in others)}."
+    return f"At {place} {measured.noun} is {'; '.join(f'with {words} {text}' for words, text in parts)}."
+
+
+def _differences(study: StudyResults, axis: str, found: list[Difference]) -> str:
+    measured = quantity(study.metric)
+    parts = [f"{method_words(study, axis, one.method)} {_verdict(measured, one.value)}" for one in found]
+    baseline = method_words(study, axis, found[0].baseline)
+    bases = [_pairs(one.value) for one in found]
+    if len(set(bases)) == 1:
+        return f"Compared with {baseline} ({bases[0]}): {'; '.join(parts)}."
+    each = "; ".join(f"{part} ({basis})" for part, basis in zip(parts, bases, strict=True))
+    return f"Compared with {baseline}: {each}."
+
+
+def _pairs(value: Estimate) -> str:
+    text = "one seed" if value.seeds == 1 else f"{value.seeds} seeds"
+    text += f" × {value.settings} settings" if value.settings > 1 else ""
+    return f"{text}, hence no interval" if value.seeds == 1 else text
+
+
+def _verdict(measured: Quantity, value: Estimate) -> str:
+    if value.ends is None:
+        return f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
+    low, high = value.ends
+    if low <= 0 <= high:
+        return f"shows no clear difference, {'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
+    if value.mean > 0:
+        return f"raises {measured.noun} by {measured.estimate(value)}"
+    turned = Estimate(-value.mean, -high, -low, value.seeds, value.settings)
+    return f"lowers {measured.noun} by {measured.estimate(turned)}"
+
+
+def _shifts(study: StudyResults) -> str:
+    measured, frame, predictor = quantity(study.metric), study.results, study.main_predictor()
+    kinds = shift_kinds(study, frame)
+    if not kinds or not measured.sided or predictor is None:
+        return ""
+    frame = frame[frame[PREDICTOR] == predictor]
+    found = {}
+    for kind in kinds:
+        for severity in sorted({int(value) for value in frame[frame[SHIFT] == kind][SEVERITY].dropna()}):
+            value = estimate(at_severity(study, frame, kind, severity), measured.key)
+            if value is not None:
+                found[kind, severity] = value
+    if not found:
+        return ""
+    sign = -1 if measured.higher_is_better else 1
+    kind, severity = max(found, key=lambda key: sign * found[key].mean)
+    value = found[kind, severity]
+    text = (
+        f"Under shift, {method_words(study, PREDICTOR, predictor)} is worst at {kind}, severity {severity}: "
+        f"{measured.estimate(value)}"
+    )
+    unshifted = estimate(at_severity(study, frame, kind, UNSHIFTED), measured.key)
+    text += f"; unshifted: {measured.estimate(unshifted)}." if unshifted else "."
+    return f"{text} {_where_large(found, measured)}".strip()
+
+
+def _where_large(found: dict[tuple[str, int], Estimate], measured: Quantity) -> str:
+    """Say from which severity on the error is large: surely where its interval says so."""
+    if not measured.is_error:
+        return ""
+    several = any(value.ends is not None for value in found.values())
+    first: dict[int, list[str]] = {}
+    below = []
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        of_kind = {severity: value for (name, severity), value in found.items() if name == kind}
+        large = [
+            severity
+            for severity, value in of_kind.items()
+            if (value.mean if not several else -math.inf if value.ends is None else value.ends[0]) > MUCH
+        ]
+        if large:
+            first.setdefault(min(large), []).append(kind)
+        elif all(value.mean < MUCH for value in of_kind.values()):
+            below.append(kind)
+    sure = "its whole interval lies" if several else "in the only seed it lies"
+    reached = "; ".join(f"severity {severity} of {', '.join(first[severity])}" for severity in sorted(first))
+    text = f"{sure.capitalize()} above 5 points first at {reached}." if first else ""
+    return text + (f" Its mean stays below 5 points at every severity of {', '.join(below)}." if below else "")
+
+
+def _basis(study: StudyResults) -> str:
+    cells, seeds = study.record.cells, study.record.axes.get("seed", (None,))
+    text = f"{cells.finished} of {cells.all} cells finished" + (f", {cells.failed} failed" if cells.failed else "")
+    if len(seeds) == 1:
+        return f"{text}. There is one seed: no interval can be given, and nothing tells chance from effect."
+    return (
+        f"{text}; {len(seeds)} seeds. In brackets: 95% intervals by Student's t over seeds, each seed averaged over "
+        "the settings first. They say how much another start, draw of records and noise would change the mean, on "
+        "the same data; they do not speak of other hospitals."
+    )
+
+
+def _cautions(study: StudyResults, found: list[Difference]) -> list[str]:
+    cautions = []
+    settings, frame = study.settings, study.results
+    if "insecure_seed" in (settings.get("simulation") or {}):
+        cautions.append(
+            "Seeded: not private. The noise came from a seed that is written in a file; the epsilons are what the same "
+            "runs without it would cost."
+        )
+    if study.record.cells.finished < study.record.cells.all:
+        missing = study.record.cells.all - study.record.cells.finished
+        cautions.append(f"{missing} cells are missing: means go over the settings of the seeds that have most of them.")
+    tried = settings.get("configurations_tried")
+    if isinstance(tried, int) and tried > 1:
+        cautions.append(
+            f"{tried} configurations were tried on these records before; choosing between them flatters the chosen one "
+            "and is not in the epsilons."
+        )
+    if len(found) > MANY_DIFFERENCES:
+        cautions.append(
+            f"{len(found)} differences are shown, each at 95% on its own: about one in twenty excludes 0 by chance."
+        )
+    source = (settings.get("data") or {}).get("source")
+    name = source.get("kind") if isinstance(source, dict) else source
+    if isinstance(name, str) and not any(axis.startswith(("data", "held_out")) for axis in study.axes):
+        cautions.append(f"All cells used one data set ({name}).")
+    if "warnings" in frame.columns:
+        per_cell = frame.drop_duplicates("cell")["warnings"]
+        if warned := int((per_cell > 0).sum()):
+            cautions.append(f"{warned} of {len(per_cell)} runs ended with warnings, which their summaries list.")
+    return cautions

@@ -1,0 +1,108 @@
+"""Which rows of a study's tables stand for a method."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fl_dpbayes.report.study.estimates import Estimate, paired
+from fl_dpbayes.report.study.results import PREDICTOR, StudyResults, label_text
+
+RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
+EVERY_SETTING = "all"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`method - baseline` in a metric at the study's place, over all settings of the other axes."""
+
+    axis: str
+    method: str
+    baseline: str
+    value: Estimate
+
+
+def compared_axes(study: StudyResults) -> list[str]:
+    """Return the axes whose values are methods; predictors where the study names none with two values."""
+    axes = [axis for axis in study.record.compare if len(study.methods(axis)) > 1]
+    return axes or ([PREDICTOR] if study.methods(PREDICTOR) else [])
+
+
+def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str) -> pd.DataFrame:
+    """Select a method's rows.
+
+    The values of an axis are compared by the main predictor; recalibrations by the recalibrated one, where there is
+    one, since the others do not depend on it.
+
+    Args:
+        study: the study.
+        frame: one of its tables, with a predictor in each row.
+        axis: a compared axis, or `predictor`.
+        label: its value.
+
+    Returns:
+        The rows.
+    """
+    if frame.empty or axis not in frame.columns:
+        return frame.iloc[:0]
+    rows = frame[frame[axis] == label]
+    if axis == PREDICTOR:
+        return rows
+    predictor = study.main_predictor()
+    if axis == RECALIBRATION and (rows[PREDICTOR] == RECALIBRATED).any():
+        predictor = RECALIBRATED
+    return rows[rows[PREDICTOR] == predictor]
+
+
+def differences(study: StudyResults, metric: str) -> list[Difference]:
+    """Return the paired differences of every compared axis at the study's place over all settings.
+
+    Args:
+        study: the study.
+        metric: which.
+
+    Returns:
+        One for each method but the baseline of its axis; left out where no pair exists.
+    """
+    found = []
+    for axis in compared_axes(study):
+        baseline, *others = study.methods(axis)
+        for method in others:
+            value = (
+                _recalibration(study, method, baseline, metric)
+                if axis == RECALIBRATION
+                else _from_table(study, axis, method, baseline, metric)
+            )
+            if value is not None:
+                found.append(Difference(axis, method, baseline, value))
+    return found
+
+
+def _from_table(study: StudyResults, axis: str, method: str, baseline: str, metric: str) -> Estimate | None:
+    table = study.differences
+    if table.empty:
+        return None
+    rows = table[
+        (table["compared"] == axis)
+        & (table["method"] == method)
+        & (table["baseline"] == baseline)
+        & (table["metric"] == metric)
+        & (table["site"] == study.record.where)
+    ]
+    if axis != PREDICTOR:
+        rows = rows[rows[PREDICTOR] == study.main_predictor()]
+    whole = rows[rows["over"] == EVERY_SETTING]
+    if whole.empty:
+        return None
+    row = whole.iloc[0]
+    settings = int((rows["over"] == "setting").sum())
+    low, high = (None if label_text(row[end]) == "" else float(row[end]) for end in ("low", "high"))
+    return Estimate(float(row["mean"]), low, high, int(row["pairs"]), max(1, settings))
+
+
+def _recalibration(study: StudyResults, method: str, baseline: str, metric: str) -> Estimate | None:
+    """Pair a recalibration with none; the table of differences pairs equal predictors only."""
+    frame = study.headline
+    if metric not in frame.columns:
+        return None
+    of_method, of_baseline = (method_rows(study, frame, RECALIBRATION, label) for label in (method, baseline))
+    return paired(of_method, of_baseline, metric, [axis for axis in study.axes if axis != RECALIBRATION])

@@ -1,0 +1,229 @@
+"""Small multiples: panels of lines and points with intervals, and the same numbers as a table."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid
+from fl_dpbayes.report.study.estimates import Estimate
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+MOST_PANELS, MOST_SCATTERED = 16, 2_000
+PANEL_INCHES, LEGEND_INCHES = 1.0, 0.17
+TICK_CHARACTERS = (50, 24, 15)  # that fit side by side below a panel, of one, two and three in a row
+TITLE_CHARACTERS, SUBTITLE_CHARACTERS, LINE_INCHES = 44, 58, 0.155
+ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 14
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a line; `where` is its place on the horizontal axis in words, `x` in numbers."""
+
+    x: float
+    where: str
+    value: Estimate
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method in one panel; `scattered` are single runs behind the line."""
+
+    method: str
+    words: str
+    marks: tuple[Mark, ...]
+    scattered: tuple[tuple[float, float], ...] = ()
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small picture; `ticks` names places on the horizontal axis, else they are numbers.
+
+    `level` is drawn as a grey line, `level_line` likewise through points, `diagonal` where both axes are equal.
+    """
+
+    title: str
+    horizontal: str
+    lines: tuple[Line, ...]
+    ticks: tuple[str, ...] = ()
+    level_line: tuple[tuple[float, float], ...] = ()
+    diagonal: bool = False
+
+
+@dataclass(frozen=True)
+class PanelFigure:
+    """Panels with one vertical axis.
+
+    Attributes:
+        name: stem of its file.
+        title: what is drawn.
+        subtitle: unit, and how to read it.
+        quantity: heads the values in the table.
+        panels: at least one with a mark or scattered points.
+        scale: what values are multiplied by as they are drawn and listed.
+        places: decimal places in the table.
+        from_zero: whether the vertical axis begins at 0.
+        level: a value drawn as a grey line.
+        grey: what the legend calls grey lines.
+    """
+
+    name: str
+    title: str
+    subtitle: str
+    quantity: str
+    panels: tuple[Panel, ...]
+    scale: float = 1.0
+    places: int = 3
+    from_zero: bool = False
+    level: float | None = None
+    grey: str = ""
+
+
+def draw_panels(content: PanelFigure) -> Figure:
+    """Draw small multiples, two or three in a row, so that they can be read on a telephone.
+
+    Args:
+        content: what is drawn; panels beyond `MOST_PANELS` are in the table only.
+
+    Returns:
+        The figure.
+    """
+    panels = content.panels[:MOST_PANELS]
+    columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
+    rows = math.ceil(len(panels) / columns)
+    words = dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines)
+    entries = [*words, *([("", content.grey)] if content.grey else [])]
+    in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for _, text in entries) else 1
+    legend_rows = math.ceil(len(entries) / in_line)
+    tilted = [_tilted(panel, columns) for panel in panels]
+    lengths = [len(tick) for panel, tilt in zip(panels, tilted, strict=True) if tilt for tick in panel.ticks]
+    longest = min(MOST_TICK_CHARACTERS, max(lengths, default=0))
+    below = 0.2 + (0.16 if any(panel.horizontal for panel in panels) else 0) + 0.036 * longest
+    panel_inches = 1.7 if columns == 1 else PANEL_INCHES
+    row_inches = panel_inches + below + 0.24
+    legend = LEGEND_INCHES * legend_rows + 0.08
+    title = textwrap.wrap(content.title, TITLE_CHARACTERS)
+    subtitle = textwrap.wrap(content.subtitle, SUBTITLE_CHARACTERS)
+    heading = 0.14 + LINE_INCHES * (len(title) + len(subtitle))
+    height = heading + rows * row_inches + legend
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    figure.text(0, 1 - 0.02 / height, "\n".join(title), size=9, weight="bold", va="top")
+    below_title = 0.05 + LINE_INCHES * len(title)
+    figure.text(0, 1 - below_title / height, "\n".join(subtitle), size=7.5, color=MUTED, va="top")
+    left, gap = 0.105, 0.035 if columns == 3 else 0.06
+    width = (0.985 - left - gap * (columns - 1)) / columns
+    low, high = _limits(content, panels)
+    for number, panel in enumerate(panels):
+        row, column = divmod(number, columns)
+        bottom = height - heading - (row + 1) * row_inches + below
+        axes = figure.add_axes((left + column * (width + gap), bottom / height, width, panel_inches / height))
+        _draw_panel(axes, content, panel, [method for method, _ in words], tilted[number])
+        axes.set_ylim(low, high)
+        if column:
+            axes.tick_params(axis="y", labelleft=False)
+    _draw_legend(figure, entries, [method for method, _ in words], (height, legend), in_line)
+    return figure
+
+
+def _tilted(panel: Panel, columns: int) -> bool:
+    room = TICK_CHARACTERS[columns - 1] / max(1, len(panel.ticks))
+    return any(min(MOST_TICK_CHARACTERS, len(tick)) > room for tick in panel.ticks)
+
+
+def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
+    quiet_grid(axes, "y")
+    axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=INK)
+    axes.set_xlabel(panel.horizontal, labelpad=1)
+    if content.level is not None:
+        axes.axhline(content.scale * content.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+    if panel.level_line:
+        axes.plot(*_scaled(panel.level_line, content.scale), color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+    if panel.diagonal:
+        axes.axline((0, 0), slope=1, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+    spread = 0.11 if panel.ticks and len(panel.lines) > 1 else 0.0
+    for line in panel.lines:
+        colour, marker = _style(line.method, order)
+        shift = spread * (order.index(line.method) - (len(order) - 1) / 2) * min(1.0, 5 / max(1, len(order)))
+        if line.scattered:
+            step = max(1, math.ceil(len(line.scattered) / MOST_SCATTERED))
+            xs, ys = _scaled(line.scattered[::step], content.scale)
+            axes.plot(xs, ys, marker, color=colour, alpha=0.3, markersize=2.6, markeredgewidth=0, linestyle="")
+        xs = [mark.x + shift for mark in line.marks]
+        ys = [content.scale * mark.value.mean for mark in line.marks]
+        if line.joined and len(xs) > 1:
+            axes.plot(xs, ys, color=colour, linewidth=1.2)
+        for x, mark in zip(xs, line.marks, strict=True):
+            if mark.value.ends is not None:
+                axes.plot([x, x], [content.scale * end for end in mark.value.ends], color=colour, linewidth=0.9)
+        axes.plot(xs, ys, marker, color=colour, markersize=3.2, linestyle="", zorder=3)
+    if panel.ticks:
+        axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
+        axes.set_xticks(range(len(panel.ticks)), [_short(tick, MOST_TICK_CHARACTERS) for tick in panel.ticks])
+        if tilted:
+            axes.tick_params(axis="x", labelrotation=35, pad=1)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+
+
+def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float]:
+    """Choose one range for all panels that shows every mean; an interval may be cut off where it is very wide."""
+    means, ends = [], []
+    for panel in panels:
+        means += [y for _, y in panel.level_line]
+        for line in panel.lines:
+            means += [mark.value.mean for mark in line.marks] + [y for _, y in line.scattered]
+            ends += [end for mark in line.marks for end in mark.value.ends or ()]
+    means += [] if content.level is None else [content.level]
+    low, high = min(means), max(means)
+    room = max(high - low, 0.1 * abs(high), 1e-3)
+    low = max(min([low, *ends]), low - room)
+    high = min(max([high, *ends]), high + room)
+    margin = 0.06 * max(high - low, 1e-3)
+    if content.from_zero:
+        return 0.0, content.scale * (high + margin)
+    return content.scale * (low - margin), content.scale * (high + margin)
+
+
+def _draw_legend(
+    figure: Figure,
+    entries: Sequence[tuple[str, str]],
+    methods: Sequence[str],
+    inches: tuple[float, float],
+    in_line: int,
+) -> None:
+    """Write the methods' names in their colours below the panels."""
+    height, legend = inches
+    for index, (method, words) in enumerate(entries):
+        colour, marker = _style(method, methods) if method else (MUTED, "")
+        row, column = divmod(index, in_line)
+        left, bottom = 0.5 * column, legend - 0.06 - LEGEND_INCHES * (row + 1)
+        axes = figure.add_axes((left, bottom / height, 0.05, 0.13 / height))
+        axes.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
+        axes.plot(0, 0, marker or "", color=colour, markersize=4)
+        axes.set_axis_off()
+        text = _short(words, 66 // in_line)
+        figure.text(left + 0.06, (bottom + 0.065) / height, text, color=colour, size=7.5, va="center")
+
+
+def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
+    style = predictor_style(method)
+    if style.marker != predictor_style("").marker:
+        return style.colour, style.marker
+    index = methods.index(method)
+    return CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
+
+
+def _scaled(points: Sequence[tuple[float, float]], scale: float) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [scale * y for _, y in points]
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

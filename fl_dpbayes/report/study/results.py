@@ -1,0 +1,177 @@
+"""The files of a study's folder as validated records and tables."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import Field, ValidationError
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.report.summary import SummaryPart, Text
+from fl_dpbayes.report.wording import POINT_PREDICTORS, PREDICTORS
+
+RECORD_FILE = "study.json"
+PREDICTOR, SEED, SHIFT, SEVERITY = "predictor", "seed", "shift", "severity"
+SHIFT_AXES = ("shift.kind", "shift.severity")
+POOLED = ("pooled:", "mean:")
+NUMBERS = ("severity", "n", "samples", "epsilon", "heterogeneity", "seconds", "warnings")
+
+
+class CellCounts(SummaryPart):
+    """How many cells there are, and how they ended."""
+
+    all: int
+    finished: int
+    failed: int = 0
+
+
+class FailedCell(SummaryPart):
+    """A cell that failed."""
+
+    labels: dict[str, Any] = Field(default_factory=dict)
+    error: Text = ""
+
+
+class StudyRecord(SummaryPart):
+    """`study.json`."""
+
+    study: Text
+    question: Text = ""
+    axes: dict[str, tuple[Any, ...]]
+    compare: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = Field(min_length=1)
+    where: Text
+    cells: CellCounts
+    seconds: float = 0.0
+    versions: dict[str, Text] = Field(default_factory=dict)
+    failed: tuple[FailedCell, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """A study as its folder holds it; a table that is not there is empty.
+
+    Labels of axes are texts in every table, as `label_text` writes them.
+    """
+
+    record: StudyRecord
+    settings: Mapping[str, Any]
+    results: pd.DataFrame
+    differences: pd.DataFrame
+    subgroups: pd.DataFrame
+    conformal: pd.DataFrame
+    shift_detection: pd.DataFrame
+
+    @property
+    def metric(self) -> str:
+        """What is compared first."""
+        return self.record.metrics[0]
+
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """Axes that make cells, without the seed, with their labels in the order of the study file."""
+        return {
+            name: [label_text(value) for value in values]
+            for name, values in self.record.axes.items()
+            if name not in (SEED, *SHIFT_AXES)
+        }
+
+    @property
+    def headline(self) -> pd.DataFrame:
+        """The rows of the result table at the study's place."""
+        frame = self.results
+        return frame if frame.empty else frame[frame["site"] == self.record.where]
+
+    @property
+    def original_site(self) -> str | None:
+        """The site of which shifted sites hold the records, where the study says so."""
+        return dict(self.settings.get("study") or {}).get("shifted_copy_of")
+
+    def predictors(self, frame: pd.DataFrame) -> list[str]:
+        """Return the predictors of a table in reading order, point estimate first."""
+        if frame.empty or PREDICTOR not in frame.columns:
+            return []
+        found = list(dict.fromkeys(frame[PREDICTOR].dropna()))
+        return [name for name in PREDICTORS if name in found] + [name for name in found if name not in PREDICTORS]
+
+    def main_predictor(self) -> str | None:
+        """Return the predictor that stands for a method: the averaged posterior where it was measured."""
+        found = self.predictors(self.headline)
+        return "posterior" if "posterior" in found else (found[0] if found else None)
+
+    def words(self, axis: str, label: str) -> str:
+        """Name a method: a predictor in words, or the label of an axis."""
+        if axis != PREDICTOR:
+            return label
+        frame = self.results
+        samples = frame[frame[PREDICTOR] == label]["samples"] if "samples" in frame.columns else pd.Series(dtype=float)
+        names = POINT_PREDICTORS if len(samples) and (samples == 1).all() else PREDICTORS
+        return names.get(label, label)
+
+    def methods(self, axis: str) -> list[str]:
+        """Return the values of an axis, or the predictors."""
+        return self.predictors(self.headline) if axis == PREDICTOR else self.axes.get(axis, [])
+
+
+def label_text(value: object) -> str:
+    """Write the label of an axis' value so that tables and the study's record agree: 100.0 and "100" are "100"."""
+    if value is None or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, bool):
+        return str(value)
+    try:
+        return f"{float(str(value)):.12g}"
+    except ValueError:
+        return str(value)
+
+
+def read_study(folder: Path) -> StudyResults:
+    """Read the folder of a study.
+
+    Args:
+        folder: holds `study.json`, `study.toml` and the tables as CSV.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        UserError: if a file is missing or damaged.
+    """
+    path = folder / RECORD_FILE
+    again = f"write it again with  fl-dpbayes study --resume {folder}"
+    try:
+        record = StudyRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        settings = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}: {again}") from None
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path} is no study's record: {field}: {first['msg']}: {again}") from None
+    except ValueError as error:
+        raise UserError(f"{path} or study.toml beside it is damaged ({error}): {again}") from None
+    axes = [name for name in record.axes if name not in (SEED, *SHIFT_AXES)]
+    names = ("results", "differences", "subgroups", "conformal", "shift_detection")
+    try:
+        tables = {name: _read_table(folder / f"{name}.csv", axes) for name in names}
+    except (OSError, ValueError) as error:
+        raise UserError(f"a table in {folder} is damaged ({error}): {again}") from None
+    return StudyResults(record, settings, **tables)
+
+
+def _read_table(path: Path, axes: Iterable[str]) -> pd.DataFrame:
+    if not path.is_file() or not path.read_text(encoding="utf-8").strip():
+        return pd.DataFrame()
+    # A label such as "none" or "null" is a label.
+    frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+    for name in (*axes, "method", "baseline", SHIFT, "value"):
+        if name in frame.columns:
+            frame[name] = [label_text(value) for value in frame[name]]
+    for name in NUMBERS:
+        if name in frame.columns:
+            frame[name] = pd.to_numeric(frame[name], errors="coerce")
+    return frame

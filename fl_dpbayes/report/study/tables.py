@@ -1,0 +1,129 @@
+"""The tables of a study's page."""
+
+from itertools import product
+from typing import Any
+
+from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
+from fl_dpbayes.report.page_tables import Cell, PageTable
+from fl_dpbayes.report.study.estimates import estimate
+from fl_dpbayes.report.study.methods import differences
+from fl_dpbayes.report.study.panels import PanelFigure
+from fl_dpbayes.report.study.quantities import axis_name, quantity
+from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text
+
+MOST_ROWS = 2_000
+ASKED = "privacy.epsilon"
+
+
+def figure_table(figure: PanelFigure) -> PageTable:
+    """List the numbers of a figure: each mean, its interval, and over how many seeds and settings it goes."""
+
+    def write(value: float | None) -> str:
+        return decimal(None if value is None else figure.scale * value, figure.places)
+
+    rows = []
+    for panel in figure.panels:
+        for line in panel.lines:
+            for mark in line.marks:
+                value = mark.value
+                cells = (panel.title, mark.where, line.words, write(value.mean), interval(value.ends, write))
+                rows.append(tuple((text, "") for text in (*cells, str(value.seeds), str(value.settings))))
+    columns = ("Panel", "At", "Line", figure.quantity, "95% interval", "Seeds", "Settings")
+    return PageTable(columns, rows[:MOST_ROWS], frozenset({0, 1, 2}))
+
+
+def differences_table(study: StudyResults) -> PageTable:
+    """List the paired differences of all metrics over all settings."""
+    rows = []
+    for metric in study.record.metrics:
+        measured = quantity(metric)
+        for one in differences(study, metric):
+            method, baseline = (study.words(one.axis, label) for label in (one.method, one.baseline))
+            value = one.value
+            ends = interval(value.ends, lambda end, measured=measured: measured.value(end or 0.0))  # type: ignore[misc]
+            cells = (axis_name(one.axis), f"{method} – {baseline}", measured.name, measured.value(value.mean), ends)
+            rows.append(tuple((text, "") for text in (*cells, str(value.seeds), str(value.settings))))
+    columns = ("Compared", "Difference", "Metric", "Mean", "95% interval", "Seeds", "Settings")
+    return PageTable(columns, rows, frozenset({0, 1, 2}))
+
+
+def settings_table(study: StudyResults) -> PageTable:
+    """List every setting and predictor at the study's place: means over seeds with intervals."""
+    frame, axes = study.headline, study.axes
+    measured = [quantity(metric) for metric in study.record.metrics if metric in frame.columns]
+    rows = []
+    for labels in product(*axes.values()):
+        here = _at(frame, dict(zip(axes, labels, strict=True)))
+        for predictor in study.predictors(here):
+            of_predictor = here[here[PREDICTOR] == predictor]
+            cells: list[tuple[str, str]] = [(label, "") for label in labels]
+            cells.append((study.words(PREDICTOR, predictor), ""))
+            for one in measured:
+                value = estimate(of_predictor, one.key)
+                ends = interval(value.ends, lambda end, one=one: one.value(end or 0.0)) if value else ""  # type: ignore[misc]
+                cells.append((one.value(value.mean) if value else UNDEFINED, ends))
+            rows.append((*cells, (str(of_predictor[SEED].nunique()), "")))
+    columns = (*map(axis_name, axes), "Predictor", *(one.name for one in measured), "Seeds")
+    return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(axes) + 1)))
+
+
+def spent_table(study: StudyResults) -> PageTable:
+    """List the epsilon asked and the largest one that any site of any run spent; rounded up."""
+    return _privacy_table(study, [axis for axis in study.axes if axis == ASKED])
+
+
+def privacy_table(study: StudyResults) -> PageTable:
+    """List the epsilon asked and the largest one that any site spent, for every setting; rounded up."""
+    return _privacy_table(study, list(study.axes))
+
+
+def _privacy_table(study: StudyResults, axes: list[str]) -> PageTable:
+    frame = study.results
+    if frame.empty or "epsilon" not in frame.columns:
+        return PageTable(("Setting",), [])
+    cells = frame.drop_duplicates("cell")
+    privacy: dict[str, Any] = study.settings.get("privacy") or {}
+    delta = privacy.get("delta")
+    rows = []
+    for labels in product(*(study.axes[axis] for axis in axes)):
+        setting = dict(zip(axes, labels, strict=True))
+        here = _at(cells, setting)
+        if here.empty:
+            continue
+        # A run whose largest epsilon is not known must not look cheap.
+        spent = here["epsilon"].max(skipna=False)
+        more = (
+            _asked(setting.get(ASKED, privacy.get("epsilon"))),
+            rounded_up(float(spent)),
+            probability(float(delta)) if isinstance(delta, int | float) else UNDEFINED,
+            f"{here['seconds'].mean():.0f}" if "seconds" in here.columns else UNDEFINED,
+            str(len(here)),
+        )
+        shown = [label for axis, label in setting.items() if axis != ASKED]
+        rows.append(tuple((text, "") for text in (*shown, *more)))
+    names = [axis_name(axis) for axis in axes if axis != ASKED]
+    columns = (*names, "ε asked", "Largest ε of a site", "δ", "Seconds of a cell", "Cells")
+    return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(names))))
+
+
+def _asked(epsilon: object) -> str:
+    try:
+        return significant(float(str(epsilon)))
+    except ValueError:
+        return UNDEFINED
+
+
+def failures_table(study: StudyResults) -> PageTable:
+    """List the cells that failed."""
+    rows: list[tuple[Cell, ...]] = [
+        ((", ".join(f"{axis} {label_text(label)}" for axis, label in one.labels.items()), ""), (one.error, ""))
+        for one in study.record.failed
+    ]
+    return PageTable(("Cell", "Error"), rows[:MOST_ROWS], frozenset({0, 1}))
+
+
+def _at(frame: Any, setting: dict[str, str]) -> Any:
+    for axis, label in setting.items():
+        if axis in frame.columns:
+            frame = frame[frame[axis] == label]
+    return frame
