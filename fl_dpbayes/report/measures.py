@@ -11,7 +11,7 @@ from fl_dpbayes.report.measure_tables import (
     subgroup_table,
     truth_table,
 )
-from fl_dpbayes.report.numbers import count, significant
+from fl_dpbayes.report.numbers import count
 from fl_dpbayes.report.page_tables import PageTable
 from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Role, Summary
 from fl_dpbayes.report.wording import ROLES, predictor_name
@@ -70,7 +70,7 @@ def gather_measures(run: Summary) -> Measures:
         further_clinical=clinical_table(further_lines),
         conformal=conformal_table(run, conformal),
         further_conformal=conformal_table(run, further_conformal),
-        level=", ".join(f"{significant(100 * level)}%" for level in sorted({row.level for row in run.conformal})),
+        level=", ".join(f"{100 * level:g}%" for level in sorted({row.level for row in run.conformal})),
         calibrated_on=", ".join(f"the {words} (n = {count(n)})" for words, n in sorted(sets, key=str)),
         shift_detection=shift_detection_table(run),
         reference_records=", ".join(count(n) for n in sorted(compared)),
