@@ -8,7 +8,8 @@ from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.measure_tables import split_rows
 from fl_dpbayes.report.measures import site_reliability
-from fl_dpbayes.report.summary import ConformalRecord, parse_summary
+from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
+from fl_dpbayes.report.summary import CalibrationRecord, ConformalRecord, parse_summary
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 SECTIONS = {"subgroups", "clinical", "conformal", "uncertainty", "truth"}
@@ -40,6 +41,10 @@ def texts(svg):
     return [node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
+def drawn(page, name):
+    return texts((page.parent / "figures" / f"{name}.svg").read_text(encoding="utf-8"))
+
+
 def test_sections_appear_only_where_data_exist(measured, reported):
     assert sections(measured) == SECTIONS
     assert sections(reported) == set()
@@ -49,11 +54,13 @@ def test_sections_appear_only_where_data_exist(measured, reported):
     ("section", "key"), [("subgroups", "subgroups"), ("conformal", "conformal"), ("uncertainty", "shift_detection")]
 )
 def test_a_part_without_rows_is_left_out_alone(write_run, measured_summary, section, key):
+    measured_summary["reliability"] = []
     measured_summary[key] = []
     assert sections(write_report(write_run(measured_summary))) == SECTIONS - {section}
 
 
 def test_an_uncertainty_that_is_undefined_everywhere_has_no_section(write_run, measured_summary):
+    measured_summary["reliability"] = []
     for row in measured_summary["shift_detection"]:
         row |= {"auroc": None, "low": None, "high": None, "interval": None}
     assert "uncertainty" not in sections(write_report(write_run(measured_summary)))
@@ -79,6 +86,7 @@ def test_tables_hold_the_numbers_of_the_summary(measured):
 
 
 def test_a_true_error_outside_its_interval_is_said(write_run, measured_summary):
+    measured_summary["reliability"] = []
     for row in measured_summary["calibration"]:
         row["rms_true"] = 0.5
     page = write_report(write_run(measured_summary))
@@ -105,8 +113,7 @@ def test_panels_are_of_single_sites_and_one_predictor(summary):
 
 
 def test_each_site_has_its_panel(reported):
-    figures = {figure.name: figure.svg for figure in draw_figures(reported.parent)}
-    shown = texts(figures["reliability-sites"])
+    shown = drawn(reported, "reliability-sites")
     assert {"Site by site, averaged posterior", "island", "new-scanner", "held out, n = 450"} <= set(shown)
     assert "harbour-hospit…" in shown
     assert not any("pooled" in text for text in shown if text)
@@ -114,23 +121,23 @@ def test_each_site_has_its_panel(reported):
 
 def test_every_site_of_a_full_grid_stands_within_the_figure(write_run, summary):
     summary["sites"] = [{"name": f"s{i}", "role": "train"} for i in range(24)]
-    row = summary["reliability"][1]
+    row, summary["calibration"] = summary["reliability"][0], []
     summary["reliability"] = [row | {"site": f"s{i}", "role": "train"} for i in range(24)]
     svg = {figure.name: figure.svg for figure in draw_figures(write_run(summary))}["reliability-sites"]
     assert {f"s{i}" for i in range(24)} <= set(texts(svg))
 
 
 def test_decision_curve_is_drawn_per_role(measured):
-    figures = {figure.name: figure.svg for figure in draw_figures(measured.parent)}
-    assert {"net_benefit-held_out", "net_benefit-shifted", "net_benefit-train"} <= set(figures)
-    shown = set(texts(figures["net_benefit-held_out"]))
+    names = {path.stem for path in (measured.parent / "figures").glob("net_benefit-*.svg")}
+    assert names == {"net_benefit-held_out", "net_benefit-shifted", "net_benefit-train"}
+    shown = set(drawn(measured, "net_benefit-held_out"))
     assert {"Held-out sites, decision curve", "averaged posterior", "last iterate", "treat all", "treat none"} <= shown
 
 
-def test_a_curve_without_intervals_is_drawn(write_run, measured_summary):
-    for row in measured_summary["calibration"]:
-        row["net_benefit"] = [point | {"interval": None, "model": None} for point in row["net_benefit"]]
-    assert "net_benefit-train" in {figure.name for figure in draw_figures(write_run(measured_summary))}
+def test_a_curve_without_intervals_is_drawn(measured_summary):
+    points = [point | {"interval": None, "model": None} for point in measured_summary["calibration"][0]["net_benefit"]]
+    row = CalibrationRecord.model_validate(measured_summary["calibration"][0] | {"net_benefit": points})
+    assert "treat none" in [text.get_text() for text in net_benefit_figure([row], "").texts]
 
 
 def test_hostile_strings_are_escaped(measured, write_run, measured_summary):
