@@ -78,4 +78,5 @@ def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Fi
 
 
 def _short(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    # Long names of hospitals often differ at their end only.
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"
