@@ -35,6 +35,9 @@ from server.shift_detection import shift_detection_rows
 from server.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
+# One diagram for each site: more would be read by nobody, and make the largest part of a summary.
+MAX_RELIABILITY_SITES = 24
+HEADLINE_PREDICTORS = ("posterior", "last")
 
 
 @dataclass(frozen=True)
@@ -110,16 +113,21 @@ class Evaluation:
             seed: seeds the draws behind intervals and references.
 
         Returns:
-            The summary's `calibration` rows, and its `reliability` rows (pooled roles with exact sums only).
+            The summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles, then each
+            site's posterior, or last iterate where there is none, in a federation of at most 24 measured sites.
         """
         pooled, sites, reliability = [], [], []
         for name, role, predictor, statistics in self._pooled():
             key = self._key(name, role, predictor)
             pooled.append(self._row(key, statistics, seed))
-            if isinstance(statistics, CalibrationStatistics):
-                reliability.append({**key, "bins": [row.as_row() for row in reliability_bins(statistics)]})
+            reliability += _reliability(key, statistics)
+        headline = next((name for name in HEADLINE_PREDICTORS if name in self._samples), "")
+        few = len({part.card.name for part in self.parts}) <= MAX_RELIABILITY_SITES
         for name, role, predictor, statistics in self._by_site():
-            sites.append(self._row(self._key(name, role, predictor), statistics, seed))
+            key = self._key(name, role, predictor)
+            sites.append(self._row(key, statistics, seed))
+            if few and predictor == headline:
+                reliability += _reliability(key, statistics)
         return [*pooled, *mean_rows(sites), *sites], reliability
 
     def subgroup_rows(self, seed: int) -> list[dict[str, Any]]:
@@ -205,6 +213,12 @@ class Evaluation:
                 if members and len(members) == len(measured):
                     pooled.append((f"pooled:{role}", role, predictor, reduce(_merge, members)))
         return pooled
+
+
+def _reliability(key: dict[str, Any], statistics: Statistics) -> list[dict[str, Any]]:
+    if not isinstance(statistics, CalibrationStatistics):
+        return []
+    return [{**key, "bins": [row.as_row() for row in reliability_bins(statistics)]}]
 
 
 def _summary(statistics: Statistics, generator: np.random.Generator) -> CalibrationSummary:

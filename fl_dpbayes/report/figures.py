@@ -10,13 +10,17 @@ from matplotlib.figure import Figure
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure, read_epsilon_curves
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
+from fl_dpbayes.report.measures import decision_curves, site_reliability
+from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
 from fl_dpbayes.report.numbers import count, interval, points, probability
 from fl_dpbayes.report.records import read_summary, write_atomically
 from fl_dpbayes.report.reliability_figure import reliability_figure
+from fl_dpbayes.report.site_reliability_figure import site_reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
-from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary, parse_summary
+from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Role, Summary, parse_summary
 from fl_dpbayes.report.wording import METRIC_NAMES, PREDICTORS, ROLES, in_reading_order, predictor_name
 
+SITE_RELIABILITY = "reliability-sites"
 SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
 
 
@@ -36,8 +40,8 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
         run_dir: a run directory with `summary.json`; `privacy.csv` gives epsilon per round.
 
     Returns:
-        Reliability diagrams (per role, last beside posterior), epsilon per round, then each metric per site. A figure
-        without data is left out.
+        Reliability diagrams (per role, last beside posterior), epsilon per round, each metric per site, reliability at
+        every site, then decision curves (per role). A figure without data is left out.
 
     Raises:
         UserError: if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
@@ -48,6 +52,8 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
         *(_draw_reliability(run, row) for row in pooled_reliability(run)),
         _draw_epsilon(run, curves),
         *(_draw_sites(run, metric) for metric in SITE_METRICS),
+        _draw_site_reliability(site_reliability(run)),
+        *(_draw_net_benefit(rows) for rows in decision_curves(run).values()),
     ]
     drawn = [figure for figure in figures if figure is not None]
     save_figures(run_dir, drawn)
@@ -86,6 +92,11 @@ def figure_name(*parts: str) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts)
 
 
+def net_benefit_name(role: Role) -> str:
+    """Return the file stem of a role's decision curve."""
+    return figure_name("net_benefit", role)
+
+
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure:
     name = figure_name("reliability", row.role, row.predictor)
     title = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}"
@@ -113,6 +124,22 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
         if figure is None:
             return None
         return DrawnFigure("epsilon", figure_svg(figure), f"Epsilon spent after each round at each site, {subtitle}.")
+
+
+def _draw_site_reliability(rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
+    if not rows:
+        return None
+    title = f"Site by site, {predictor_name(rows[0])}"
+    with figure_settings(SITE_RELIABILITY):
+        svg = figure_svg(site_reliability_figure(rows, title))
+    return DrawnFigure(SITE_RELIABILITY, svg, f"Reliability diagram of each of {len(rows)} sites. {title}.")
+
+
+def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure:
+    name, title = net_benefit_name(rows[0].role), f"{ROLES[rows[0].role].capitalize()}, decision curve"
+    with figure_settings(name):
+        svg = figure_svg(net_benefit_figure(rows, title))
+    return DrawnFigure(name, svg, f"Net benefit per 100 records at each threshold. {title}.")
 
 
 def _draw_sites(run: Summary, metric: str) -> DrawnFigure | None:

@@ -16,6 +16,11 @@ def headline_role(run: Summary) -> Role:
     return "held_out" if pooled_rows(run, "held_out") else "train"
 
 
+def headline_predictor(run: Summary) -> str:
+    """Return the predictor of which details are shown: the posterior where it was measured, else the last iterate."""
+    return "posterior" if any(row.predictor == "posterior" for row in run.places) else "last"
+
+
 def key_figures(run: Summary) -> list[tuple[str, str]]:
     """Return the few numbers that stand largest, each with what it is.
 

@@ -5,8 +5,17 @@ from pathlib import Path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
-from fl_dpbayes.report.figures import SITE_METRICS, draw_figures, figure_name, pooled_reliability
+from fl_dpbayes.report.figures import (
+    SITE_METRICS,
+    SITE_RELIABILITY,
+    draw_figures,
+    figure_name,
+    net_benefit_name,
+    pooled_reliability,
+)
 from fl_dpbayes.report.headline import key_figures
+from fl_dpbayes.report.measure_tables import net_benefit_table, site_reliability_table
+from fl_dpbayes.report.measures import decision_curves, gather_measures, site_reliability
 from fl_dpbayes.report.page import page_figure, render_page
 from fl_dpbayes.report.page_tables import (
     all_metrics_table,
@@ -66,6 +75,16 @@ def write_report(run_dir: Path | str) -> Path:
             page_figure(figures[figure_name("sites", metric)], metric_table(run.places, metric))
             for metric in SITE_METRICS
             if figure_name("sites", metric) in figures
+        ],
+        site_reliability=(
+            page_figure(figures[SITE_RELIABILITY], site_reliability_table(site_reliability(run)))
+            if SITE_RELIABILITY in figures
+            else None
+        ),
+        measures=gather_measures(run),
+        net_benefit=[
+            page_figure(figures[net_benefit_name(role)], net_benefit_table(rows))
+            for role, rows in decision_curves(run).items()
         ],
         sites=site_table(run),
         participation=participation_table(run),

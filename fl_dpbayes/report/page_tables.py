@@ -118,12 +118,26 @@ def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show every metric of the given rows."""
-    columns = (*_PLACE_COLUMNS, *_MAIN_COLUMNS, "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats")
+    """Show every metric of the given rows; binary ECE and accuracy at a coverage where any row has them."""
+    binary = any(row.ece_binary is not None for row in rows)
+    coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
+    columns = (
+        *(*_PLACE_COLUMNS, *_MAIN_COLUMNS, "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
+        *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
+        *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
+    )
     ordered = in_reading_order(rows)
     cells = []
     for place, row in zip(_places(ordered), ordered, strict=True):
-        further = (points(row.ace), points(row.sce), points(row.mce), decimal(row.epistemic), decimal(row.aleatoric))
+        shared = (points(row.ace), points(row.sce), points(row.mce), decimal(row.epistemic), decimal(row.aleatoric))
+        bins = (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))
+        kept = row.accuracy_at_coverage or {}
+        further = (
+            *shared,
+            *map(points, bins),
+            *map(decimal, (row.aurc, row.aurc_excess)),
+            *(points(kept.get(share)) for share in coverages),
+        )
         cells.append(_cells((*place, *_main_cells(row), *further)))
     return PageTable(columns, cells, frozenset({0, 1}))
 

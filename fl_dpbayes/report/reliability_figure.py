@@ -31,15 +31,20 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     return figure
 
 
-def _draw_diagram(axes: Axes, row: ReliabilityRecord) -> None:
-    quiet_grid(axes, "y")
+def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
+    """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin.
+
+    Args:
+        axes: where to draw; both axes run from 0 to 1.
+        row: the bins; an empty bin has no point, one outside its band a filled point.
+        marker_size: of the points.
+    """
     for part in row.bins:
         if part.band_low is not None and part.band_high is not None:
             axes.fill_between(
                 [part.low, part.high], part.band_low, part.band_high, facecolor=BAND, edgecolor=BAND, linewidth=0.5
             )
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
     style = predictor_style(row.predictor)
     parts = [part for part in row.bins if part.n and part.confidence is not None and part.accuracy is not None]
     x = [part.confidence or 0.0 for part in parts]
@@ -53,13 +58,20 @@ def _draw_diagram(axes: Axes, row: ReliabilityRecord) -> None:
             style.marker,
             color=style.colour,
             markerfacecolor=fill,
-            markersize=4.2,
+            markersize=marker_size,
             zorder=3,
             clip_on=False,
         )
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+
+
+def _draw_diagram(axes: Axes, row: ReliabilityRecord) -> None:
+    quiet_grid(axes, "y")
+    draw_bins(axes, row, 4.2)
+    axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
     axes.text(0.03, 0.955, "above the line: too cautious", size=7.5, color=MUTED, va="top")
     axes.text(0.985, 0.03, "below: too sure of itself", size=7.5, color=MUTED, ha="right")
-    axes.set(xlim=(0, 1), ylim=(0, 1), title="accuracy, %")
+    axes.set(title="accuracy, %")
     axes.set_yticks(TICKS, PERCENT)
     axes.set_xticks(TICKS, [""] * len(TICKS))
 

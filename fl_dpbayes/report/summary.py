@@ -160,6 +160,30 @@ class CalibrationRecord(SummaryPart):
         return self.site == f"mean:{self.role}"
 
 
+class SubgroupRecord(CalibrationRecord):
+    """How one predictor did on the records of one subgroup, such as attribute "sex", value "female"."""
+
+    attribute: Text
+    value: Text
+
+
+class ShiftDetectionRecord(SummaryPart):
+    """How well uncertainty tells a place's records from those of the training sites: `auroc` is .5 by chance.
+
+    `measure` is "epistemic" or "total"; `low` and `high` bound the AUROC whatever the order within a bin.
+    """
+
+    site: Text
+    predictor: Text
+    measure: Text
+    auroc: Number = None
+    low: Number = None
+    high: Number = None
+    interval: Interval = None
+    n_reference: int | None = None
+    n: int | None = None
+
+
 class ConformalRecord(SummaryPart):
     """How conformal prediction sets did at one place: `coverage` is to be `level` or more, `size` small.
 
@@ -266,6 +290,8 @@ class Summary(SummaryPart):
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     calibration: tuple[CalibrationRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
+    subgroups: tuple[SubgroupRecord, ...] = ()
+    shift_detection: tuple[ShiftDetectionRecord, ...] = ()
     conformal: tuple[ConformalRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic

@@ -1,8 +1,9 @@
 """The report page as a Jinja template; every value in it is escaped unless it is one of our own figures."""
 
+from fl_dpbayes.report.measures_template import MEASURES
 from fl_dpbayes.report.page_macros import MACROS
 
-TEMPLATE = (
+_BEFORE = (
     MACROS
     + """\
 <!DOCTYPE html>
@@ -83,11 +84,19 @@ there are few records. The plain ECE does: compare it only with the value in par
 <p>NLL and Brier score are lower where probabilities are better, whether through calibration or through accuracy. ACE
 (equal-mass bins) and SCE (equal-width bins) average the error over classes; MCE is the worst bin and depends on few
 records. Epistemic is the disagreement of the posterior's samples, aleatoric the uncertainty that they share.</p>
+<p>AURC is the error rate among the most confident records, averaged over how many of them are kept; its excess is what
+a perfect ranking would save. Accuracy at coverage 0.8 is that of the most confident 80%.</p>
 </details>
 {% if reliability %}
 <h3>Reliability</h3>
 <p class="note">Grey band: where 95% of a calibrated model's accuracies would lie. A filled point lies outside it.</p>
 <div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
+{% endif %}
+{% if site_reliability %}
+<h3>Reliability site by site</h3>
+<p class="note">One diagram per site, as above: a filled point lies outside the grey band. With few records the band is
+wide, and a point far from the line may still be chance.</p>
+<div class="figures">{{ figure(site_reliability) }}</div>
 {% endif %}
 {% if sites_figures %}
 <h3>Site by site</h3>
@@ -97,6 +106,10 @@ records. Epistemic is the disagreement of the posterior's samples, aleatoric the
 <details><summary>All metrics at every site</summary>
 {{ table(all_metrics, "Calibration at every site") }}</details>
 {% endif %}
+"""
+)
+
+_AFTER = """\
 
 <h2 id="sites">Sites</h2>
 {{ table(sites, "Sites of the run") }}
@@ -132,4 +145,5 @@ unlike the ones tested. Intervals that do not overlap show a difference; interva
 </body>
 </html>
 """
-)
+
+TEMPLATE = _BEFORE + MEASURES + _AFTER

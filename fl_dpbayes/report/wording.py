@@ -61,6 +61,12 @@ def place_name(row: CalibrationRecord) -> str:
     return f"all {ROLES[row.role]}" if row.pooled else row.site
 
 
+def pool_name(site: str) -> str:
+    """Name a place of a row that holds no calibration: `pooled:<role>` is all sites of that role."""
+    role = site.removeprefix("pooled:")
+    return f"all {ROLES[role]}" if site != role and role in ROLES else site
+
+
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
     """Order rows as they are read: pooled, means, sites; held-out before shifted before training; last, posterior."""
     roles, predictors = list(ROLES), list(PREDICTORS)

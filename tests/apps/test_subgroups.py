@@ -177,12 +177,25 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
         right = sum(row["n"] * row["accuracy"] for row in parts)
         assert right == pytest.approx(whole[place, "posterior"]["n"] * whole[place, "posterior"]["accuracy"])
         assert {row["attribute"] for row in parts} == {"sex"}
+    diagrams = {(row["site"], row["predictor"]): row["bins"] for row in summary["reliability"]}
+    roles = ("pooled:held_out", "pooled:train")
+    pooled = [(role, name) for role in roles for name in ("last", "posterior")]
+    assert set(diagrams) == {*pooled, *((site, "posterior") for site in ("north", "south", "out"))}
+    for key, bins in diagrams.items():
+        assert sum(row["n"] for row in bins) == whole[key]["n"]
     found = [(row["site"], row["measure"]) for row in summary["shift_detection"]]
     assert found == [(site, measure) for site in ("pooled:held_out", "out") for measure in ("epistemic", "total")]
     for row in summary["shift_detection"]:
         assert row["n"] == 100
         assert row["n_reference"] == whole["pooled:train", "posterior"]["n"]
         assert row["interval"][0] <= row["low"] <= row["auroc"] <= row["high"] <= row["interval"][1]
+
+
+def test_more_sites_than_a_reader_looks_at_get_no_diagrams_of_their_own(table_run, monkeypatch) -> None:
+    monkeypatch.setattr("server.evaluation.MAX_RELIABILITY_SITES", 2)
+    table_run.run()
+    summary = json.loads((table_run.folder / "summary.json").read_text())
+    assert {row["site"] for row in summary["reliability"]} == {"pooled:train", "pooled:held_out"}
 
 
 def test_a_hostile_site_cannot_add_subgroups(table_run) -> None:

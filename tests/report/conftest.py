@@ -19,6 +19,7 @@ from fl_dpbayes.report.records import (
     write_summary,
 )
 
+MEASURED_PLACES = [("pooled:held_out", "held_out"), ("island", "held_out"), ("university", "held_out")]
 TRAIN = ("north-clinic", "harbour-hospital", "st-anne", "valley")
 
 
@@ -91,6 +92,44 @@ def make_summary():
         "seconds": {"partition": 0.4, "train": 71.2, "evaluate": 3.1}, "configurations_tried": 1,
         "warnings": [], "heterogeneity": 0.213,
     }  # fmt: skip
+
+
+def decision_curve(model):
+    return [
+        {"threshold": t, "model": model - t / 10, "interval": [model - t / 10 - 0.05, model - t / 10 + 0.05],
+         "all": 0.4 - t, "none": 0.0}
+        for t in (0.25, 0.5, 0.75)
+    ]  # fmt: skip
+
+
+def make_measured_summary():
+    summary = make_summary()
+    for row in summary["calibration"]:
+        row |= {"calibration_intercept": 0.214, "calibration_slope": 0.81, "rms_true": 0.028, "ece_true": 0.019}
+        row |= {"ece_10": 0.0111, "ece_binary": 0.0222, "aurc": 0.0333, "accuracy_at_coverage": {"0.8": 0.9444}}
+        row["net_benefit"] = decision_curve(0.3 if row["predictor"] == "posterior" else 0.2)
+        row["intervals"] |= {"calibration_intercept": [-0.02, 0.45], "calibration_slope": [0.7, 0.93]}
+    summary["subgroups"] = [
+        calibration_row(site, role, predictor, n, rms) | {"attribute": "sex", "value": value}
+        for site, role in MEASURED_PLACES
+        for value, n, rms in (("female", 61, 0.111), ("male", 89, 0.022))
+        for predictor in ("last", "posterior")
+    ]
+    summary["shift_detection"] = [
+        {"site": site, "predictor": "posterior", "measure": measure, "auroc": area, "low": area, "high": area,
+         "interval": [area - 0.1, area + 0.1], "n_reference": 777, "n": 150}
+        for site in ("pooled:shifted", "new-scanner")
+        for measure, area in (("epistemic", 0.83), ("total", 0.41))
+    ]  # fmt: skip
+    summary["conformal"] = [
+        {"site": site, "role": role, "predictor": predictor, "level": 0.9, "weights": weights,
+         "calibrated_on": "training records", "coverage": coverage, "interval": [coverage - 0.02, coverage + 0.02],
+         "size": 1.257, "n": 150, "n_calibration": 777}
+        for site, role in MEASURED_PLACES
+        for predictor in ("last", "posterior")
+        for weights, coverage in (("none", 0.85), ("label-shift", 0.89), ("label-shift-estimated", 0.95))
+    ]  # fmt: skip
+    return summary
 
 
 @pytest.fixture
@@ -278,3 +317,16 @@ def over_seeds(values: np.ndarray) -> dict[str, float | int | None]:
 def write_study():
     """The function that writes the folder of a study with made-up numbers, of which every mean is known."""
     return write_study_folder
+
+
+@pytest.fixture
+def measured_summary():
+    """A summary of two classes with subgroups, prediction sets, shift detection and known truth."""
+    return make_measured_summary()
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory):
+    """The report of `measured_summary`; drawn once, to be read only."""
+    summary = make_measured_summary()
+    return write_report(write_run_directory(tmp_path_factory.mktemp("measured"), summary, make_privacy_rounds(summary)))

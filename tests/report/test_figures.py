@@ -12,7 +12,7 @@ from fl_dpbayes.report.summary import CalibrationRecord
 ROLES = ("held_out", "shifted", "train")
 NAMES = [
     *(f"reliability-{role}-{predictor}" for role in ROLES for predictor in ("last", "posterior")), "epsilon",
-    "sites-rms_debiased", "sites-ece", "sites-accuracy", "sites-nll",
+    "sites-rms_debiased", "sites-ece", "sites-accuracy", "sites-nll", "reliability-sites",
 ]  # fmt: skip
 
 

@@ -113,9 +113,9 @@ def test_every_section_and_the_numbers_of_every_figure(reported):
     reader = read(reported)
     identifiers = {value for _, name, value in reader.attributes if name == "id"}
     assert {"privacy", "releases", "calibration", "sites", "cost", "limits", "run"} <= identifiers
-    assert reader.tags.count("figure") == 11
-    assert reported.read_text(encoding="utf-8").count("Numbers of this figure") == 11
-    assert len(list((reported.parent / "figures").glob("*.svg"))) == 11
+    assert reader.tags.count("figure") == 12
+    assert reported.read_text(encoding="utf-8").count("Numbers of this figure") == 12
+    assert len(list((reported.parent / "figures").glob("*.svg"))) == 12
 
 
 def test_a_run_that_measured_nothing_still_has_a_page(write_run, summary):

@@ -1,0 +1,243 @@
+"""The tables of the page beyond calibration itself: subgroups, prediction sets, clinical measures, shift, truth."""
+
+from collections.abc import Sequence, Set
+from typing import Protocol, TypeVar
+
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
+from fl_dpbayes.report.page_tables import Cell, PageTable
+from fl_dpbayes.report.summary import (
+    CalibrationRecord,
+    ConformalRecord,
+    ReliabilityRecord,
+    Role,
+    ShiftDetectionRecord,
+    SubgroupRecord,
+    Summary,
+)
+from fl_dpbayes.report.wording import (
+    POINT_PREDICTORS,
+    PREDICTORS,
+    ROLES,
+    in_reading_order,
+    place_name,
+    pool_name,
+    predictor_name,
+)
+
+WEIGHTS = {
+    "none": "none",
+    "label-shift": "prevalence from its labels",
+    "label-shift-estimated": "prevalence from its predictions",
+}
+
+
+class _Placed(Protocol):
+    @property
+    def site(self) -> str: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def predictor(self) -> str: ...
+
+
+Row = TypeVar("Row", bound=_Placed)
+
+
+def split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list[Row], list[Row]]:
+    """Tell the rows that are read first from the others.
+
+    Args:
+        rows: of sites and of `pooled:<role>`.
+        predictor: only its rows come first; None for those of every predictor.
+
+    Returns:
+        Rows over all sites of a role, or of its sites where the role is not pooled; then the others, without the only
+        site of a role, whose rows would repeat the pooled ones.
+    """
+    pooled = {row.role for row in rows if row.site == f"pooled:{row.role}"}
+    sites = {role: {row.site for row in rows if row.role == role} - {f"pooled:{role}"} for role in pooled}
+    main, further = [], []
+    for row in rows:
+        single = row.role in pooled and row.site in sites[row.role]
+        if not single and predictor in (None, row.predictor):
+            main.append(row)
+        elif not single or len(sites[row.role]) > 1:
+            further.append(row)
+    return main, further
+
+
+def subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
+    """Show error, records, interval and what a calibrated model would show, for each subgroup."""
+    cells: list[tuple[str | Cell, ...]] = []
+    for attribute, value in sorted({(row.attribute, row.value) for row in rows}):
+        for row in in_reading_order([row for row in rows if (row.attribute, row.value) == (attribute, value)]):
+            cells.append(
+                (
+                    f"{attribute}: {value}",
+                    place_name(row),
+                    predictor_name(row),
+                    count(row.n),
+                    (points(row.rms_debiased), interval(row.intervals.get("rms_debiased"), points)),
+                    (points(row.ece), f"({points(row.ece_if_calibrated)})"),
+                    (points(row.accuracy), interval(row.intervals.get("accuracy"), points)),
+                )
+            )
+    columns = ("Subgroup", "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %")
+    return _table(columns, cells, {0, 1, 2})
+
+
+def conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
+    """Show how often the prediction sets hold the right class, and how large they are."""
+    cells = [
+        (
+            pool_name(row.site),
+            _predictor(run, row.predictor),
+            WEIGHTS.get(row.weights, row.weights),
+            (points(row.coverage), interval(row.interval, points)),
+            _against_level(row),
+            decimal(row.size, 2),
+            count(row.n),
+        )
+        for row in sorted(rows, key=lambda row: _place_order(row.site, row.role))
+    ]
+    columns = ("Where", "Predictor", "Weights", "Coverage, %", "Against what was asked", "Mean size", "n")
+    return _table(columns, cells, {0, 1, 2, 4})
+
+
+def clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+    """Show calibration intercept and slope, and the AUROC, with their intervals or bounds."""
+    cells = [
+        (
+            place_name(row),
+            predictor_name(row),
+            count(row.n),
+            (_signed(row.calibration_intercept), interval(row.intervals.get("calibration_intercept"), _signed)),
+            (decimal(row.calibration_slope, 2), interval(row.intervals.get("calibration_slope"), _two)),
+            decimal(row.auroc),
+        )
+        for row in in_reading_order(rows)
+    ]
+    columns = ("Where", "Predictor", "n", "Intercept (0 if calibrated)", "Slope (1 if calibrated)", "AUROC")
+    return _table(columns, cells, {0, 1})
+
+
+def net_benefit_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+    """Show the net benefit per 100 patients at each threshold, a column per predictor of one place."""
+    cells: list[tuple[str | Cell, ...]] = []
+    for number, point in enumerate(rows[0].net_benefit or ()):
+        curves = [(row.net_benefit or ())[number] for row in rows]
+        models = [(points(curve.model), interval(curve.interval, points)) for curve in curves]
+        cells.append((points(point.threshold), *models, points(point.all), points(point.none)))
+    names = (predictor_name(row) for row in rows)
+    return _table(("Treat above, %", *names, "Treat all", "Treat none"), cells, set())
+
+
+def shift_detection_table(run: Summary) -> PageTable:
+    """Show how well each uncertainty tells a place's records from the training sites', a row per place."""
+    sites = {site.name: site for site in run.sites}
+    places: dict[str, dict[str, ShiftDetectionRecord]] = {}
+    for row in run.shift_detection:
+        places.setdefault(row.site, {})[row.measure] = row
+    cells: list[tuple[str | Cell, ...]] = []
+    for site, measures in places.items():
+        if all(row.auroc is None for row in measures.values()):
+            continue
+        areas = [
+            (decimal(row.auroc, 2), interval(row.interval, _two)) if row else (UNDEFINED, "")
+            for row in (measures.get("epistemic"), measures.get("total"))
+        ]
+        records = count(next(iter(measures.values())).n)
+        shift = sites[site].shift if site in sites else ""
+        cells.append((pool_name(site), shift or ("none" if site in sites else ""), *areas, records))
+    columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
+    return _table(columns, cells, {0, 1})
+
+
+def truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+    """Show the estimated errors beside the true ones, where the law of the labels is known."""
+    cells = [
+        (
+            place_name(row),
+            predictor_name(row),
+            count(row.n),
+            (points(row.rms_debiased), interval(row.intervals.get("rms_debiased"), points)),
+            points(row.rms_true),
+            _inside(row),
+            points(row.ece),
+            points(row.ece_true),
+        )
+        for row in in_reading_order(rows)
+    ]
+    columns = ("Where", "Predictor", "n", "RMS estimated", "RMS true", "In the interval", "ECE estimated", "ECE true")
+    return _table(columns, cells, {0, 1, 5})
+
+
+def site_reliability_table(rows: Sequence[ReliabilityRecord]) -> PageTable:
+    """Show the bins of several sites' reliability diagrams."""
+    cells = [
+        (
+            row.site,
+            f"{points(part.low)} to {points(part.high)}",
+            count(part.n),
+            points(part.confidence),
+            points(part.accuracy),
+            interval((part.band_low, part.band_high), points) or UNDEFINED,
+        )
+        for row in rows
+        for part in row.bins
+        if part.n
+    ]
+    columns = ("Site", "Confidence %", "Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
+    return _table(columns, cells, {0})
+
+
+def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:
+    """Make a table without a first cell that repeats the one above it, and without a column of predictors all alike."""
+    if "Predictor" in columns and len({row[columns.index("Predictor")] for row in cells}) == 1:
+        left_out = columns.index("Predictor")
+        columns, words = (
+            columns[:left_out] + columns[left_out + 1 :],
+            {n - (n > left_out) for n in words if n != left_out},
+        )
+        cells = [row[:left_out] + row[left_out + 1 :] for row in cells]
+    rows = []
+    previous: str | Cell = ""
+    for row in cells:
+        first = "" if row[0] == previous else row[0]
+        previous = row[0]
+        rows.append(tuple(cell if isinstance(cell, tuple) else (cell, "") for cell in (first, *row[1:])))
+    return PageTable(columns, rows, frozenset(words))
+
+
+def _predictor(run: Summary, predictor: str) -> str:
+    """Name a predictor as the calibration rows do."""
+    single = any(row.predictor == predictor and row.samples == 1 for row in run.calibration)
+    return (POINT_PREDICTORS if single else PREDICTORS).get(predictor, predictor)
+
+
+def _place_order(site: str, role: Role) -> tuple[bool, int, str]:
+    return (site != f"pooled:{role}", list(ROLES).index(role), site)
+
+
+def _against_level(row: ConformalRecord) -> str:
+    """Compare coverage with what was asked, by its interval."""
+    if row.interval is None or row.interval[0] is None or row.interval[1] is None:
+        return ""
+    if row.interval[1] < row.level:
+        return "too low"
+    return "above" if row.interval[0] > row.level else "no clear difference"
+
+
+def _inside(row: CalibrationRecord) -> str:
+    ends = row.intervals.get("rms_debiased")
+    if ends is None or ends[0] is None or ends[1] is None or row.rms_true is None:
+        return UNDEFINED
+    return "yes" if ends[0] <= row.rms_true <= ends[1] else "no"
+
+
+def _two(value: float | None) -> str:
+    return decimal(value, 2)
+
+
+def _signed(value: float | None) -> str:
+    return f"+{value:.2f}" if value is not None and value > 0 else decimal(value, 2)
