@@ -29,6 +29,11 @@ VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 RESERVED = {"cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity"}
 METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
 PATH_KEYS = ("path", "folder")
+STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_VALUES = 1000
+MAX_LABEL = 300
+# What a spreadsheet takes for the beginning of a formula.
+FORMULA = ("=", "+", "-", "@")
 
 Key = tuple[str, ...]
 
@@ -128,6 +133,10 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     Raises:
         UserError: with one line that names the key, its value and what is allowed.
     """
+    name = content.get("name", "study")
+    # It names the folder of the results, and the cells' scenarios may have names of their own.
+    if not isinstance(name, str) or not STUDY_NAME.fullmatch(name):
+        raise UserError(f"{origin}: name is {name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first")
     try:
         section = StudySection.model_validate(content.get("study", {}))
     except ValidationError as error:
@@ -135,6 +144,8 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     axes = [*_listed_axes(content.get("axes", {}), origin), *_variant_axes(content.get("variants", {}), origin)]
     if not axes:
         raise UserError(f"{origin} has no axes: add a table such as  [axes] seed = [1, 2, 3]")
+    for axis in axes:
+        _check_labels(axis, origin)
     names = [axis.name for axis in axes]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{origin}: two axes are called {twice[0]!r}: rename the one in [variants]")
@@ -150,7 +161,7 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         if name not in allowed:
             raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
     return Study(
-        name=str(content.get("name", "study")),
+        name=name,
         section=section,
         scenario={key: value for key, value in content.items() if key not in STUDY_TABLES},
         axes=making_runs,
@@ -191,8 +202,20 @@ def _listed_axes(table: Any, origin: str) -> list[Axis]:
                 f"{origin}: axes.{name} is {values!r}: it must be a list of at least one value; a single value belongs "
                 "into the scenario itself"
             )
+        if len(values) > MAX_VALUES:
+            raise UserError(f"{origin}: axes.{name} has {len(values)} values: at most {MAX_VALUES}")
         axes.append(Axis(name, _distinct([_axis_value(key, value) for value in values], f"{origin}: axes.{name}")))
     return axes
+
+
+def _check_labels(axis: Axis, origin: str) -> None:
+    """Refuse texts that would steer a terminal, or that a spreadsheet would run."""
+    for label in (value.label for value in axis.values if isinstance(value.label, str)):
+        if len(label) > MAX_LABEL or not label.isprintable() or label.startswith(FORMULA):
+            raise UserError(
+                f"{origin}: the axis {axis.name} has the label {label[:60]!r}: tables hold up to {MAX_LABEL} "
+                f"printable characters, of which the first is none of {' '.join(FORMULA)}"
+            )
 
 
 def _leaves(table: Mapping[str, Any], above: Key = ()) -> list[tuple[Key, Any]]:

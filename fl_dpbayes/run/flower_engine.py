@@ -117,6 +117,9 @@ def _environment(home: Path, resources: Resources) -> dict[str, str]:
     }
     if resources.ray_address:
         environment["RAY_ADDRESS"] = resources.ray_address
+    else:
+        # Ray then listens on the loopback address only: it runs the code of whoever reaches its ports.
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     return environment
 
 

@@ -139,6 +139,10 @@ def test_the_resolved_file_is_the_same_study_in_the_same_order(tmp_path: Path) -
         ({"variants": {"site": {"a": {}}}}, "choose a name"),
         ({"variants": {"who": {"a": 3}}}, "must be a table of overrides"),
         ({"axes": {"seed": list(range(101)), "privacy": {"epsilon": list(range(1, 101))}}}, "at most 10000"),
+        ({"name": "../elsewhere", "axes": {"name": ["a", "b"]}}, "name is '../elsewhere'"),
+        ({"axes": {"seed": list(range(100_000))}}, "at most 1000"),
+        ({"variants": {"who": {"\x1b[2J": {"seed": 1}}}}, "printable characters"),
+        ({"variants": {"who": {"=1+1": {"seed": 1}}}}, "printable characters"),
         ({"axes": {"resources": {"threads_per_site": [1, 2]}}}, "are the same scenario"),
     ],
 )

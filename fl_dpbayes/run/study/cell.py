@@ -14,11 +14,14 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.records import read_summary, write_atomically
+from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.study.grid import StudyCell
 from fl_dpbayes.simulation import plan_sites, prepare_simulation
 
 CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"
+# Lists of flat rows that a summary may hold beside its calibration.
+FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,22 @@ def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
     """
     try:
         content = json.loads((folder / CELLS_FOLDER / f"{cell.digest}.json").read_text(encoding="utf-8"))
-        return FinishedCell(cell, dict(content["summary"]), float(content["seconds"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        summary = dict(content["summary"])
+        parse_summary(summary)
+        if not all(_holds_rows(summary.get(name)) for name in FURTHER_TABLES):
+            return None
+        return FinishedCell(cell, summary, float(content["seconds"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def _holds_rows(rows: object) -> bool:
+    """Tell whether a list of a summary, absent or not, is one of rows at places."""
+    if not isinstance(rows, list):
+        return rows is None
+    return all(isinstance(row, dict) and isinstance(row.get("site"), str) and _has_ends(row) for row in rows)
+
+
+def _has_ends(row: Mapping[str, Any]) -> bool:
+    ends = [row.get("interval"), *(row.get("intervals") or {}).values()]
+    return all(each is None or (isinstance(each, list) and len(each) == 2) for each in ends)

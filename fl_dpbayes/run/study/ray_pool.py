@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 from ray.exceptions import OutOfMemoryError, RayError
 
 from fl_dpbayes.errors import UserError
@@ -96,15 +97,16 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
         try:
             try:
                 if address is None:
-                    ray.init(
-                        "local",
-                        num_cpus=workers,
-                        object_store_memory=OBJECT_STORE_BYTES,
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        configure_logging=False,
-                        _temp_dir=str(folder),
-                    )
+                    with _on_loopback():
+                        ray.init(
+                            "local",
+                            num_cpus=workers,
+                            object_store_memory=OBJECT_STORE_BYTES,
+                            include_dashboard=False,
+                            log_to_driver=False,
+                            configure_logging=False,
+                            _temp_dir=str(folder),
+                        )
                 else:
                     _check_listening(address)
                     ray.init(address, log_to_driver=False, configure_logging=False)
@@ -122,6 +124,21 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
         finally:
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray listen on the loopback address only: it runs the code of whoever reaches its ports, without a password.
+
+    It asks for no such wish on Linux (it turns the address 127.0.0.1 into the machine's own), but does so by itself
+    where clusters are not enabled, as on other systems.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 @contextlib.contextmanager

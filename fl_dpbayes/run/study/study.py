@@ -24,6 +24,7 @@ from fl_dpbayes.run.reproduce.cell_file import versions
 from fl_dpbayes.run.simulate import check_machine
 from fl_dpbayes.run.study.cell import (
     CELLS_FOLDER,
+    FURTHER_TABLES,
     WORK_FOLDER,
     CellJob,
     FinishedCell,
@@ -34,7 +35,7 @@ from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
-from fl_dpbayes.run.study.table import FURTHER_TABLES, further_table, result_table, write_tables
+from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 from fl_dpbayes.study_file import Study, load_study, same_study, write_study
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"

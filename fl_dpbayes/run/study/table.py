@@ -12,8 +12,6 @@ from fl_dpbayes.run.study.cell import FinishedCell
 from fl_dpbayes.run.study.grid import shifted_site_name
 from fl_dpbayes.study_file import SEED, SHIFT_KIND, Study
 
-# Lists of flat rows that a summary may hold beside its calibration.
-FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
 Row = dict[str, Any]
 
@@ -50,7 +48,7 @@ def further_table(study: Study, cells: Sequence[FinishedCell], name: str) -> pd.
     Args:
         study: whose axes are columns.
         cells: finished cells.
-        name: one of `FURTHER_TABLES`.
+        name: one of `cell.FURTHER_TABLES`.
 
     Returns:
         The table; empty where no summary holds it.
