@@ -52,6 +52,7 @@ class StudySection(Record):
     metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("rms_debiased", "ece", "nll", "accuracy")
     where: Annotated[str, Field(min_length=1, max_length=80)] = "pooled:held_out"
     shifted_copy_of: SiteName | None = None
+    focus: dict[str, str | int | float] = Field(default_factory=dict)
 
     @field_validator("metrics")
     @classmethod
@@ -136,7 +137,9 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
     if not isinstance(name, str) or not STUDY_NAME.fullmatch(name):
-        raise UserError(f"{origin}: name is {name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first")
+        raise UserError(
+            f"{origin}: name is {name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first"
+        )
     try:
         section = StudySection.model_validate(content.get("study", {}))
     except ValidationError as error:
@@ -160,6 +163,11 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     for name in section.compare:
         if name not in allowed:
             raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
+    labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
+    for name, label in section.focus.items():
+        if label not in labels.get(name, []):
+            choice = ", ".join(map(str, labels[name])) if name in labels else f"an axis among {', '.join(labels)}"
+            raise UserError(f"{origin}: study.focus has {name} = {label!r}: choose {choice}")
     return Study(
         name=name,
         section=section,

@@ -59,10 +59,12 @@ def method_words(study: StudyResults, axis: str, label: str) -> str:
 
 
 def _lead(study: StudyResults) -> str:
-    measured, place = quantity(study.metric), place_words(study.record.where)
+    axes = compared_axes(study)[:1]
+    measured = quantity(study.metric)
+    place = place_words(study.record.where) + "".join(_focus(study, axis) for axis in axes)
     found = {
-        method_words(study, axis, label): estimate(method_rows(study, study.headline, axis, label), measured.key)
-        for axis in compared_axes(study)[:1]
+        method_words(study, axis, label): estimate(method_rows(study, study.in_focus(axis), axis, label), measured.key)
+        for axis in axes
         for label in study.methods(axis)
     }
     known = {words: value for words, value in found.items() if value is not None}
@@ -80,10 +82,16 @@ def _lead(study: StudyResults) -> str:
     return f"At {place} {measured.noun} is {'; '.join(f'with {words} {text}' for words, text in parts)}."
 
 
+def _focus(study: StudyResults, axis: str) -> str:
+    """Say to which settings a sentence on an axis keeps."""
+    parts = [method_words(study, name, label) for name, label in study.focus(axis).items()]
+    return f", with {' and '.join(parts)}," if parts else ""
+
+
 def _differences(study: StudyResults, axis: str, found: list[Difference]) -> str:
     measured = quantity(study.metric)
     parts = [f"{method_words(study, axis, one.method)} {_verdict(measured, one.value)}" for one in found]
-    baseline = method_words(study, axis, found[0].baseline)
+    baseline = method_words(study, axis, found[0].baseline) + _focus(study, axis).rstrip(",")
     bases = [_pairs(one.value) for one in found]
     if len(set(bases)) == 1:
         return f"Compared with {baseline} ({bases[0]}): {'; '.join(parts)}."

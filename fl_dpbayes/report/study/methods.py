@@ -54,7 +54,7 @@ def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str)
 
 
 def differences(study: StudyResults, metric: str) -> list[Difference]:
-    """Return the paired differences of every compared axis at the study's place over all settings.
+    """Return the paired differences of every compared axis at the study's place over all settings in its focus.
 
     Args:
         study: the study.
@@ -68,8 +68,8 @@ def differences(study: StudyResults, metric: str) -> list[Difference]:
         baseline, *others = study.methods(axis)
         for method in others:
             value = (
-                _recalibration(study, method, baseline, metric)
-                if axis == RECALIBRATION
+                _in_focus(study, axis, method, baseline, metric)
+                if axis == RECALIBRATION or study.focus(axis)
                 else _from_table(study, axis, method, baseline, metric)
             )
             if value is not None:
@@ -99,10 +99,10 @@ def _from_table(study: StudyResults, axis: str, method: str, baseline: str, metr
     return Estimate(float(row["mean"]), low, high, int(row["pairs"]), max(1, settings))
 
 
-def _recalibration(study: StudyResults, method: str, baseline: str, metric: str) -> Estimate | None:
-    """Pair a recalibration with none; the table of differences pairs equal predictors only."""
-    frame = study.headline
+def _in_focus(study: StudyResults, axis: str, method: str, baseline: str, metric: str) -> Estimate | None:
+    """Pair what the table of differences does not: some settings only, and a recalibration with none."""
+    frame = study.in_focus(axis)
     if metric not in frame.columns:
         return None
-    of_method, of_baseline = (method_rows(study, frame, RECALIBRATION, label) for label in (method, baseline))
-    return paired(of_method, of_baseline, metric, [axis for axis in study.axes if axis != RECALIBRATION])
+    of_method, of_baseline = (method_rows(study, frame, axis, label) for label in (method, baseline))
+    return paired(of_method, of_baseline, metric, [name for name in study.axes if name != axis])

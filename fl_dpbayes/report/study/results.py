@@ -45,6 +45,7 @@ class StudyRecord(SummaryPart):
     compare: tuple[str, ...] = ()
     metrics: tuple[str, ...] = Field(min_length=1)
     where: Text
+    focus: dict[str, Any] = Field(default_factory=dict)
     cells: CellCounts
     seconds: float = 0.0
     versions: dict[str, Text] = Field(default_factory=dict)
@@ -85,6 +86,17 @@ class StudyResults:
         """The rows of the result table at the study's place."""
         frame = self.results
         return frame if frame.empty else frame[frame["site"] == self.record.where]
+
+    def focus(self, axis: str) -> dict[str, str]:
+        """Return the values to which the answer keeps in what it says of an axis: never of that axis itself."""
+        return {name: label_text(label) for name, label in self.record.focus.items() if name != axis}
+
+    def in_focus(self, axis: str) -> pd.DataFrame:
+        """Return the rows at the study's place that the answer speaks of where it speaks of an axis."""
+        frame = self.headline
+        for name, label in self.focus(axis).items():
+            frame = frame[frame[name] == label]
+        return frame
 
     @property
     def original_site(self) -> str | None:

@@ -198,6 +198,7 @@ def _write_results(
         "compare": study.section.compare,
         "metrics": study.section.metrics,
         "where": study.section.where,
+        "focus": study.section.focus,
         "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
         "seconds": sum(cell.seconds for cell in finished),
         "versions": versions(),
