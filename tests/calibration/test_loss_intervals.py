@@ -45,7 +45,7 @@ def test_covers_ten_classes(score):
 
     p = np.random.default_rng(22).dirichlet(np.full(10, 0.6), 400_000)
     truth = {"nll": float(-(p * np.log(p)).sum(axis=1).mean()), "brier": float(1 - (p**2).sum(axis=1).mean())}[score]
-    assert share_held(score, draw, truth, 200, 400, 23) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+    assert share_held(score, draw, truth, 400, 400, 23) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
 
 
 def test_equal_confidences_give_the_interval_of_a_proportion(monkeypatch):

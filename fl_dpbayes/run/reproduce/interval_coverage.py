@@ -183,7 +183,8 @@ EXPERIMENT = Experiment(
         "Coverage is the share of simulated test sets whose interval of the debiased RMS error holds the true error of "
         "the bins, given the confidences; its standard error is .014 at .95, .007 with --full. `noise` is the standard "
         "deviation of a private release's noise on each sum. Accuracy, NLL and Brier are the coverages of their "
-        "intervals for the mean over all records like these, NLL among the test sets that show one (`NLL shown`); `in band` is the share of bins within the reliability "
+        "intervals for the mean over all records like these, NLL among the test sets that show one "
+        "(`NLL shown`); `in band` is the share of bins within the reliability "
         "diagram's pointwise band.",
         "With noise the interval is on the safe side: up to all of the test sets are covered.",
         "With exact sums more than 99 % is covered mostly where hardly an answer can go wrong (a standard deviation of "
