@@ -55,25 +55,6 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     return Interval(min(1.0, max(0.0, low)), max(0.0, min(1.0, high)))
 
 
-def mean_interval(total: float, total_of_squares: float, count: float) -> Interval | None:
-    """Return mean +- z s / sqrt(n), the central-limit interval of a mean of terms that are 0 or more.
-
-    Args:
-        total: sum of the terms.
-        total_of_squares: sum of their squares.
-        count: n.
-
-    Returns:
-        The interval, cut at 0; None for fewer than two records.
-    """
-    if count < 2:
-        return None
-    mean = total / count
-    variance = max(0.0, total_of_squares - count * mean**2) / (count - 1)
-    half = NORMAL_QUANTILE * math.sqrt(variance / count)
-    return Interval(max(0.0, mean - half), mean + half)
-
-
 class Reference(NamedTuple):
     """The raw ECE of a calibrated model: its mean and its 95 % quantile."""
 

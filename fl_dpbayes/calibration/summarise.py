@@ -11,9 +11,9 @@ from fl_dpbayes.calibration.calibration_line import calibration_intercept, calib
 from fl_dpbayes.calibration.intervals import (
     Interval,
     ece_if_calibrated,
-    mean_interval,
     wilson_interval,
 )
+from fl_dpbayes.calibration.loss_intervals import brier_interval, nll_interval
 from fl_dpbayes.calibration.net_benefit import decision_curve
 from fl_dpbayes.calibration.risk_coverage import COVERAGES, Ranked, accuracy_at_coverage, aurc, aurc_excess
 from fl_dpbayes.calibration.rms_interval import rms_interval
@@ -58,7 +58,8 @@ class CalibrationSummary:
         net_benefit: decision curve {threshold, model, interval, all, none} at steps of .05; two classes only.
         epistemic: mean mutual information of label and parameters, nats.
         aleatoric: mean expected entropy, nats.
-        intervals: 95 % intervals of the metrics that have one that covers.
+        intervals: 95 % intervals of the metrics that have one that covers; `nll` has none where one more wrong answer
+            could change too much (`nll_interval`).
     """
 
     n: int
@@ -118,8 +119,8 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
     intercept, slope = calibration_intercept(statistics), calibration_slope(statistics)
     intervals = {
         "accuracy": wilson_interval(statistics.correct, count),
-        "nll": mean_interval(statistics.nll, statistics.nll_squared, count),
-        "brier": mean_interval(statistics.brier, statistics.brier_squared, count),
+        "nll": nll_interval(statistics),
+        "brier": brier_interval(statistics),
         "rms_debiased": rms_interval(coarsen(statistics.top_label, REPORT_BINS)),
         "calibration_intercept": intercept and intercept.interval,
         "calibration_slope": slope and slope.interval,

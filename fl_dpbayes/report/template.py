@@ -81,7 +81,8 @@ would show with as many records.</p>
 <p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
 debiased root-mean-square error says by how much its probabilities are typically off; it does not grow merely because
 there are few records. The plain ECE does: compare it only with the value in parentheses beside it.</p>
-<p>NLL and Brier score are lower where probabilities are better, whether through calibration or through accuracy. ACE
+<p>NLL and Brier score are lower where probabilities are better, whether through calibration or through accuracy.
+NLL has no interval where one more wrong answer could change it too much: few records, or probabilities near 0. ACE
 (equal-mass bins) and SCE (equal-width bins) average the error over classes; MCE is the worst bin and depends on few
 records. Epistemic is the disagreement of the posterior's samples, aleatoric the uncertainty that they share.</p>
 <p>AURC is the error rate among the most confident records, averaged over how many of them are kept; its excess is what

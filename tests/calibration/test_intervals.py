@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.calibration import errors
-from fl_dpbayes.calibration.intervals import ece_if_calibrated, mean_interval, wilson_interval
+from fl_dpbayes.calibration.intervals import ece_if_calibrated, wilson_interval
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
 
@@ -38,23 +38,6 @@ def test_noisy_wilson_interval_covers(accuracy):
         low, high = wilson_interval(right + 10 * generator.normal(), 300 + 10 * generator.normal(), 100.0)
         inside += low <= accuracy <= high
     assert inside / 2000 > 0.95 - 4 * np.sqrt(0.95 * 0.05 / 2000)
-
-
-@pytest.mark.parametrize("score", ["nll", "brier"])
-def test_mean_interval_covers(score):
-    generator = np.random.default_rng(12)
-    inside = 0
-    for _ in range(600):
-        p = generator.uniform(0.5, 1, 300)
-        statistics = top_label(p, generator.random(300) < p)
-        low, high = mean_interval(getattr(statistics, score), getattr(statistics, f"{score}_squared"), 300)
-        # Means over p uniform on [1/2, 1] of p's entropy (nats) and of 2 p (1 - p).
-        inside += low <= {"nll": 0.5, "brier": 1 / 3}[score] <= high
-    assert inside / 600 >= 0.93
-
-
-def test_mean_interval_needs_two_records_limit():
-    assert mean_interval(1.0, 1.0, 1) is None
 
 
 @pytest.mark.slow

@@ -28,8 +28,13 @@ def faults(cell: Cell) -> list[str]:
     found, errs = [], []
     for row in measure_coverage(cell, None).rows:
         values = {name: value or 0.0 for name, value in row.values.items()}
-        if values["coverage"] < 0.93 - 3 * math.sqrt(0.93 * 0.07 / values["intervals"]):
-            found.append(f"{row.setting}: {values['coverage']:.3f}")
+        shown = {"coverage": values["intervals"]}
+        if cell.settings["noise_std"] == 0:
+            replicates = cell.settings["replicates"]
+            shown |= {"brier": replicates, "nll": replicates * values["nll_shown"]}
+        for name, count in shown.items():
+            if count and values[name] < 0.93 - 3 * math.sqrt(0.93 * 0.07 / count):
+                found.append(f"{row.setting}: {name} {values[name]:.3f}")
         # With a release's noise the interval is on the safe side.
         if cell.settings["noise_std"] == 0 and values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD:
             errs.append((values["coverage"], values["intervals"]))
