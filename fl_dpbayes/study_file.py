@@ -136,7 +136,9 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
     if not isinstance(name, str) or not STUDY_NAME.fullmatch(name):
-        raise UserError(f"{origin}: name is {name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first")
+        raise UserError(
+            f"{origin}: name is {name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first"
+        )
     try:
         section = StudySection.model_validate(content.get("study", {}))
     except ValidationError as error:
