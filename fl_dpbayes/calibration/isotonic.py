@@ -90,10 +90,10 @@ def apply_isotonic(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     positions, first = np.unique(mapping.parameters[:ISOTONIC_BINS], return_index=True)
     values = np.asarray(mapping.parameters[ISOTONIC_BINS:])[first]
     if probabilities.shape[1] == 2:
-        mapped = np.interp(probabilities[:, 1], positions, values)
+        mapped = _interpolated(probabilities[:, 1], positions, values)
         return np.column_stack([1 - mapped, mapped])
     rows, top = np.arange(len(probabilities)), probabilities.argmax(axis=1)
-    mapped = np.interp(probabilities[rows, top], positions, values)
+    mapped = _interpolated(probabilities[rows, top], positions, values)
     others = probabilities.copy()
     others[rows, top] = 0.0
     totals = others.sum(axis=1, keepdims=True)
@@ -103,6 +103,12 @@ def apply_isotonic(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     shares *= (1 - mapped)[:, None]
     shares[rows, top] = mapped
     return shares
+
+
+def _interpolated(probabilities: Floats, positions: Floats, values: Floats) -> Floats:
+    # Between knots nearly at one place the slope overflows. An error would tell the sender of such knots, without
+    # noise, that a record lies there.
+    return np.clip(np.interp(probabilities, positions, values), 0.0, 1.0)
 
 
 def knot_count(mapping: RecalibrationMap) -> int:

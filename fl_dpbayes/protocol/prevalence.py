@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 MAX_DEVIATION = 1e-6
+# A correction divides by it: by one near 0 it would overflow for some records, and the failure would tell of them.
+SMALLEST_TRAINED = 1e-9
 
 
 def _sum_to_one(shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -15,8 +17,11 @@ def _sum_to_one(shares: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _above_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
-    if min(shares) <= 0:
-        raise ValueError("a class has share 0: every class that is trained on has some records")
+    if min(shares) < SMALLEST_TRAINED:
+        raise ValueError(
+            f"a class has share {min(shares):g}: every class that is trained on has some records, "
+            f"{SMALLEST_TRAINED:g} of all or more"
+        )
     return shares
 
 

@@ -299,6 +299,7 @@ def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None
         (["sites.held-out.prevalence=estimated"], r"data\.prevalence is not: declare there"),
         (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
         (["data.prevalence=[0.0,1.0]"], "has share 0"),
+        (["data.prevalence=[5e-324,1.0]"], "has share"),
         (
             [
                 "data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",

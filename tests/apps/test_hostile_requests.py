@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Message
 
 from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
 
@@ -26,15 +27,15 @@ def refusal_of(reply: Message) -> tuple[str, str] | None:
     return None if text is None else (lambda found: (found.code.value, found.field))(Refusal.model_validate_json(text))
 
 
-def evaluate(site, weight: float = 0.0, **changes) -> Message:
-    """Ask for the noised table of one predictor, whose weights are all `weight`."""
+def evaluate(site, weight: float = 0.0, sent=None, **changes) -> Message:
+    """Ask for the noised table of one predictor, whose weights are all `weight`, unless other arrays are sent."""
     sample = {"1.weight": np.full((1, 2, 2), weight, np.float32), "1.bias": np.zeros((1, 2), np.float32)}
     arrays = prefixed("last", sample)
     content = {
         "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
         "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
     }  # fmt: skip
-    return site.answer("evaluate", content | changes, arrays)
+    return site.answer("evaluate", content | changes, arrays if sent is None else sent)
 
 
 def rows_of(site) -> list:
@@ -65,6 +66,23 @@ def test_predictor_that_fails_on_one_record_tells_nothing_of_it(table_site) -> N
             [*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50
         )
         answers.append(refusal_of(evaluate(site, weight=1e30)))
+    assert answers == [None, None]
+
+
+def test_map_that_overflows_on_one_record_tells_nothing_of_it(table_site) -> None:
+    # Knots so near to each other that the slope between them is infinite, and one patient who is predicted there.
+    knots = [0.0] * (ISOTONIC_BINS - 1)
+    steep = {"method": "isotonic", "parameters": [*knots, 1e-309, *knots, 1.0]}
+    weight = np.array([[[0.0, 0.0], [-2.372, 0.0]]], np.float32)
+    arrays = prefixed("posterior", {"1.weight": weight, "1.bias": np.zeros((1, 2), np.float32)})
+    answers = []
+    for name, far in (("with", 300.0), ("without", 1.0)):
+        site = table_site(name)
+        site.write(
+            [*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50
+        )
+        changes = {"predictors": {"posterior": [1.0]}, "arrays": arrays_digest(arrays), "recalibration": steep}
+        answers.append(refusal_of(evaluate(site, sent=arrays, **changes)))
     assert answers == [None, None]
 
 

@@ -20,6 +20,13 @@ def test_wilson_interval_without_records_undefined_limit():
     assert wilson_interval(0, 0) is None
 
 
+def test_wilson_interval_of_very_many_records_holds_the_share_golden():
+    # n / (n + z^2) to 1, where linear^2 and quadratic * constant agree in all digits.
+    low, high = wilson_interval(2e8, 2e8)
+    np.testing.assert_allclose(1 - low, 1.959963984540054**2 / 2e8, rtol=1e-6)
+    assert high == pytest.approx(1.0, abs=1e-12)
+
+
 def test_wilson_interval_of_vanishing_noise_limit():
     assert wilson_interval(80, 100, 1e-12) == pytest.approx(wilson_interval(80, 100), abs=1e-12)
 

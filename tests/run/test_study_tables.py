@@ -1,8 +1,10 @@
 """The tables of a study on made-up summaries: tidy rows, and paired differences that can be checked by hand."""
 
 import copy
+import json
 import math
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t as student
 
-from fl_dpbayes.run.study.cell import FinishedCell
+from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
@@ -75,6 +77,33 @@ def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path) 
     assert (row["epsilon"], row["heterogeneity"], row["seconds"], row["warnings"]) == (2.5, 0.3, 4.0, 1)
     assert (row["accuracy_low"], row["accuracy_high"], row["parts_a"]) == (0.1, 0.2, 1.5)
     assert "bins" not in table.columns
+
+
+EDITS: list[Callable[[dict[str, Any]], object]] = [
+    lambda content: content["summary"].pop("calibration"),
+    lambda content: content["summary"]["calibration"].append({"site": 1}),
+    lambda content: content["summary"].update(subgroups="no rows"),
+    lambda content: content["summary"].update(shift_detection=[{"site": ["a"]}]),
+    lambda content: content["summary"].update(shift_detection=[{"site": "a", "interval": 3}]),
+    lambda content: content["summary"].update(subgroups=[{"site": "a", "intervals": {"nll": [1]}}]),
+    lambda content: content["summary"].update(subgroups=[{"site": "a", "intervals": [1]}]),
+    lambda content: content.update(seconds="soon"),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, edit) -> None:
+    cell, summary = made_up()[1][0].cell, made_up()[1][0].summary
+    (tmp_path / "cells").mkdir()
+    keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
+    assert finished_cell(tmp_path, cell) is not None
+    path = tmp_path / "cells" / f"{cell.digest}.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+    assert finished_cell(tmp_path, cell) is None
+    path.write_text("[" * 100_000)
+    assert finished_cell(tmp_path, cell) is None
 
 
 def test_further_lists_become_tables_of_their_own() -> None:

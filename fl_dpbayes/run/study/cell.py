@@ -122,7 +122,7 @@ def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
         if not all(_holds_rows(summary.get(name)) for name in FURTHER_TABLES):
             return None
         return FinishedCell(cell, summary, float(content["seconds"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
