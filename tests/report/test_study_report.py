@@ -230,6 +230,24 @@ def test_a_recalibration_is_compared_by_the_predictor_that_it_makes(tmp_path: Pa
     )
 
 
+def test_the_answer_keeps_to_the_focus_but_where_its_axis_is_compared(tmp_path: Path, write_study) -> None:
+    folder = write_study(tmp_path, extra_axes={"aggregation": ["fald", "mixture"]})
+    for name in ("results", "differences"):
+        table = pd.read_csv(folder / f"{name}.csv")
+        metric = "rms_debiased" if name == "results" else "mean"
+        table.loc[table["aggregation"] == "mixture", metric] += 0.2
+        table.to_csv(folder / f"{name}.csv", index=False)
+    change(folder, compare=["predictor", "aggregation"], focus={"aggregation": "fald"})
+    study = read_study(folder)
+    answer = study_answer(study)
+    assert answer.lead.startswith("At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points")
+    assert "with aggregation rule fald (3 seeds × 2 settings): the averaged posterior lowers" in answer.differences[0]
+    (predictor,) = [one.value for one in differences(study, "rms_debiased") if one.axis == "predictor"]
+    assert predictor.mean == pytest.approx(-0.033)
+    assert predictor.settings == 2
+    assert answer.differences[1].startswith("Compared with aggregation rule fald")
+
+
 def test_tables_of_settings_differences_and_privacy(tmp_path: Path, write_study) -> None:
     study = read_study(write_study(tmp_path, extra_axes={"privacy.epsilon": [1.0, 8.0]}))
     settings = settings_table(study)
@@ -261,7 +279,11 @@ def test_a_mean_counts_only_seeds_with_every_setting() -> None:
     assert found is not None
     assert (found.mean, found.seeds, found.settings) == (3.0, 2, 2)
     half = float(student.ppf(0.975, 1)) * math.sqrt(2) / math.sqrt(2)
-    assert found.ends == pytest.approx((3 - half, 3 + half))
+    # No mean of values of 0 or more is below 0; one of differences may be.
+    assert found.ends == pytest.approx((0.0, 3 + half))
+    lower = estimate(frame.assign(value=frame["value"] - 2.0), "value")
+    assert lower is not None
+    assert lower.ends == pytest.approx((1 - half, 1 + half))
     assert estimate(frame, "nothing") is None
     assert estimate(frame.assign(value=math.nan), "value") is None
     one = estimate(frame[frame["seed"] == 1], "value")

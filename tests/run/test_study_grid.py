@@ -1,6 +1,7 @@
 """A study file becomes cells: axes, variants, shifts; and what a user meets who errs."""
 
 import copy
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -167,6 +168,17 @@ def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytes
         cli.main()
     assert stop.value.code == 2
     assert "no study 'other': choose one of study-mine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("axis", "label", "words"), [
+    ("partition.alpha", 7.0, "choose 1.0, 0.5"), ("nothing", 1, "choose an axis among partition.alpha"),
+])  # fmt: skip
+def test_a_focus_must_be_a_value_of_an_axis(axis: str, label: float, words: str) -> None:
+    content = {**BASE, "axes": {"partition": {"alpha": [1.0, 0.5]}}, "study": {"focus": {axis: label}}}
+    with pytest.raises(UserError, match=re.escape(words)):
+        study_of(content, "study")
+    content["study"] = {"focus": {"partition.alpha": 0.5}}
+    assert study_of(content, "study").section.focus == {"partition.alpha": 0.5}
 
 
 def test_every_shipped_study_is_valid() -> None:

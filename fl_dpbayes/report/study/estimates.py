@@ -1,7 +1,7 @@
 """Means over cells with intervals over seeds: cells of one seed share records and draws, so a seed counts once."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -45,8 +45,15 @@ def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
         column: a number, NaN where undefined.
 
     Returns:
-        The mean with its interval, or None where nothing is defined.
+        The mean with its interval, cut at 0 where no value lies below, or None where nothing is defined.
     """
+    found = _mean(frame, column)
+    if found is None or found.low is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
+        return found
+    return replace(found, low=max(0.0, found.low))
+
+
+def _mean(frame: pd.DataFrame, column: str) -> Estimate | None:
     if frame.empty or column not in frame.columns:
         return None
     values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
@@ -71,7 +78,7 @@ def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: lis
     """
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]
-    return estimate(joined, column)
+    return _mean(joined, column)
 
 
 def _over_seeds(by_seed: dict[Hashable, list[float]]) -> Estimate | None:
