@@ -134,11 +134,11 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     Raises:
         UserError: with one line that names the key, its value and what is allowed.
     """
-    name = content.get("name", "study")
+    study_name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
-    if not isinstance(name, str) or not STUDY_NAME.fullmatch(name):
+    if not isinstance(study_name, str) or not STUDY_NAME.fullmatch(study_name):
         raise UserError(
-            f"{origin}: name is {name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first"
+            f"{origin}: name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first"
         )
     try:
         section = StudySection.model_validate(content.get("study", {}))
@@ -169,7 +169,7 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
             choice = ", ".join(map(str, labels[name])) if name in labels else f"an axis among {', '.join(labels)}"
             raise UserError(f"{origin}: study.focus has {name} = {label!r}: choose {choice}")
     return Study(
-        name=name,
+        name=study_name,
         section=section,
         scenario={key: value for key, value in content.items() if key not in STUDY_TABLES},
         axes=making_runs,
