@@ -232,20 +232,24 @@ def test_a_recalibration_is_compared_by_the_predictor_that_it_makes(tmp_path: Pa
 
 def test_the_answer_keeps_to_the_focus_but_where_its_axis_is_compared(tmp_path: Path, write_study) -> None:
     folder = write_study(tmp_path, extra_axes={"aggregation": ["fald", "mixture"]})
-    for name in ("results", "differences"):
-        table = pd.read_csv(folder / f"{name}.csv")
-        metric = "rms_debiased" if name == "results" else "mean"
-        table.loc[table["aggregation"] == "mixture", metric] += 0.2
-        table.to_csv(folder / f"{name}.csv", index=False)
+    table = pd.read_csv(folder / "results.csv")
+    table.loc[table["aggregation"] == "mixture", "rms_debiased"] += 0.2
+    table.to_csv(folder / "results.csv", index=False)
+    pd.read_csv(folder / "differences.csv").assign(predictor="").to_csv(folder / "differences.csv", index=False)
     change(folder, compare=["predictor", "aggregation"], focus={"aggregation": "fald"})
     study = read_study(folder)
     answer = study_answer(study)
-    assert answer.lead.startswith("At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points")
+    assert answer.lead.startswith(
+        "At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points"
+    )
     assert "with aggregation rule fald (3 seeds × 2 settings): the averaged posterior lowers" in answer.differences[0]
     (predictor,) = [one.value for one in differences(study, "rms_debiased") if one.axis == "predictor"]
     assert predictor.mean == pytest.approx(-0.033)
     assert predictor.settings == 2
-    assert answer.differences[1].startswith("Compared with aggregation rule fald")
+    change(folder, compare=["aggregation", "predictor"])
+    opening = study_answer(read_study(folder)).lead
+    assert opening.startswith("At held-out sites aggregation rule fald is off by 3.1 points")
+    assert "aggregation rule mixture by 23.1 points" in opening
 
 
 def test_tables_of_settings_differences_and_privacy(tmp_path: Path, write_study) -> None:
