@@ -88,14 +88,14 @@ def study_page(tmp_path: Path, write_study) -> Path:
     return write_study_report(folder)
 
 
-def test_no_page_is_wider_than_its_window(study_page: Path, reported: Path, tmp_path: Path) -> None:
-    for page in (study_page, reported):
+def test_no_page_is_wider_than_its_window(study_page: Path, reported: Path, measured: Path, tmp_path: Path) -> None:
+    for page in (study_page, reported, measured):
         for window, document in widths(page, tmp_path):
             assert document <= window, page
 
 
-def test_the_console_stays_empty(study_page: Path, reported: Path, tmp_path: Path) -> None:
-    for page in (study_page, reported):
+def test_the_console_stays_empty(study_page: Path, reported: Path, measured: Path, tmp_path: Path) -> None:
+    for page in (study_page, reported, measured):
         document, log = load(page, 1280, tmp_path / "profile")
         assert "<svg" in document
         assert console_messages(log) == []
