@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fl_dpbayes.data.site_file import Policy
 from fl_dpbayes.data.specs import BuiltIn
-from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.data.virtual_site_files import write_virtual_sites
+from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.planned_samples import check_planned_samples

@@ -11,7 +11,8 @@ from fl_dpbayes.data.load import load_source, source_task, source_unit
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import Policy, read_site_file
 from fl_dpbayes.data.specs import DataSpec, HuggingFace, IIDPartition, NaturalPartition, SiteSpec
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.data.virtual_site_files import write_virtual_sites
+from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 

@@ -8,7 +8,8 @@ from fl_dpbayes.data.shared_records import check_shared_records, roles_sharing_r
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import Policy, read_site_file
 from fl_dpbayes.data.specs import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.data.virtual_site_files import write_virtual_sites
+from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.scenario import load_scenario
 from fl_dpbayes.simulation import plan_sites, prepare_simulation

@@ -13,7 +13,8 @@ from fl_dpbayes.data.shifts.tilt import HIGHEST_STANDARD_SCORE, TILT_RATES, tilt
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import Policy, read_site_file
 from fl_dpbayes.data.specs import BuiltIn, DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec, Table
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.data.virtual_site_files import write_virtual_sites
+from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.task import Task
 

@@ -20,7 +20,8 @@ from fl_dpbayes.data.specs import (
     SiteSpec,
     Table,
 )
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites, write_virtual_sites
+from fl_dpbayes.data.virtual_site_files import write_virtual_sites
+from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 from fl_dpbayes.errors import UserError
 
 DIGITS = DataSpec(source="digits")
