@@ -106,6 +106,16 @@ def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, edit
     assert finished_cell(tmp_path, cell) is None
 
 
+def test_a_metric_that_no_row_defines_has_no_column() -> None:
+    study, cells = made_up()
+    for cell in cells:
+        for row in cell.summary["calibration"]:
+            row["rms_true"] = None
+    table = result_table(study, cells)
+    assert "rms_true" not in table.columns
+    assert {"shift", "severity", "ece"} <= set(table.columns)
+
+
 def test_further_lists_become_tables_of_their_own() -> None:
     study, cells = made_up()
     table = further_table(study, cells, "conformal")

@@ -121,6 +121,9 @@ def _frame(study: Study, rows: Sequence[Row]) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows))
     if frame.empty:
         return frame
+    # What no row defines, such as the truth where nobody knows it.
+    empty = [name for name in frame.columns if name not in PLACE_COLUMNS and frame[name].isna().all()]
+    frame = frame.drop(columns=empty)
     ends = [name for name in frame.columns if name.endswith(("_low", "_high"))]
     run = [name for name in ("epsilon", "heterogeneity", "seconds", "warnings") if name in frame.columns]
     first = ["cell", *(axis.name for axis in study.axes if axis.name != SEED), "seed"]
