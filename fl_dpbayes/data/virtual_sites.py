@@ -108,7 +108,7 @@ def plan_virtual_sites(
         UserError: if the records do not suffice or a name is not one of the data set's own sites; the text names the
             scenario's key and the remedy.
     """
-    source = _located(data.source, data_dir)
+    source = located_source(data.source, data_dir)
     sites = with_part_of_owner(sites)
     parts: dict[OfficialPart, Records] = {
         part: load_unscaled(source, part) for part in dict.fromkeys(spec.part for spec in sites.values())
@@ -143,7 +143,8 @@ def plan_virtual_sites(
     )
 
 
-def _located(source: Source, data_dir: Path | None) -> Source:
+def located_source(source: Source, data_dir: Path | None) -> Source:
+    """Resolve where a source lies: a built-in one in `data_dir`, else its own folder or the environment's."""
     if isinstance(source, BuiltIn):
         folder = known_folder(data_dir or source.folder)
         return source.model_copy(update={"folder": None if folder is None else folder.resolve()})

@@ -337,7 +337,7 @@ def test_a_study_without_a_finished_cell_has_a_page(tmp_path: Path, write_study)
     folder = write_study(tmp_path)
     for name in ("results", "differences"):
         (folder / f"{name}.csv").write_text("\n")
-    change(folder, cells={"all": 6, "finished": 0, "failed": 6})
+    change(folder, cells={"all": 6, "finished": 0, "failed": 6}, focus={"partition.alpha": 0.1})
     page = write_study_report(folder).read_text()
     assert "Nothing was measured by rms_debiased at held-out sites." in page
     assert "No cell finished." in page

@@ -121,6 +121,18 @@ def test_wrong_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert here == []
 
 
+def test_missing_records_are_one_line_before_any_cell_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]
+) -> None:
+    monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
+    file = study_file(tmp_path, "seed = [1, 2]")
+    out = tmp_path / "out"
+    assert run(monkeypatch, file, "--set", "data.source=mnist", "--out", out) == 2
+    assert "no data folder is known: give --data-dir DIR or set FL_DPBAYES_DATA" in capsys.readouterr().err
+    assert here == []
+    assert list((out / "cells").iterdir()) == []
+
+
 def test_an_address_where_nothing_listens_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     path = study_file(tmp_path, "seed = [1]")
     assert run(monkeypatch, path, "--out", tmp_path / "out", "--ray-address", "127.0.0.1:1") == 2

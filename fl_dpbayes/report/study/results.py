@@ -94,7 +94,7 @@ class StudyResults:
     def in_focus(self, axis: str) -> pd.DataFrame:
         """Return the rows at the study's place that the answer speaks of where it speaks of an axis."""
         frame = self.headline
-        for name, label in self.focus(axis).items():
+        for name, label in self.focus(axis).items() if not frame.empty else ():
             frame = frame[frame[name] == label]
         return frame
 

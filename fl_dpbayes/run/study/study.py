@@ -14,7 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fl_dpbayes.counted import counted
+from fl_dpbayes.data.load import load_unscaled
+from fl_dpbayes.data.virtual_sites import located_source
 from fl_dpbayes.errors import Stopped, UserError
+from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.records import write_atomically
@@ -131,6 +134,8 @@ def _run_missing(
         for resources in dict.fromkeys(cell.scenario.resources for cell in cells):
             check_machine(resources)
     missing = [cell for cell in cells if finished_cell(folder, cell) is None]
+    if address is None:
+        _check_sources(missing, data_dir)
     count = workers.count or len(os.sched_getaffinity(0))
     where = f"on the Ray cluster at {address}" if address else f"in {count} processes at a time"
     console.print(f"{study.name}: {counted(len(cells), 'cell')}, writing {folder}", markup=False, soft_wrap=True)
@@ -154,6 +159,13 @@ def _run_missing(
     finished = [found for cell in cells if (found := finished_cell(folder, cell)) is not None]
     _write_results(study, cells, finished, errors, folder, console)
     return not errors
+
+
+def _check_sources(cells: Sequence[StudyCell], data_dir: Path | None) -> None:
+    """Load each source once: where records are missing every cell would fail, one after the other."""
+    sources = {digest(cell.scenario.data.source): cell.scenario.data.source for cell in cells}
+    for source in sources.values():
+        load_unscaled(located_source(source, data_dir), "train")
 
 
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
