@@ -1,6 +1,7 @@
 """The SQLite file of a ledger: where it may lie, who may read it, when it is on disk."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from fl_dpbayes.errors import UserError
 Durability = Literal["full", "normal"]
 FORMAT_VERSION = 1
 LOCK_TIMEOUT_SECONDS = 600.0
+RETRY_SECONDS = 0.01
 NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",
     "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "davfs", "fuse.davfs2", "lustre", "beegfs", "gpfs", "vboxsf",
@@ -55,7 +57,7 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
         connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None)
     try:
         with ledger_errors():
-            connection.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(connection)
             connection.execute(f"PRAGMA synchronous = {durability.upper()}")
             with transaction(connection):
                 _create_tables(connection, path)
@@ -116,6 +118,20 @@ def _refuse_network(path: Path) -> None:
     if kind is not None:
         raise UserError(f"ledger {path} lies on a network file system ({kind}), whose locks are not safe: "
                         "set ledger.path in the site file to a local disk")  # fmt: skip
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    # SQLite does not wait where two processes switch the mode of a new file at once: one is told that it is busy.
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+        else:
+            return
 
 
 def _create_tables(connection: sqlite3.Connection, path: Path) -> None:

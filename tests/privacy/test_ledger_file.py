@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,20 @@ def test_transaction_leaves_nothing_behind_when_it_fails(tmp_path):
         write_and_fail()
     assert connection.execute("SELECT count(*) FROM reply").fetchone()[0] == 0
     connection.close()
+
+
+def test_connections_that_meet_a_new_ledger_at_once_all_open_it(tmp_path: Path) -> None:
+    # Without trying again some were refused as locked.
+    together = threading.Barrier(6)
+
+    def open_one(path: Path) -> str:
+        together.wait()
+        try:
+            open_ledger_file(path, "normal", create=True).close()
+        except LedgerError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(100):
+            assert set(pool.map(open_one, [tmp_path / f"{number}.sqlite"] * 6)) == {""}
