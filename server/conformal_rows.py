@@ -5,10 +5,10 @@ from typing import Any
 
 from fl_dpbayes.calibration.conformal import (
     LEVEL,
-    estimated_prevalence,
     label_shift_weights,
     measure_sets,
     prevalence,
+    prevalence_from_means,
     set_thresholds,
 )
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
@@ -48,7 +48,7 @@ def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[
 
 
 def _rows(source: CalibrationStatistics, target: CalibrationStatistics) -> list[dict[str, Any]]:
-    shares = {"label-shift": prevalence(target), "label-shift-estimated": estimated_prevalence(source, target)}
+    shares = {"label-shift": prevalence(target), "label-shift-estimated": prevalence_from_means(source, target)}
     thresholds = {"none": set_thresholds(source, LEVEL)}
     for name, share in shares.items():
         weights = None if share is None else label_shift_weights(prevalence(source), share)

@@ -82,12 +82,13 @@ def prevalence(statistics: CalibrationStatistics) -> Floats:
     return statistics.class_wise[..., OUTCOME].sum(axis=1) / statistics.count
 
 
-def estimated_prevalence(source: CalibrationStatistics, target: CalibrationStatistics) -> Floats | None:
+def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStatistics) -> Floats | None:
     """Estimate the target's class shares from its mean prediction, its labels unused (soft black-box shift estimation).
 
     pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
     of class c. It is right where only the prevalence differs. Two classes only: with more, the equations need means of
-    each class's probability over each label, and the sums hold those of a record's own label alone.
+    each class's probability over each label, and the sums hold those of a record's own label alone. A site, which has
+    its records, estimates with `prior_shift.estimated_prevalence`; the server has sums.
 
     Args:
         source: statistics with labels of both classes.

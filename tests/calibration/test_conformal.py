@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.conformal import (
-    estimated_prevalence,
     label_shift_weights,
     measure_sets,
     prevalence,
+    prevalence_from_means,
     set_thresholds,
 )
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
@@ -116,23 +116,23 @@ def test_merged_sites_are_the_pool():
     np.testing.assert_array_equal(set_thresholds(merged, 0.9), set_thresholds(from_batch(probabilities, labels), 0.9))
 
 
-def test_estimated_prevalence_recovers_the_truth_without_labels():
+def test_prevalence_from_means_recovers_the_truth_without_labels():
     generator = np.random.default_rng(9)
     estimates = []
     source = from_batch(*draw(generator, 50_000, [0.6, 0.4]))
     for _ in range(100):
         probabilities, _ = draw(generator, 500, [0.15, 0.85])
-        estimates.append(estimated_prevalence(source, from_batch(probabilities, np.zeros(500, np.int64)))[1])
+        estimates.append(prevalence_from_means(source, from_batch(probabilities, np.zeros(500, np.int64)))[1])
     assert abs(np.mean(estimates) - 0.85) < 3 * np.std(estimates) / 10 + 0.01
     assert 0.01 < np.std(estimates) < 0.05
 
 
 def test_prevalences_undefined_limit():
     one_class, both = binary([0.2, 0.9], [1, 1]), binary([0.2, 0.9], [0, 1])
-    assert estimated_prevalence(one_class, both) is None
-    assert estimated_prevalence(binary([0.9, 0.2], [0, 1]), both) is None  # ranks the classes the wrong way
+    assert prevalence_from_means(one_class, both) is None
+    assert prevalence_from_means(binary([0.9, 0.2], [0, 1]), both) is None  # ranks the classes the wrong way
     three = from_batch([[0.2, 0.7, 0.1]], [0])
-    assert estimated_prevalence(three, three) is None
+    assert prevalence_from_means(three, three) is None
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([0.5, 0.5])) is None
     assert label_shift_weights(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
     assert measure_sets(empty(2), np.zeros(2, np.int64)) is None
