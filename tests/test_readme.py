@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+THREAT_MODEL = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -23,8 +24,9 @@ def test_library_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_files_and_tests_that_it_names_exist() -> None:
-    named = set(re.findall(r"`((?:tests|fl_dpbayes|server|samplers)/[\w/]+\.py)`", README))
-    named |= {f"tests/privacy/{name}" for name in re.findall(r"`(test_\w+\.py)`", README)}
+    text = README + THREAT_MODEL
+    named = set(re.findall(r"`((?:tests|fl_dpbayes|server|samplers)/[\w/]+\.py)`", text))
+    named |= {f"tests/privacy/{name}" for name in re.findall(r"`(test_\w+\.py)`", text)}
     assert len(named) > 5
     for name in named:
         assert (ROOT / name).is_file() or (ROOT / "fl_dpbayes" / name).is_file(), name
