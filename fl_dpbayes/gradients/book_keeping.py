@@ -7,12 +7,10 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
-from fl_dpbayes.gradients.layer_gradients import layer_gradients, weighted_sum
+from fl_dpbayes.gradients.layer_gradients import LayerGradients, layer_gradients, weighted_sum
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.protocol.clipping import FLAT, Clipping
-
-# Bounds the patches of convolutions that are held at a time.
-_RECORDS_PER_CHUNK = 1024
 
 
 def is_supported(module: nn.Module) -> bool:
@@ -44,6 +42,7 @@ def clipped_sum(
     clip_norm: float,
     clipping: Clipping = FLAT,
     loss: RecordLoss = summed_cross_entropy,
+    rows: int = ROWS,
 ) -> ClippedSum:
     """Return the sum over records of the clipped gradient of the record's loss.
 
@@ -54,6 +53,7 @@ def clipped_sum(
         clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
         clipping: the rule; a layer is a Linear or Conv2d.
         loss: sum over records of the loss whose gradient is clipped.
+        rows: how many rows every pass has.
 
     Returns:
         The clipped sum, in the order of `named_parameters()`; zeros for an empty batch.
@@ -61,27 +61,36 @@ def clipped_sum(
     Raises:
         ValueError: if a layer was used more than once, or not at all.
     """
-    if len(targets) == 0:
-        size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-        return ClippedSum(features.new_zeros(size, dtype=torch.float32), 0, 0)
-    chunks = zip(features.split(_RECORDS_PER_CHUNK), targets.split(_RECORDS_PER_CHUNK), strict=True)
-    return add_up([_chunk_sum(module, *chunk, clip_norm=clip_norm, clipping=clipping, loss=loss) for chunk in chunks])
+
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
+        gradients = per_layer_gradients(module, part, part_targets, loss)
+        factors = [each * real for each in clip_factors([each.norms for each in gradients], clip_norm, clipping)]
+        parts = [values for each in zip(gradients, factors, strict=True) for values in weighted_sum(*each)]
+        return ClippedSum(torch.cat(parts), count_reduced([each[real] for each in factors]), int(real.sum()))
+
+    size = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))
 
 
-def _chunk_sum(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping,
-    loss: RecordLoss,
-) -> ClippedSum:
+def per_layer_gradients(
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
+) -> list[LayerGradients]:
+    """Return the gradient of each record's loss by each layer, from one pass over all records.
+
+    Args:
+        module: `is_supported`.
+        features: records, shape (N, *shape), N >= 1.
+        targets: classes (int64) or values (float32), shape (N,).
+        loss: sum over records of the loss whose gradient is taken.
+
+    Returns:
+        One for each trainable layer, in the order of `named_parameters()`.
+
+    Raises:
+        ValueError: if a layer was used more than once, or not at all.
+    """
     layers, inputs, output_gradients = _backward_to_outputs(module, features, targets, loss)
-    gradients = [layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)]
-    factors = clip_factors([each.norms for each in gradients], clip_norm, clipping)
-    parts = [part for each in zip(layers, gradients, factors, strict=True) for part in weighted_sum(*each)]
-    return ClippedSum(torch.cat(parts), count_reduced(factors), len(targets))
+    return [layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)]
 
 
 def _backward_to_outputs(

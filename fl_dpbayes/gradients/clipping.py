@@ -1,7 +1,7 @@
 """The clipping rules: how much of a unit's gradient enters the sum."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,11 +16,10 @@ from fl_dpbayes.protocol.clipping import (
     PerLayerClipping,
 )
 
-# Norms and products are computed in float32; this margin over their rounding keeps a clipped gradient within C.
+# More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
-_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
-# A float32 sum of squares over a million entries can fall short by more than the margin; over so few it cannot.
-_ENTRIES_PER_BLOCK = 256
+# Columns of materialised gradients that are held in float64 at a time.
+_COLUMNS = 2**16
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class ClippedSum:
     """The sum of a batch's clipped gradients, and what the clip did; only the sum, once noised, may leave the site.
 
     Attributes:
-        total: sum over units of the clipped gradient, shape (d,), float32.
+        total: sum over units of the clipped gradient, shape (d,), float64.
         clipped: number of units whose gradient the rule reduced.
         units: number of units in the batch.
     """
@@ -38,34 +37,48 @@ class ClippedSum:
     units: int
 
 
-def add_up(sums: Sequence[ClippedSum]) -> ClippedSum:
-    """Add the clipped sums of disjoint parts of a batch; at least one part."""
-    total = sums[0].total if len(sums) == 1 else torch.stack([each.total for each in sums]).sum(0)
-    return ClippedSum(total, sum(each.clipped for each in sums), sum(each.units for each in sums))
+def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
+    """Add the clipped sums of disjoint parts of a batch, one after the other.
+
+    Args:
+        size: d.
+        device: where the total shall be.
+        sums: of the parts; none for an empty batch.
+
+    Returns:
+        The sum over all parts.
+    """
+    total = torch.zeros(size, dtype=torch.float64, device=device)
+    clipped = units = 0
+    for each in sums:
+        total += each.total
+        clipped, units = clipped + each.clipped, units + each.units
+    return ClippedSum(total, clipped, units)
 
 
 def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping: Clipping) -> list[torch.Tensor]:
     """Return the factors of each unit's gradient, so that the clipped gradient's norm is at most C.
 
     With |g| the norm over all L layers:
-    flat: min(1, C / |g|); global: C / Z where |g| <= Z, else 0; automatic: C / (|g| + stability);
+    flat: min(1, C / |g|); global: (C / Z) min(1, max(0, 2 - |g| / Z)); automatic: C / (|g| + stability);
     per-layer: min(1, C / (sqrt(L) |g_l|)) for layer l.
-    C stands for C (1 - 1e-6), and a factor is 0 where it is not finite or below the smallest normal float32 number,
-    where rounding could nearly double it. A unit with any norm that is not finite gets 0 in every layer.
+    C stands for C (1 - 1e-6). A unit with any norm that is not finite gets 0 in every layer.
+    The global rule of the source drops to 0 at Z; here it falls to 0 between Z and 2 Z, so that no factor jumps.
     Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et al. 2022 (automatic); McMahan et al. 2018.
 
     Args:
-        layer_norms: norm of each unit's gradient in each layer, L tensors of shape (N,), float32.
+        layer_norms: norm of each unit's gradient in each layer, L tensors of shape (N,).
         clip_norm: C > 0, may be infinite for `flat` and `per-layer`.
         clipping: the rule.
 
     Returns:
-        Factors >= 0 for each layer, L tensors of shape (N,), float32.
+        Factors >= 0 for each layer, L tensors of shape (N,), float64.
 
     Raises:
         ValueError: if the rule needs another C.
     """
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
+    layer_norms = [norms.double() for norms in layer_norms]
     norms = reduce(torch.hypot, layer_norms)
     finite = norms.isfinite()
     match clipping:
@@ -77,7 +90,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
         case GlobalClipping(bound=largest):
             if largest < clip_norm:
                 raise ValueError(f"global clipping has bound {largest} below clip_norm {clip_norm}: raise the bound")
-            factors = torch.where(norms <= largest, bound / largest, 0.0)
+            factors = bound / largest * (2 - norms / largest).clamp(0.0, 1.0)
         case AutomaticClipping(stability=stability):
             if math.isinf(clip_norm):
                 raise ValueError("automatic clipping scales every gradient to clip_norm: give a finite clip_norm")
@@ -97,7 +110,11 @@ def count_reduced(factors: Sequence[torch.Tensor]) -> int:
 
 
 def sum_clipped(
-    gradients: torch.Tensor, clip_norm: float, clipping: Clipping = FLAT, layer_sizes: Sequence[int] = ()
+    gradients: torch.Tensor,
+    clip_norm: float,
+    clipping: Clipping = FLAT,
+    layer_sizes: Sequence[int] = (),
+    real: torch.Tensor | None = None,
 ) -> ClippedSum:
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
@@ -106,23 +123,34 @@ def sum_clipped(
         clip_norm: C > 0, may be infinite for `flat` and `per-layer`.
         clipping: the rule.
         layer_sizes: number of columns of each layer, from left to right, adding up to d; needed by `per-layer`.
+        real: which rows are units and not padding, shape (N,), bool; all of them if None.
 
     Returns:
         The clipped sum.
     """
+    if real is None:
+        real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)
     blocks = gradients.split(list(layer_sizes), dim=1) if isinstance(clipping, PerLayerClipping) else (gradients,)
-    factors = clip_factors([_row_norms(block) for block in blocks], clip_norm, clipping)
-    # Zero times infinity is NaN: a discarded row is replaced, not only multiplied.
-    sums = [each @ torch.where((each > 0)[:, None], block, 0.0) for each, block in zip(factors, blocks, strict=True)]
-    return ClippedSum(sums[0] if len(sums) == 1 else torch.cat(sums), count_reduced(factors), len(gradients))
+    norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in blocks]
+    factors = clip_factors(norms, clip_norm, clipping)
+    total = torch.cat([weighted_rows(each * real, block) for each, block in zip(factors, blocks, strict=True)])
+    return ClippedSum(total, count_reduced([each[real] for each in factors]), int(real.sum()))
 
 
-def _row_norms(rows: torch.Tensor) -> torch.Tensor:
-    whole = rows.shape[1] - rows.shape[1] % _ENTRIES_PER_BLOCK
-    blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, _ENTRIES_PER_BLOCK)), dim=2)
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1)
-    return torch.hypot(blocks.double().square().sum(dim=1).sqrt(), rest.double()).float()
+def weighted_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return sum_i c_i r_i in float64; a row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
+
+    Args:
+        factors: c_i >= 0, shape (N,), float64.
+        rows: r_i, shape (N, d).
+
+    Returns:
+        Shape (d,), float64.
+    """
+    kept = (factors > 0)[:, None]
+    parts = rows.split(_COLUMNS, dim=1)
+    return torch.cat([factors @ torch.where(kept, part, 0.0).double() for part in parts])
 
 
 def _usable(factors: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    return torch.where(finite & factors.isfinite() & (factors >= _SMALLEST_NORMAL), factors, 0.0)
+    return torch.where(finite & factors.isfinite(), factors, 0.0)

@@ -34,8 +34,9 @@ class ClippedSumFunction(Protocol):
         clip_norm: float,
         clipping: Clipping = ...,
         loss: RecordLoss = ...,
+        rows: int = ...,
     ) -> ClippedSum:
-        """Sum the clipped gradients of records (N, *shape) with targets (N,)."""
+        """Sum the clipped gradients of records (N, *shape) with targets (N,), `rows` rows in every pass."""
         ...
 
 
@@ -91,7 +92,7 @@ def _agrees_with_autograd(clipped_sum: ClippedSumFunction, module: nn.Module, in
     except ValueError:
         return False
     gradients = torch.autograd.grad(_summed_squares(probe(records), targets), parameters)
-    expected = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+    expected = torch.cat([gradient.reshape(-1).double() for gradient in gradients])
     return bool((found.total - expected).norm() <= _PROBE_TOLERANCE * expected.norm())
 
 

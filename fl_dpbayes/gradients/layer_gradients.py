@@ -13,10 +13,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-_TINY = torch.finfo(torch.float32).tiny
-# Bound on the relative rounding of one product of Gram entries, added to a squared norm that cancellation can shrink
-# (about 16 float32 roundings; the worst case grows with the number of terms, the usual case with its root).
-_GRAM_ROUNDING = 1e-6
+from fl_dpbayes.gradients.clipping import weighted_rows
+
+# Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far the
+# rounding of the weighted sum can exceed what the norm foretells.
+_GRAM_ALLOWANCE = 1e-6
+# |sum_l g_l a_l'| >= sum_l |g_l| |a_l| / this, by the allowance.
+LARGEST_CANCELLATION = 1000.0
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,11 @@ class LayerGradients:
     """Per-example gradients of one layer in factored form.
 
     Attributes:
-        norms: norm of weight and bias gradient together, shape (N,).
+        norms: norm of weight and bias gradient together, shape (N,), float64.
         inputs: a, shape (N, groups, L, p).
         output_gradients: g, shape (N, groups, L, o).
         weights: W_i where it had to be formed, shape (N, groups, o, p), else None.
-        bias: b_i, shape (N, groups, o), or None for a layer without bias.
+        bias: b_i, shape (N, groups, o), float64, or None for a layer without bias.
     """
 
     norms: torch.Tensor
@@ -36,6 +39,18 @@ class LayerGradients:
     output_gradients: torch.Tensor
     weights: torch.Tensor | None
     bias: torch.Tensor | None
+
+    @property
+    def rows(self) -> list[torch.Tensor]:
+        """All of it, tensors whose first axis is that of the records."""
+        parts = (self.norms, self.inputs, self.output_gradients, self.weights, self.bias)
+        return [part for part in parts if part is not None]
+
+    @property
+    def terms(self) -> float:
+        """How many terms of a weighted sum a record adds to each entry, times how far they may cancel."""
+        positions = self.inputs.shape[2]
+        return 1.0 if self.weights is not None or positions == 1 else positions * LARGEST_CANCELLATION
 
 
 def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> LayerGradients:
@@ -50,54 +65,47 @@ def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: to
         output_gradients: gradient of the summed loss at its output, shape (N, ...).
 
     Returns:
-        The factored gradients, float32.
+        The factored gradients; float64, but for W_i that are formed, which are float32 as their factors are.
     """
     a, g = _positions(layer, inputs.float(), output_gradients.float())
     positions, p, o = a.shape[2], a.shape[3], g.shape[3]
     weights = None
-    if positions == 1 and a.shape[1] == 1:
-        # Roots first: the product of the squares overflows where the norm does not.
-        norms = _norm(a) * _norm(g)
-    elif 2 * positions**2 < o * p:
-        norms = _gram_norm(a, g)
-    else:
+    if (positions > 1 or a.shape[1] > 1) and 2 * positions**2 >= o * p:
         weights = g.mT @ a
-        norms = weights.square().sum(dim=(1, 2, 3)).sqrt()
-    bias = None if layer.bias is None else g.sum(dim=2)
+        norms = torch.linalg.vector_norm(weights.flatten(1), dim=1, dtype=torch.float64)
+    else:
+        a, g = a.double(), g.double()
+        norms = _norm(a) * _norm(g) if positions == 1 and a.shape[1] == 1 else _gram_norm(a, g)
+    bias = None if layer.bias is None else g.sum(dim=2, dtype=torch.float64)
     if bias is not None:
-        norms = torch.hypot(norms, bias.square().sum(dim=(1, 2)).sqrt())
+        norms = torch.hypot(norms, _norm(bias))
     return LayerGradients(norms, a, g, weights, bias)
 
 
-def weighted_sum(layer: nn.Module, gradients: LayerGradients, factors: torch.Tensor) -> list[torch.Tensor]:
-    """Return sum_i c_i W_i and, if the layer has a bias, sum_i c_i b_i.
+def weighted_sum(gradients: LayerGradients, factors: torch.Tensor) -> list[torch.Tensor]:
+    """Return sum_i c_i W_i and, if the layer has a bias, sum_i c_i b_i, in float64.
 
     A record with c_i = 0 is left out whatever its gradient holds (0 times infinity is NaN).
 
     Args:
-        layer: the layer of `gradients`.
-        gradients: its per-example gradients.
-        factors: c_i, shape (N,).
+        gradients: a layer's per-example gradients.
+        factors: c_i, shape (N,), float64.
 
     Returns:
         Flat weight gradient and bias gradient, in the layer's own order.
     """
-    kept = (factors > 0)[:, None, None, None]
-    g = torch.where(kept, gradients.output_gradients, 0.0) * factors[:, None, None, None]
     if gradients.weights is not None:
-        weight = torch.einsum("n,n...->...", factors, torch.where(kept, gradients.weights, 0.0))
+        weight = weighted_rows(factors, gradients.weights.flatten(1))
     else:
+        kept = (factors > 0)[:, None, None, None]
+        g = torch.where(kept, gradients.output_gradients, 0.0) * factors[:, None, None, None]
         a = torch.where(kept, gradients.inputs, 0.0)
         groups, p, o = a.shape[1], a.shape[3], g.shape[3]
         left = g.transpose(0, 1).reshape(groups, -1, o)
         right = a.transpose(0, 1).reshape(groups, -1, p)
-        weight = left.mT @ right
-    parts = [weight.reshape(-1)]
-    if gradients.bias is not None:
-        # Not from g: where positions cancel, the rounding of their weighted sum can exceed what their norm foretold.
-        kept_bias = torch.where(kept[:, :, 0], gradients.bias, 0.0) * factors[:, None, None]
-        parts.append(kept_bias.sum(dim=0).reshape(-1))
-    return parts
+        weight = (left.mT @ right).reshape(-1)
+    # The bias not from g: where positions cancel, the rounding of their weighted sum can exceed what their norm foretold.
+    return [weight] if gradients.bias is None else [weight, weighted_rows(factors, gradients.bias.flatten(1))]
 
 
 def _positions(
@@ -117,16 +125,11 @@ def _positions(
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
-    # Squares below the smallest normal number may have become zero; counting them as that number keeps an upper bound.
-    return (values.square().sum(dim=(1, 2, 3)) + values[0].numel() * _TINY).sqrt()
+    return values.flatten(1).square().sum(dim=1).sqrt()
 
 
 def _gram_norm(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     gram_a, gram_g = a @ a.mT, g @ g.mT
-    squares_a, squares_g = gram_a.diagonal(dim1=2, dim2=3), gram_g.diagonal(dim1=2, dim2=3)
-    lengths = (squares_a * squares_g).sqrt().sum(dim=2)
-    # As in `_norm`: each product of entries may have lost up to the smallest normal number.
-    lost_g = (g.shape[3] * _TINY) ** 0.5 * squares_a.sqrt().sum(dim=2)
-    lost_a = (a.shape[3] * _TINY) ** 0.5 * squares_g.sqrt().sum(dim=2)
-    rounding = _GRAM_ROUNDING * lengths.square() + lost_g.square() + lost_a.square()
-    return ((gram_a * gram_g).sum(dim=(2, 3)).clamp(min=0.0) + rounding).sum(dim=1).sqrt()
+    lengths = (gram_a.diagonal(dim1=2, dim2=3) * gram_g.diagonal(dim1=2, dim2=3)).sqrt().sum(dim=2)
+    squares = (gram_a * gram_g).sum(dim=(2, 3)).clamp(min=0.0)
+    return (squares + _GRAM_ALLOWANCE * lengths.square()).sum(dim=1).sqrt()

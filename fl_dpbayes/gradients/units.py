@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.gradients.vmap import layer_sizes, per_example_gradients, records_per_chunk
+from fl_dpbayes.gradients.vmap import layer_sizes, per_example_gradients
+from fl_dpbayes.models.fixed_shape import ROWS, pieces
 
 
 def per_unit_gradients(
@@ -14,6 +15,7 @@ def per_unit_gradients(
     unit_index: torch.Tensor,
     units: int,
     loss: RecordLoss = summed_cross_entropy,
+    rows: int = ROWS,
 ) -> torch.Tensor:
     """Return the gradient of each unit: the sum over its records of the gradient of the loss.
 
@@ -26,13 +28,14 @@ def per_unit_gradients(
         unit_index: unit of each record, 0 .. units - 1, shape (N,), int64, on the features' device.
         units: number of units U in the batch.
         loss: sum over records of the loss whose gradient is taken.
+        rows: how many rows every pass has.
 
     Returns:
         Shape (U, d), float32.
     """
-    chunk = records_per_chunk(module)
-    gradients = features.new_zeros((units, sum(layer_sizes(module))), dtype=torch.float32)
-    parts = zip(features.split(chunk), targets.split(chunk), unit_index.split(chunk), strict=True)
-    for part, part_targets, part_index in parts:
-        gradients.index_add_(0, part_index, per_example_gradients(module, part, part_targets, loss))
-    return gradients
+    # What padding has for a gradient goes to a unit of its own, after the others.
+    gradients = features.new_zeros((units + 1, sum(layer_sizes(module))), dtype=torch.float32)
+    for part, part_targets, part_index, real in pieces(rows, features, targets, unit_index):
+        owners = torch.where(real, part_index, units)
+        gradients.index_add_(0, owners, per_example_gradients(module, part, part_targets, loss))
+    return gradients[:units]

@@ -16,13 +16,9 @@ from fl_dpbayes.gradients import book_keeping
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
 from fl_dpbayes.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
 from fl_dpbayes.gradients.variational_layers import DrawnLayer, drawn_layer, drawn_outputs, norms, weighted_sums
+from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.protocol.clipping import FLAT, Clipping
-
-# Rows, records times draws, whose layer inputs and gradients are held at a time.
-_ROWS_PER_CHUNK = 1024
-# Entries of the gradients that have to be formed for a convolution, held at a time: 128 MiB.
-_MAX_ELEMENTS = 2**25
 
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 
@@ -48,6 +44,7 @@ def clipped_sum(
     clip_norm: float,
     clipping: Clipping = FLAT,
     loss: RecordLoss = _MEAN_CROSS_ENTROPY,
+    rows: int = ROWS,
 ) -> ClippedSum:
     """Return the sum over records of the clipped gradient, by mean and spread together, of the record's loss.
 
@@ -58,6 +55,7 @@ def clipped_sum(
         clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
         clipping: the rule; a layer's means are one layer and its spreads another.
         loss: sum over records of the loss of outputs (N, draws, K).
+        rows: how many records every pass has, each once per draw.
 
     Returns:
         The clipped sum, means first; zeros for an empty batch.
@@ -66,45 +64,42 @@ def clipped_sum(
         ValueError: if a layer was used more than once, or not at all, or the module was not resampled.
     """
     assert isinstance(module, VariationalModule)
-    if len(targets) == 0:
-        size = 2 * sum(module.mean.get_parameter(name).numel() for name in module.shapes)
-        return ClippedSum(features.new_zeros(size, dtype=torch.float32), 0, 0)
-    size = _records_per_chunk(module)
-    chunks = zip(features.split(size), targets.split(size), strict=True)
-    return add_up([_chunk_sum(module, *chunk, clip_norm=clip_norm, clipping=clipping, loss=loss) for chunk in chunks])
+
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
+        layers = drawn_layers(module, part, part_targets, loss)
+        by_mean, by_spread = zip(*(norms(layer) for layer in layers), strict=True)
+        factors = [each * real for each in clip_factors([*by_mean, *by_spread], clip_norm, clipping)]
+        pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
+        mean_parts, spread_parts = zip(*(weighted_sums(*each) for each in pairs), strict=True)
+        parts = [values for layer_parts in mean_parts + spread_parts for values in layer_parts]
+        return ClippedSum(torch.cat(parts), count_reduced([each[real] for each in factors]), int(real.sum()))
+
+    size = 2 * sum(module.mean.get_parameter(name).numel() for name in module.shapes)
+    return add_up(size, features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))
 
 
-def _records_per_chunk(module: VariationalModule) -> int:
-    formed = max((layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)), default=1)
-    return max(1, min(_ROWS_PER_CHUNK, _MAX_ELEMENTS // formed) // module.draws)
-
-
-def _chunk_sum(
-    module: VariationalModule,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping,
-    loss: RecordLoss,
-) -> ClippedSum:
-    layers = _backward_to_outputs(module, features, targets, loss)
-    by_mean, by_spread = zip(*(norms(layer) for layer in layers), strict=True)
-    factors = clip_factors([*by_mean, *by_spread], clip_norm, clipping)
-    pairs = zip(layers, factors[: len(layers)], factors[len(layers) :], strict=True)
-    mean_parts, spread_parts = zip(*(weighted_sums(*each) for each in pairs), strict=True)
-    parts = [part for layer_parts in mean_parts + spread_parts for part in layer_parts]
-    return ClippedSum(torch.cat(parts), count_reduced(factors), len(targets))
-
-
-def _backward_to_outputs(
+def drawn_layers(
     module: VariationalModule, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
 ) -> list[DrawnLayer]:
+    """Return the gradient of each record's loss by each layer's means and spreads, from one pass over all records.
+
+    Args:
+        module: `is_supported`, resampled.
+        features: records, shape (N, *shape), N >= 1.
+        targets: classes (int64) or values (float32), shape (N,).
+        loss: sum over records of the loss of outputs (N, draws, K).
+
+    Returns:
+        One for each trainable layer, in factored form.
+
+    Raises:
+        ValueError: if a layer was used more than once, or not at all, or the module was not resampled.
+    """
     draws, count = module.draws, len(features)
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in module.shapes))
     layers = {name: module.mean.get_submodule(name) for name in names}
     passed = _Passed()
-    with torch.enable_grad(), _drawn_layers(module, layers, passed):
+    with torch.enable_grad(), _drawn_forward(module, layers, passed):
         rows = features.expand(draws, *features.shape).flatten(0, 1)
         value = loss(module.mean(rows).unflatten(0, (draws, count)).transpose(0, 1), targets)
     if len(passed.inputs) < len(layers):
@@ -120,7 +115,7 @@ def _backward_to_outputs(
 
 
 @contextmanager
-def _drawn_layers(module: VariationalModule, layers: dict[str, nn.Module], passed: _Passed) -> Iterator[None]:
+def _drawn_forward(module: VariationalModule, layers: dict[str, nn.Module], passed: _Passed) -> Iterator[None]:
     with torch.no_grad():
         weights = module.weight_draws()
     for name, layer in layers.items():

@@ -19,6 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fl_dpbayes.gradients.clipping import weighted_rows
+from fl_dpbayes.gradients.layer_gradients import LARGEST_CANCELLATION
+
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _TINY = torch.finfo(torch.float32).tiny
 # Products over pairs of draws are taken all at once for small layers, and a few at a time for large ones: 8 MiB of them
@@ -47,6 +50,17 @@ class DrawnLayer:
     weight_slopes: torch.Tensor
     bias_slopes: torch.Tensor | None
     formed: tuple[torch.Tensor, torch.Tensor] | None
+
+    @property
+    def rows(self) -> list[torch.Tensor]:
+        """All that records have of their own, tensors whose first axis is that of the records."""
+        by_draw = [self.inputs.transpose(0, 1), self.output_gradients.transpose(0, 1)]
+        return [*by_draw, self.input_scale, self.output_scale, *(self.formed or ()), *norms(self)]
+
+    @property
+    def terms(self) -> float:
+        """How many terms of a weighted sum a record adds to each entry, times how far they may cancel."""
+        return len(self.inputs) * LARGEST_CANCELLATION
 
 
 def drawn_outputs(
@@ -132,7 +146,7 @@ def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
         layer: factored gradients.
 
     Returns:
-        Two tensors of shape (N,), float32: weight and bias together; not finite where the gradient is not.
+        Two tensors of shape (N,), float64: weight and bias together; not finite where the gradient is not.
     """
     if layer.formed is None:
         by_mean, by_spread = _mean_norms(layer), _spread_norms(layer)
@@ -145,7 +159,7 @@ def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
         sloped = gradients * layer.bias_slopes[:, None]
         by_mean = torch.hypot(by_mean, layer.output_scale * _norms_of_sums(gradients))
         by_spread = torch.hypot(by_spread, layer.output_scale * _norms_of_sums(sloped))
-    return by_mean.float(), by_spread.float()
+    return by_mean, by_spread
 
 
 def weighted_sums(
@@ -157,11 +171,11 @@ def weighted_sums(
 
     Args:
         layer: factored gradients.
-        mean_factors: c_i, shape (N,).
-        spread_factors: k_i, shape (N,).
+        mean_factors: c_i, shape (N,), float64.
+        spread_factors: k_i, shape (N,), float64.
 
     Returns:
-        Flat parts by mean, and by spread.
+        Flat parts by mean, and by spread, float64.
     """
     scales = layer.input_scale * layer.output_scale
     for_mean, for_spread = _coefficients(mean_factors, scales), _coefficients(spread_factors, scales)
@@ -171,13 +185,16 @@ def weighted_sums(
         by_spread = by_mean if torch.equal(for_mean, for_spread) else _draw_sums(layer, for_spread)
         mean_parts, spread_parts = [by_mean.sum(0)], [(by_spread * layer.weight_slopes).sum(0)]
     else:
-        mean_parts = [torch.einsum("n,ngop->gop", for_mean, _kept(layer.formed[0], for_mean))]
-        spread_parts = [torch.einsum("n,ngop->gop", for_spread, _kept(layer.formed[1], for_spread))]
+        mean_parts, spread_parts = (
+            [weighted_rows(coefficients, formed.flatten(1))]
+            for coefficients, formed in zip((for_mean, for_spread), layer.formed, strict=True)
+        )
     if layer.bias_slopes is not None:
-        gradients = layer.output_gradients.sum(dim=3).transpose(0, 1)
+        gradients = layer.output_gradients.sum(dim=3).transpose(0, 1).flatten(1)
         for_mean, for_spread = (_coefficients(each, layer.output_scale) for each in (mean_factors, spread_factors))
-        mean_parts.append(torch.einsum("n,nsgo->go", for_mean, _kept(gradients, for_mean)))
-        by_draw = torch.einsum("n,nsgo->sgo", for_spread, _kept(gradients, for_spread))
+        by_draw = weighted_rows(for_mean, gradients).reshape(layer.bias_slopes.shape)
+        mean_parts.append(by_draw.sum(0))
+        by_draw = weighted_rows(for_spread, gradients).reshape(layer.bias_slopes.shape)
         spread_parts.append((by_draw * layer.bias_slopes).sum(0))
     return [part.flatten() for part in mean_parts], [part.flatten() for part in spread_parts]
 
@@ -186,16 +203,12 @@ def _draw_sums(layer: DrawnLayer, coefficients: torch.Tensor) -> torch.Tensor:
     a, g = layer.inputs[:, :, 0, 0], layer.output_gradients[:, :, 0, 0]
     kept = (coefficients > 0)[:, None]
     left = torch.where(kept, g, 0.0) * coefficients[:, None]
-    return (left.mT @ torch.where(kept, a, 0.0))[:, None]
+    return (left.mT @ torch.where(kept, a, 0.0).double())[:, None]
 
 
 def _coefficients(factors: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    products = (factors.double() * scales).float()
+    products = factors * scales
     return torch.where((factors > 0) & products.isfinite(), products, 0.0)
-
-
-def _kept(values: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    return torch.where((coefficients > 0)[:, None, None, None], values, 0.0)
 
 
 def _scaled(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

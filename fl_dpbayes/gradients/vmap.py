@@ -6,6 +6,7 @@ from torch.func import functional_call, grad, vmap
 
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
@@ -38,10 +39,18 @@ def per_example_gradients(
     return torch.cat([gradients[name].reshape(len(targets), -1).float() for name in parameters], dim=1)
 
 
-def records_per_chunk(module: nn.Module) -> int:
-    """Return how many records' gradients may be held at a time, at least 1."""
+def fitting_rows(module: nn.Module, wanted: int) -> int:
+    """Return how many rows a pass may have whose gradients are materialised.
+
+    Args:
+        module: the model.
+        wanted: a multiple of 64.
+
+    Returns:
+        The largest multiple of 64 up to `wanted` whose gradients take at most 128 MiB, or 1.
+    """
     size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
-    return max(1, _MAX_ELEMENTS // max(1, size))
+    return min(wanted, _MAX_ELEMENTS // max(1, size) // ROWS * ROWS) or 1
 
 
 def layer_sizes(module: nn.Module) -> list[int]:
@@ -61,6 +70,7 @@ def clipped_sum(
     clip_norm: float,
     clipping: Clipping = FLAT,
     loss: RecordLoss = summed_cross_entropy,
+    rows: int = ROWS,
 ) -> ClippedSum:
     """Return the sum over records of the clipped gradient of the record's loss, materialising gradients.
 
@@ -71,13 +81,14 @@ def clipped_sum(
         clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
         clipping: the rule.
         loss: sum over records of the loss whose gradient is clipped.
+        rows: how many rows every pass has.
 
     Returns:
         The clipped sum, in the order of `named_parameters()`; zeros for an empty batch.
     """
-    chunk, sizes = records_per_chunk(module), layer_sizes(module)
-    sums = [
-        sum_clipped(per_example_gradients(module, *part, loss), clip_norm, clipping, sizes)
-        for part in zip(features.split(chunk), targets.split(chunk), strict=True)
-    ]
-    return add_up(sums)
+    sizes = layer_sizes(module)
+
+    def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
+        return sum_clipped(per_example_gradients(module, part, part_targets, loss), clip_norm, clipping, sizes, real)
+
+    return add_up(sum(sizes), features.device, (piece_sum(*piece) for piece in pieces(rows, features, targets)))

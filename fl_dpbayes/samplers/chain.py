@@ -161,6 +161,7 @@ def run_chain(
         features,
         targets,
         unit_index,
+        units=units,
         sampling_rate=privacy.sampling_rate,
         clip_norm=math.inf if privacy.clip_norm is None else privacy.clip_norm,
         clipping=privacy.clipping,

@@ -1,5 +1,7 @@
 """Poisson batches of a site's units and the clipped sum over each."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -8,10 +10,11 @@ from torch import nn
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
 from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.gradients.pass_shape import Way, checked_gradient_rows, rounding_eta, wanted_rows
 from fl_dpbayes.gradients.pre_noise import with_pre_noise
 from fl_dpbayes.gradients.stochastic import StochasticModule, resampled
 from fl_dpbayes.gradients.units import per_unit_gradients
-from fl_dpbayes.gradients.vmap import layer_sizes, records_per_chunk
+from fl_dpbayes.gradients.vmap import layer_sizes
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
@@ -33,11 +36,15 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
 class BatchGradient:
     """Draws one Poisson batch per call and sums its clipped per-unit gradients.
 
+    Every pass has the same public number of rows, and where a bound is set, gradients are clipped to C / (1 + eta), so
+    that a unit with all rounding moves the sum by at most C (docs/sensitivity.md).
+
     Args:
         module: the model; each call uses its current parameters.
         features: shape (N, *shape), float32.
         targets: classes (int64) or values (float32), shape (N,).
         unit_index: unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
+        units: n, the declared number of units; the real one decides nothing but who joins.
         sampling_rate: q in (0, 1].
         clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
         sampling_generator: draws who joins.
@@ -50,7 +57,8 @@ class BatchGradient:
 
     Raises:
         ValueError: if lengths differ, units are not numbered so, or a generator is missing.
-        UserError: if the module mixes the records of a batch.
+        UserError: if the module mixes the records of a batch, a record alone does not give the same bits twice, or
+            rounding could move the sum by more than 0.001 C.
     """
 
     def __init__(
@@ -60,6 +68,7 @@ class BatchGradient:
         targets: npt.NDArray[np.int64] | npt.NDArray[np.float32],
         unit_index: npt.NDArray[np.int64],
         *,
+        units: int,
         sampling_rate: float,
         clip_norm: float,
         sampling_generator: np.random.Generator,
@@ -88,16 +97,23 @@ class BatchGradient:
         self._unit_of_record = unit_index[order]
         self._module = module
         self._sampling_rate = sampling_rate
-        self._clip_norm = clip_norm
         self._clipping = clipping
         self._loss = loss
         self._pre_noise = pre_noise
         self._sampling_generator = sampling_generator
         self._pre_noise_generator = pre_noise_generator
         self._resample_generator = resample_generator
-        self._clipped_sum = gradient_engine(module, features.shape[1:]).clipped_sum
-        self._units_per_group = records_per_chunk(module)
         self._record_is_unit = bool((self._records_of_unit == 1).all())
+        engine = gradient_engine(module, features.shape[1:])
+        self._clipped_sum = engine.clipped_sum
+        self._materialises = pre_noise > 0 or not self._record_is_unit
+        way: Way = "vmap" if self._materialises else engine.name
+        self._rows = wanted_rows(module, way, sampling_rate * units)
+        self._clip_norm = clip_norm
+        if math.isfinite(clip_norm):
+            asked = (module, way, features.shape[1:], self._targets.dtype, loss)
+            self._rows = checked_gradient_rows(*asked, self._rows)
+            self._clip_norm = clip_norm / (1 + rounding_eta(*asked, self._rows, units))
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch."""
@@ -107,25 +123,33 @@ class BatchGradient:
         module, features, targets = self._module, self._features[chosen], self._targets[chosen]
         if self._resample_generator is not None:
             module, features = resampled(module, features, self._resample_generator)
-        if self._record_is_unit and self._pre_noise == 0:
-            return self._clipped_sum(
-                module, features, targets, clip_norm=self._clip_norm, clipping=self._clipping, loss=self._loss
-            )
-        return self._materialised_sum(module, features, targets, self._records_of_unit[units])
+        if self._materialises:
+            return self._materialised_sum(module, features, targets, self._records_of_unit[units])
+        return self._clipped_sum(
+            module,
+            features,
+            targets,
+            clip_norm=self._clip_norm,
+            clipping=self._clipping,
+            loss=self._loss,
+            rows=self._rows,
+        )
 
     def _materialised_sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]
     ) -> ClippedSum:
-        ends = np.concatenate([[0], np.cumsum(counts)])
-        sizes = layer_sizes(module)
-        sums = []
-        # Groups of whole units: a unit cut in two would be clipped twice.
-        for first in range(0, max(1, len(counts)), self._units_per_group):
-            group = counts[first : first + self._units_per_group]
-            rows = slice(ends[first], ends[first + len(group)])
+        ends, sizes, rows = np.concatenate([[0], np.cumsum(counts)]), layer_sizes(module), self._rows
+
+        def group_sum(first: int) -> ClippedSum:
+            # Whole units: a unit cut in two would be clipped twice.
+            group = counts[first : first + rows]
+            part = slice(ends[first], ends[first + len(group)])
             index = torch.from_numpy(np.repeat(np.arange(len(group)), group)).to(features.device)
-            gradients = per_unit_gradients(module, features[rows], targets[rows], index, len(group), self._loss)
+            gradients = per_unit_gradients(module, features[part], targets[part], index, rows, self._loss, rows)
             if self._pre_noise > 0 and self._pre_noise_generator is not None:
-                gradients = with_pre_noise(gradients, self._pre_noise, self._pre_noise_generator)
-            sums.append(sum_clipped(gradients, self._clip_norm, self._clipping, sizes))
-        return add_up(sums)
+                own = gradients[: len(group)]
+                own[:] = with_pre_noise(own, self._pre_noise, self._pre_noise_generator)
+            real = torch.arange(rows, device=features.device) < len(group)
+            return sum_clipped(gradients, self._clip_norm, self._clipping, sizes, real)
+
+        return add_up(sum(sizes), features.device, map(group_sum, range(0, len(counts), rows)))

@@ -35,13 +35,11 @@ def test_sum_equals_one_by_one_with_a_mask_per_record(one_by_one, model, engine,
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_chunks_keep_each_mask_with_its_record(one_by_one, model, monkeypatch):
+def test_pieces_keep_each_mask_with_its_record(one_by_one, model):
     _, joined, inputs, labels = masked(one_by_one, model)
     expected = one_by_one.clipped_sum(joined, inputs, labels, 0.4)
-    monkeypatch.setattr(book_keeping, "_RECORDS_PER_CHUNK", 3)
-    monkeypatch.setattr(vmap, "_MAX_ELEMENTS", 1)
     for engine in ENGINES:
-        found = engine.clipped_sum(joined, inputs, labels, clip_norm=0.4)
+        found = engine.clipped_sum(joined, inputs, labels, clip_norm=0.4, rows=3)
         one_by_one.assert_matches(found.total, expected, clip_norm=0.4, records=7)
 
 

@@ -97,7 +97,7 @@ def test_batch_norm_is_refused():
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.__name__.rsplit(".")[-1])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip_norm", [0.2, math.inf])
 def test_record_that_is_not_finite_contributes_zero(one_by_one, engine, model, value, clip_norm):
     module = one_by_one.randomise(build_model(model, TASK, seed=0))
@@ -133,12 +133,12 @@ def test_empty_batch_gives_zero(engine, model):
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.__name__.rsplit(".")[-1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_module_is_clipped_in_float32(one_by_one, engine, dtype):
+def test_half_precision_module_is_clipped_in_float64(one_by_one, engine, dtype):
     module = one_by_one.randomise(build_model(MODELS[1], TASK, seed=0)).to(dtype)
     features, labels = batch(module, 40)
     for record, label in zip(10 * features, labels, strict=True):
         found = engine.clipped_sum(module, record[None].to(dtype), label[None], clip_norm=0.1).total
-        assert found.dtype == torch.float32
+        assert found.dtype == torch.float64
         norm = found.double().norm().item()
         assert norm <= 0.1 * (1 + 1e-6)
     exact = one_by_one.gradient_of(module.float(), features[:1], labels[:1])
@@ -152,4 +152,4 @@ def test_no_clip_gives_the_plain_gradient_limit(one_by_one, engine):
     module = one_by_one.randomise(build_model(MODELS[2], TASK, seed=0))
     features, labels = batch(module)
     found = engine.clipped_sum(module, features, labels, clip_norm=math.inf).total
-    torch.testing.assert_close(found, one_by_one.gradient_of(module, features, labels).float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, one_by_one.gradient_of(module, features, labels), rtol=1e-4, atol=1e-5)

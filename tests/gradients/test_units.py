@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.gradients import units as units_module
 from fl_dpbayes.gradients.clipping import sum_clipped
 from fl_dpbayes.gradients.pre_noise import with_pre_noise
 from fl_dpbayes.gradients.units import per_unit_gradients
@@ -35,12 +34,11 @@ def test_unit_gradient_is_that_of_its_records_together_property(one_by_one, modu
         torch.testing.assert_close(found[unit], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_units_larger_than_a_chunk_are_still_one_unit(module, monkeypatch):
+def test_units_larger_than_a_pass_are_still_one_unit(module):
     features, labels = features_of(11)
     index = torch.tensor([0] * 8 + [1] * 3)
     whole = per_unit_gradients(module, features, labels, index, 2)
-    monkeypatch.setattr(units_module, "records_per_chunk", lambda _: 3)
-    torch.testing.assert_close(per_unit_gradients(module, features, labels, index, 2), whole)
+    torch.testing.assert_close(per_unit_gradients(module, features, labels, index, 2, rows=3), whole)
 
 
 def test_patient_with_many_records_is_bounded_as_one(module):

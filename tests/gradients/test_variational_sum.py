@@ -234,9 +234,8 @@ def test_pairs_and_records_are_treated_in_chunks(one_by_one, monkeypatch):
     module = resampled(one_by_one, build_model(MODELS[2], TASK, seed=0), 3, 10)
     features, labels = batch(10, *TASK.input_shape)
     whole = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS)
-    monkeypatch.setattr(variational, "_ROWS_PER_CHUNK", 12)
     monkeypatch.setattr(variational_layers, "_PAIR_ELEMENTS", 2)
-    parts = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS)
+    parts = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS, rows=4)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-5, atol=1e-6)
     assert (parts.units, parts.clipped) == (whole.units, whole.clipped) == (10, 10)
 

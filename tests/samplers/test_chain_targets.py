@@ -199,7 +199,7 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
     ],
     ids=["sgld", "sgd", "momentum"],
 )
-def test_no_noise_and_no_clip_is_the_optimiser_of_torch_bit_for_bit_limit(records, sampler, optimiser):
+def test_no_noise_and_no_clip_is_the_optimiser_of_torch_limit(records, sampler, optimiser):
     features, labels = records
     plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0), steps=20)
     result = run(plan, logistic(), features, labels, np.zeros(20))
@@ -211,7 +211,10 @@ def test_no_noise_and_no_clip_is_the_optimiser_of_torch_bit_for_bit_limit(record
         for parameter in module.parameters():
             parameter.grad /= 40
         reference.step()
-    np.testing.assert_array_equal(result.last["parameters"], to_vector(module).numpy())
+    # The reference sums 40 gradients of length below 2 in float32: off by at most 40 * 2^-24 * 2, times 20 steps of 0.3
+    # and, under momentum, a tenfold stretch; the chain sums in float64.
+    bound = 40 * 2**-24 * 2 * 20 * 0.3 * (10 if reference.defaults["momentum"] else 1)
+    np.testing.assert_allclose(result.last["parameters"], to_vector(module).numpy(), rtol=0, atol=bound)
 
 
 def test_no_noise_and_no_clip_is_adam_of_torch_limit(records):

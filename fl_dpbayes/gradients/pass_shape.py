@@ -1,0 +1,164 @@
+"""The shape of every pass of a run, from public numbers alone, and how far rounding can move the sum at that shape.
+
+The derivation of eta is in docs/sensitivity.md.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.gradients.book_keeping import per_layer_gradients
+from fl_dpbayes.gradients.layer_gradients import LayerGradients
+from fl_dpbayes.gradients.loss import RecordLoss
+from fl_dpbayes.gradients.stochastic import resampled
+from fl_dpbayes.gradients.variational import drawn_layers
+from fl_dpbayes.gradients.variational_layers import DrawnLayer
+from fl_dpbayes.gradients.vmap import fitting_rows, per_example_gradients
+from fl_dpbayes.models.fixed_shape import ROWS, training_rows
+from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models.row_check import checked_rows, drawn_modules, rows_stand_alone, structure
+from fl_dpbayes.models.variational import VariationalModule
+
+Way = Literal["book_keeping", "vmap"]
+
+LARGEST_ETA = 1e-3
+# A site's real number of units lies within a fifth of the declared one.
+_REAL_PER_DECLARED = 2
+_ROUNDING = 2.0**-53
+# Gradients of one convolution under all weight draws, held at a time: 512 MiB.
+_MAX_ELEMENTS = 2**27
+
+
+def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
+    """Choose how many rows every pass shall have.
+
+    Args:
+        module: the model.
+        way: how its clipped sum is computed.
+        expected_batch_size: B = q n, a public constant.
+
+    Returns:
+        A multiple of 64, or 1 where there is no memory for 64 rows.
+    """
+    rows = training_rows(module, expected_batch_size)
+    if way == "vmap":
+        return fitting_rows(module, rows)
+    if isinstance(module, VariationalModule):
+        formed = [layer.weight.numel() for layer in module.mean.modules() if isinstance(layer, nn.Conv2d)]
+        if module.draws * ROWS * max(formed, default=1) > _MAX_ELEMENTS:
+            return 1
+        return max(ROWS, rows // module.draws // ROWS * ROWS)
+    return rows
+
+
+def checked_gradient_rows(
+    module: nn.Module, way: Way, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int
+) -> int:
+    """Check on made-up rows that a pass computes each record's gradient by itself, else take another shape.
+
+    Args:
+        module: the model; only its architecture, type and device matter.
+        way: how its clipped sum is computed.
+        input_shape: shape of one record.
+        targets: int64 for classes, float32 for values.
+        loss: summed loss whose gradient is taken.
+        rows: how many rows every pass shall have.
+
+    Returns:
+        How many rows every pass must have: `rows`, twice or four times as many, or 1.
+
+    Raises:
+        RowsDependError: if a single row does not give the same bits twice.
+    """
+
+    def stand_alone(count: int) -> bool:
+        generator = np.random.default_rng(0)
+        for drawn in drawn_modules(module):
+            probe, features, labels = _made_up(drawn, count, input_shape, targets)
+
+            def results(part: Tensor, part_targets: Tensor, probe: nn.Module = probe) -> list[Tensor]:
+                return _row_results(probe, way, part, part_targets, loss)
+
+            if not rows_stand_alone(results, features, labels, generator):
+                return False
+        return True
+
+    key = (way, structure(module), tuple(input_shape), targets, getattr(loss, "__qualname__", repr(loss)))
+    return checked_rows(key, rows, stand_alone)
+
+
+def rounding_eta(
+    module: nn.Module,
+    way: Way,
+    input_shape: Sequence[int],
+    targets: torch.dtype,
+    loss: RecordLoss,
+    rows: int,
+    units: int,
+) -> float:
+    """Return eta: rounding moves a sum of contributions of norm C' by at most eta C' between neighbouring data sets.
+
+        eta = 2 u m (P + K + 4) L kappa,    u = 2^-53,    m = 2 n,    K = ceil(m / P)
+
+    with L the positions of a layer and kappa how far they may cancel: 1 where a gradient is formed or has one position,
+    at most 1000 elsewhere, thanks to the allowance in the norm.
+
+    Args:
+        module: the model.
+        way: how its clipped sum is computed.
+        input_shape: shape of one record.
+        targets: int64 for classes, float32 for values.
+        loss: summed loss whose gradient is taken.
+        rows: P, how many rows every pass has.
+        units: n, the declared number of units.
+
+    Returns:
+        eta.
+
+    Raises:
+        UserError: if it exceeds 0.001.
+    """
+    terms = 1.0
+    if way == "book_keeping":
+        terms = max(layer.terms for layer in _layers(*_made_up(module, 1, input_shape, targets), loss))
+    most = _REAL_PER_DECLARED * units
+    eta = 2 * _ROUNDING * most * (rows + math.ceil(most / rows) + 4) * terms
+    if eta > LARGEST_ETA:
+        raise UserError(
+            f"rounding can move a sum over up to {most} units by {eta:.1e} of the clip norm, allowed is {LARGEST_ETA}: "
+            "train on fewer units, or choose a model of dense layers"
+        )
+    return eta
+
+
+def _made_up(
+    module: nn.Module, rows: int, input_shape: Sequence[int], targets: torch.dtype
+) -> tuple[nn.Module, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    like = next(iter(trainable_parameters(module).values()))
+    features = torch.randn((rows, *input_shape), generator=generator).to(like)
+    probe, inputs = resampled(module, features, np.random.default_rng(rows))
+    if targets.is_floating_point:
+        return probe, inputs, torch.randn(rows, generator=generator).to(like.device, targets)
+    with torch.no_grad():
+        classes = probe(inputs).shape[-1]
+    return probe, inputs, torch.randint(classes, (rows,), generator=generator).to(like.device, targets)
+
+
+def _layers(
+    module: nn.Module, features: Tensor, targets: Tensor, loss: RecordLoss
+) -> Sequence[LayerGradients | DrawnLayer]:
+    if isinstance(module, VariationalModule):
+        return drawn_layers(module, features, targets, loss)
+    return per_layer_gradients(module, features, targets, loss)
+
+
+def _row_results(module: nn.Module, way: Way, features: Tensor, targets: Tensor, loss: RecordLoss) -> list[Tensor]:
+    if way == "vmap":
+        return [per_example_gradients(module, features, targets, loss)]
+    return [values for layer in _layers(module, features, targets, loss) for values in layer.rows]

@@ -1,0 +1,77 @@
+"""One more unit moves the clipped sum by at most C, whatever start state a hostile server sends."""
+
+import pytest
+from torch import nn
+
+from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.samplers import amplification
+from fl_dpbayes.samplers.amplification import worst_movement
+
+VECTOR, IMAGE = (784,), (1, 12, 12)
+
+
+def built(model, shape):
+    return build_model(model, Task(input_shape=shape, classes=2), seed=0)
+
+
+def one_by_one_convolutions():
+    layers = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(576, 2)]
+    return nn.Sequential(*layers)
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(784, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+# What each moved the sum by before passes had one shape, in clip norms: 4.8, 3.0, 5.0, 2.0, 2.0, 3.0 and below 1.
+MODULES = {
+    "logistic": lambda: (built(LogisticModel(), VECTOR), VECTOR),
+    "mlp": lambda: (built(MLPModel(hidden=(3,)), VECTOR), VECTOR),
+    "deep": lambda: (built(MLPModel(hidden=(8, 5)), VECTOR), VECTOR),
+    "wide": lambda: (built(MLPModel(hidden=(3,)), (1280,)), (1280,)),
+    "cnn": lambda: (built(CNNModel(channels=(4, 4), hidden=8), IMAGE), IMAGE),
+    "1x1": lambda: (one_by_one_convolutions(), IMAGE),
+    "layer norm by vmap": lambda: (normalised(), VECTOR),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_small_batches(name) -> None:
+    assert 0.5 < worst_movement(*MODULES[name](), 2, [1, 2, 14, 15, 16, 17]) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODULES if "vmap" not in name])
+def test_batches_around_1024_and_4096(name, monkeypatch) -> None:
+    assert 0.5 < worst_movement(*MODULES[name](), 2, [63, 64, 65, 1023, 1024, 1037, 1040]) <= 1
+    monkeypatch.setattr(amplification, "START_STATES", 1)
+    assert 0.5 < worst_movement(*MODULES[name](), 2, [4096, 4109]) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_every_size_to_65(name) -> None:
+    assert 0.5 < worst_movement(*MODULES[name](), 2, range(1, 66)) <= 1
+
+
+def test_weight_draws() -> None:
+    module = VariationalModule(built(MLPModel(hidden=(3,)), VECTOR), 2)
+    loss = mean_over_draws(summed_cross_entropy)
+    assert 0.5 < worst_movement(module, VECTOR, 2, [7, 8, 15, 16], loss=loss) <= 1
+
+
+def test_masks() -> None:
+    module = DropoutModule(built(MLPModel(hidden=(3,)), VECTOR), 0.1)
+    assert 0.5 < worst_movement(module, VECTOR, 2, [14, 15, 16]) <= 1
+
+
+def test_patients_of_several_records() -> None:
+    assert 0.5 < worst_movement(*MODULES["mlp"](), 2, [1, 2, 4, 5, 21], records_per_unit=3) <= 1
+
+
+def test_noise_before_the_clip() -> None:
+    assert 0.5 < worst_movement(*MODULES["mlp"](), 2, [14, 15, 16], pre_noise=0.01) <= 1
