@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, REPORT_BINS, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, REPORT_BINS, Floats, coarsen
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 LEVEL = 0.95
@@ -79,7 +79,7 @@ def ece_if_calibrated(
     """
     if statistics.count == 0:
         return None
-    fine = statistics.top_label
+    fine = coarsen(statistics.top_label, FINE_BINS)
     wide = np.arange(len(fine)) * bins // len(fine)
     filled = fine[:, COUNT] > 0
     drawn = draw_calibrated(fine[filled], generator)
