@@ -45,7 +45,7 @@ METRICS = {
     "mce": "MCE",
     "ace": "ACE",
     "sce": "SCE",
-    "auroc": "AUROC",
+    "auroc": "AUROC, exact",
     "epistemic": "epistemic uncertainty (nats)",
     "aleatoric": "aleatoric uncertainty (nats)",
 }
