@@ -17,7 +17,8 @@ def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         One row for each role and predictor: `n` is the total, a metric the unweighted mean over the sites, None where
-        it is undefined at one of them or no real number; there are no intervals.
+        it is undefined at one of them or no real number; bounds [low, high] are averaged end by end, so that they hold
+        for the mean. There are no intervals.
     """
     averaged = []
     for role, predictor in dict.fromkeys((row["role"], row["predictor"]) for row in rows):
@@ -32,6 +33,13 @@ def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return averaged
 
 
-def _mean(values: Sequence[object]) -> float | None:
+def _mean(values: Sequence[object]) -> float | list[float | None] | None:
+    ends = [value for value in values if isinstance(value, list) and all(isinstance(end, float) for end in value)]
+    if len(ends) == len(values) and {len(pair) for pair in ends} == {2}:
+        return [_mean_number(side) for side in zip(*ends, strict=True)]
+    return _mean_number(values)
+
+
+def _mean_number(values: Sequence[object]) -> float | None:
     numbers = [value for value in values if isinstance(value, float)]
     return sum(numbers) / len(numbers) if len(numbers) == len(values) else None

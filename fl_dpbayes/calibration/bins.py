@@ -1,12 +1,23 @@
-"""Equal-width confidence bins: one float64 rule, and coarse bins that are unions of fine ones."""
+"""The grid that predictions are counted in: equal-width bins by one float64 rule, those at the ends divided further.
+
+A confident model puts most records into the first and the last of 960 bins, whose order is then lost. So the first and
+the last ENDS bins are divided into cells by log odds, and everything that ranks records reads cells; wider bins are
+unions of cells. Statistics of cells are sums over records, as those of bins.
+"""
+
+import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
 Floats = npt.NDArray[np.float64]
 
 FINE_BINS = 960  # divisible by 10, 12, 15, 16, 20, 24, 30 and 32
 REPORT_BINS = 15
+ENDS = 16  # at 16/960 a bin is as wide in log odds as a cell
+CELL_GROWTH = 1.01  # cells are as wide as 1 % of their log odds, so a temperature on top changes little
+LARGEST_LOG_ODDS = 700.0  # float64 holds no probability below exp(-708) at full precision
 COUNT, CONFIDENCE, OUTCOME, CONFIDENCE_SQUARED, CONFIDENCE_OUTCOME = range(5)
 COLUMNS = 5
 
@@ -26,35 +37,77 @@ def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     return np.minimum(np.floor(np.asarray(confidence, np.float64) * bins).astype(np.int64), bins - 1)
 
 
+def _end_edges() -> Floats:
+    """Upper edges of the cells of the first ENDS bins, as probabilities, rising; the last is that of the bins."""
+    start = math.log((FINE_BINS - ENDS) / ENDS)
+    steps = math.ceil(math.log(LARGEST_LOG_ODDS / start) / math.log(CELL_GROWTH))
+    divided = expit(-start * CELL_GROWTH ** np.arange(1, steps))
+    return np.union1d(divided, np.arange(1, ENDS + 1) / FINE_BINS)
+
+
+END_EDGES = _end_edges()
+CELLS = FINE_BINS - 2 * ENDS + 2 * len(END_EDGES)
+_LOWER = np.searchsorted(END_EDGES, np.arange(ENDS) / FINE_BINS, side="right")
+# The first cell of each fine bin, and CELLS at the end.
+FIRST_CELL = np.concatenate(
+    [
+        _LOWER,
+        np.arange(len(END_EDGES), CELLS - len(END_EDGES)),
+        CELLS - np.append(len(END_EDGES), _LOWER[::-1]),
+    ]
+)
+FINE_BIN_OF_CELL = np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL))
+
+
+def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Place confidences in cells: fine bins of p, those near 0 divided by p and those near 1 by the rest.
+
+    The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20 from 1 - 1e-30.
+
+    Args:
+        confidence: p, any shape, each in [0, 1].
+        rest: the probability of everything else, of the same shape; 1 - p but for rounding.
+
+    Returns:
+        Indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
+    """
+    fine = bin_index(confidence, FINE_BINS)
+    from_below = np.searchsorted(END_EDGES, confidence, side="right")
+    from_above = CELLS - 1 - np.searchsorted(END_EDGES, rest, side="right")
+    cell = np.where(fine < FINE_BINS // 2, from_below, from_above)
+    return np.clip(cell, FIRST_CELL[fine], FIRST_CELL[fine + 1] - 1)
+
+
 def coarsen(table: Floats, bins: int) -> Floats:
-    """Sum neighbouring bins of a table into fewer, wider ones.
+    """Sum the cells of a table into equal-width bins.
 
     Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300.
 
     Args:
-        table: sums per bin, shape (..., M, columns).
-        bins: number of wide bins B, a divisor of M.
+        table: sums per cell, shape (..., CELLS, columns).
+        bins: number of bins B, a divisor of FINE_BINS.
 
     Returns:
-        Sums per wide bin, shape (..., B, columns).
+        Sums per bin, shape (..., B, columns).
 
     Raises:
-        ValueError: if B does not divide M.
+        ValueError: if B does not divide FINE_BINS.
     """
-    fine = table.shape[-2]
-    if bins < 1 or fine % bins:
-        raise ValueError(f"bins is {bins}: it must divide the {fine} bins that were counted, for example 10, 15 or 20")
-    return table.reshape(*table.shape[:-2], bins, fine // bins, table.shape[-1]).sum(axis=-2)
+    if bins < 1 or FINE_BINS % bins:
+        raise ValueError(
+            f"bins is {bins}: it must divide the {FINE_BINS} bins that were counted, for example 10, 15 or 20"
+        )
+    return np.add.reduceat(table, FIRST_CELL[: -1 : FINE_BINS // bins], axis=-2)
 
 
 def equal_mass(table: Floats, ranges: int) -> Floats:
-    """Join neighbouring bins of a table into ranges that hold about equally many records.
+    """Join neighbouring cells of a table into ranges that hold about equally many records.
 
-    Bin k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a bin is never split, so masses
-    are equal up to the content of one bin.
+    Cell k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a cell is never split, so masses
+    are equal up to the content of one cell.
 
     Args:
-        table: sums per bin, shape (M, columns), counts in the first column.
+        table: sums per cell, shape (M, columns), counts in the first column.
         ranges: R >= 1.
 
     Returns:

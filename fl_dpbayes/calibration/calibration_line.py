@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
 
@@ -109,7 +109,7 @@ def calibration_slope(statistics: CalibrationStatistics) -> Estimate | None:
 
 def _logits(statistics: CalibrationStatistics) -> tuple[Floats, Floats, Floats]:
     """Counts, outcomes and logit of the mean p(y = 1) of the fine bins that hold records."""
-    table = statistics.class_wise[1]
+    table = coarsen(statistics.class_wise[1], FINE_BINS)
     filled = table[table[:, COUNT] > 0]
     mean = np.clip(filled[:, CONFIDENCE] / filled[:, COUNT], PROBABILITY_FLOOR, 1 - PROBABILITY_FLOOR)
     return filled[:, COUNT], filled[:, OUTCOME], logit(mean)

@@ -10,7 +10,9 @@ from fl_dpbayes.calibration.bins import (
     CONFIDENCE_OUTCOME,
     CONFIDENCE_SQUARED,
     COUNT,
+    FINE_BIN_OF_CELL,
     FINE_BINS,
+    FIRST_CELL,
     OUTCOME,
     Floats,
 )
@@ -134,8 +136,8 @@ def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, floa
     """Check that finite sums could have come from records.
 
     Args:
-        top_label: shape (FINE_BINS, 5).
-        class_wise: shape (C, FINE_BINS, 5).
+        top_label: shape (CELLS, 5).
+        class_wise: shape (C, CELLS, 5).
         scalars: the scalar sums by name.
         largest_nll: largest -log p_label of one record, nats.
 
@@ -154,7 +156,9 @@ def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, floa
     _require((class_wise[..., COUNT].sum(axis=1) == count).all(), "the counts of class_wise do not add up to count")
     _require(class_wise[..., OUTCOME].sum() == count, "the labels of class_wise do not add up to count")
     _require(abs(class_wise[..., CONFIDENCE].sum() - count) <= slack, "probabilities do not add up to count")
-    impossible = top_label[: max(0, FINE_BINS // classes - 1), COUNT].sum()  # one bin of slack: rows sum to 1 +- 1e-6
+    impossible = top_label[
+        : FIRST_CELL[max(0, FINE_BINS // classes - 1)], COUNT
+    ].sum()  # one bin of slack: rows sum to 1 +- 1e-6
     _require(impossible == 0, f"top_label has confidences below 1/{classes}")
     brier = class_wise[..., CONFIDENCE_SQUARED] - 2 * class_wise[..., CONFIDENCE_OUTCOME] + class_wise[..., OUTCOME]
     _require(abs(brier.sum() - scalars["brier"]) <= slack, "brier does not follow from class_wise")
@@ -175,7 +179,7 @@ def check_uncertainty_histograms(histograms: Floats, sums: Mapping[str, float], 
     """Check finite counts of records by their uncertainty.
 
     Args:
-        histograms: counts per equal bin of [0, largest], shape (R, FINE_BINS).
+        histograms: counts per cell of the share of `largest`, shape (R, CELLS).
         sums: what each row counts by -> its sum over records, nats; R entries in order.
         count: number of records.
         largest: ln C, nats.
@@ -186,10 +190,10 @@ def check_uncertainty_histograms(histograms: Floats, sums: Mapping[str, float], 
     slack = 10 * SUM_TOLERANCE * (1 + count)
     whole = (histograms == np.floor(histograms)).all() and (histograms >= 0).all()
     _require(whole, "a count of uncertainty is not a whole number >= 0")
-    edges = largest * np.arange(FINE_BINS + 1) / FINE_BINS
+    low, high = _edges()
     for histogram, (name, total) in zip(histograms, sums.items(), strict=True):
         _require(histogram.sum() == count, f"the records counted by {name} uncertainty do not add up to count")
-        least, most = histogram @ edges[:-1], histogram @ edges[1:]
+        least, most = largest * (histogram @ low), largest * (histogram @ high)
         _require(least - slack <= total <= most + slack, f"{name} does not follow from its histogram")
 
 
@@ -197,9 +201,9 @@ def check_truth_sums(truth: Floats, truth_count: float, top_label: Floats) -> No
     """Check finite sums of true probabilities.
 
     Args:
-        truth: per fine bin, shape (FINE_BINS,).
+        truth: per cell, shape (CELLS,).
         truth_count: how many records they sum over.
-        top_label: checked, shape (FINE_BINS, 5).
+        top_label: checked, shape (CELLS, 5).
 
     Raises:
         ValueError: at the first contradiction.
@@ -214,7 +218,7 @@ def check_truth_sums(truth: Floats, truth_count: float, top_label: Floats) -> No
 
 def _check_table(table: Floats, name: str) -> None:
     count, confidence, outcome = table[..., COUNT], table[..., CONFIDENCE], table[..., OUTCOME]
-    low, high = np.arange(FINE_BINS) / FINE_BINS, np.arange(1, FINE_BINS + 1) / FINE_BINS
+    low, high = _edges()
     slack = ROUNDING * (1 + np.abs(count))
     _require((count == np.floor(count)).all() and (count >= 0).all(), f"a count of {name} is not a whole number >= 0")
     _require((outcome == np.floor(outcome)).all(), f"an outcome of {name} is not a whole number")
@@ -224,6 +228,11 @@ def _check_table(table: Floats, name: str) -> None:
         _require(inside.all(), f"column {column} of {name} lies outside its bins")
     spread = count * table[..., CONFIDENCE_SQUARED] - confidence**2
     _require((spread >= -slack * (1 + count)).all(), f"squares of {name} are too small for its confidences")
+
+
+def _edges() -> tuple[Floats, Floats]:
+    """Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep to."""
+    return FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
 
 
 def _require(holds: bool | np.bool_, complaint: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, CONFIDENCE_OUTCOME, COUNT, FINE_BINS, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, CONFIDENCE_OUTCOME, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.intervals import Interval, wilson_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
@@ -36,7 +36,7 @@ def set_thresholds(calibration: CalibrationStatistics, level: float, weights: Fl
         and Ramdas, UAI 2021 (weights for label shift, the candidate's own mass at infinity).
     """
     mass = np.ones(calibration.classes) if weights is None else weights
-    reached = np.cumsum((mass @ calibration.class_wise[..., OUTCOME])[::-1])
+    reached = np.cumsum((mass @ coarsen(calibration.class_wise, FINE_BINS)[..., OUTCOME])[::-1])
     wanted = level * (reached[-1] + mass)
     from_top = np.searchsorted(reached, wanted - ROUNDING * (1 + wanted))
     return np.maximum(FINE_BINS - 1 - from_top, 0)
@@ -69,7 +69,8 @@ def measure_sets(statistics: CalibrationStatistics, first: FirstBins) -> SetQual
     """
     if statistics.count == 0:
         return None
-    tables = [table[start:] for table, start in zip(statistics.class_wise, first, strict=True)]
+    fine = coarsen(statistics.class_wise, FINE_BINS)
+    tables = [table[start:] for table, start in zip(fine, first, strict=True)]
     covered = float(sum(table[:, OUTCOME].sum() for table in tables))
     members = float(sum(table[:, COUNT].sum() for table in tables))
     return SetQuality(

@@ -79,7 +79,7 @@ def ece(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | N
 def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
     """Return the expected calibration error of the top label in ranges of about equally many records.
 
-    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of fine bins of the merged histogram.
+    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of cells of the merged histogram.
 
     Args:
         statistics: merged statistics.
@@ -180,7 +180,7 @@ def ace(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float |
     """Return the adaptive calibration error: every class's probability in equal-mass ranges, averaged over classes.
 
     (1 / C) sum_c sum_r (n_rc / N) |acc_rc - conf_rc|, which is Nixon's 1 / (C R) where masses are equal. The ranges
-    are unions of fine bins of the merged histogram, so ties and crowded bins make them unequal; hence the weights.
+    are unions of cells of the merged histogram, so ties and crowded cells make them unequal; hence the weights.
 
     Args:
         statistics: merged statistics.

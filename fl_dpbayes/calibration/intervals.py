@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, REPORT_BINS, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, REPORT_BINS, Floats, coarsen
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 LEVEL = 0.95
@@ -52,7 +52,8 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     inner += noise_variance * (count**2 + successes**2 + z2 * (count - noise_variance))
     root = math.sqrt(max(0.0, z2 * inner))
     low, high = (linear - root) / quadratic, (linear + root) / quadratic
-    return Interval(min(1.0, max(0.0, low)), max(0.0, min(1.0, high)))
+    share = min(1.0, max(0.0, successes / count))  # at 0 or all of n an end is the share itself but for rounding
+    return Interval(min(share, max(0.0, low)), max(share, min(1.0, high)))
 
 
 class Reference(NamedTuple):
@@ -79,7 +80,7 @@ def ece_if_calibrated(
     """
     if statistics.count == 0:
         return None
-    fine = statistics.top_label
+    fine = coarsen(statistics.top_label, FINE_BINS)
     wide = np.arange(len(fine)) * bins // len(fine)
     filled = fine[:, COUNT] > 0
     drawn = draw_calibrated(fine[filled], generator)

@@ -15,8 +15,10 @@ from fl_dpbayes.calibration.bins import (
     CONFIDENCE_OUTCOME,
     CONFIDENCE_SQUARED,
     COUNT,
+    FINE_BINS,
     OUTCOME,
     Floats,
+    coarsen,
 )
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
@@ -50,7 +52,7 @@ def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
         return None
     first, second, _ = _expected_moments(statistics, _nll)
     half = NORMAL_QUANTILE * math.sqrt(max(0.0, second - first**2) / count)
-    table = statistics.class_wise.sum(axis=0)
+    table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     lowest = table[int(np.flatnonzero(table[:, COUNT])[0])]
     step = float(_nll(lowest[CONFIDENCE] / lowest[COUNT])) / count
     if step > (LARGEST_STEP if statistics.classes == 2 else LARGEST_STEP_MANY_CLASSES) * half:
@@ -101,13 +103,13 @@ def _score_interval(
 
 def _observed_moments(statistics: CalibrationStatistics, loss: Callable[[Floats], Floats]) -> Floats:
     """Return the mean loss, and the means of its square and cube, over fine bins of the label's probability."""
-    table = statistics.class_wise.sum(axis=0)
+    table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     return _moments(table[:, OUTCOME], table[:, CONFIDENCE_OUTCOME], loss)
 
 
 def _expected_moments(statistics: CalibrationStatistics, loss: Callable[[Floats], Floats]) -> Floats:
     """Return the same where each class c is the label with its probability p_c."""
-    table = statistics.class_wise.sum(axis=0)
+    table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     return _moments(table[:, CONFIDENCE], table[:, CONFIDENCE_SQUARED], loss)
 
 

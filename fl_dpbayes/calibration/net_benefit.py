@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME
+from fl_dpbayes.calibration.bins import COUNT, FINE_BINS, OUTCOME, coarsen
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
@@ -53,7 +53,7 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
         raise ValueError(f"threshold is {threshold}: it must be one of 1/{FINE_BINS} .. {FINE_BINS - 1}/{FINE_BINS}")
     if statistics.classes != 2 or statistics.count == 0:
         return None
-    table, count = statistics.class_wise[1], statistics.count
+    table, count = coarsen(statistics.class_wise[1], FINE_BINS), statistics.count
     harm = first / (FINE_BINS - first)
     treated, true_positive, events = table[first:, COUNT].sum(), table[first:, OUTCOME].sum(), table[:, OUTCOME].sum()
     false_positive = treated - true_positive

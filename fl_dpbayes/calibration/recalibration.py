@@ -1,6 +1,6 @@
 """Recalibration after training: a map of class probabilities with few parameters, and its fit without privacy.
 
-With z = log p of a (posterior averaged) prediction p, floored at PROBABILITY_FLOOR,
+With z = log p of a (posterior averaged) prediction p, in a fit floored at PROBABILITY_FLOOR,
 
     temperature scaling   g(p) = softmax(z / T),                  parameters (log T)
     vector scaling        g(p) = softmax(exp(s) * z + b),         parameters (s_1 .. s_C, b_1 .. b_C)
@@ -35,6 +35,8 @@ from fl_dpbayes.protocol.recalibration import (
 
 Floats = npt.NDArray[np.float64]
 
+SMALLEST = np.finfo(np.float64).tiny
+
 
 def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     """Apply a map to predictions.
@@ -54,7 +56,9 @@ def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
         raise ValueError(f"the map has {len(mapping.parameters)} parameters, which do not fit {classes} classes")
     if mapping.method == "isotonic":
         return apply_isotonic(probabilities, mapping)
-    return softmax(_scores(mapping.method, log_probabilities(probabilities), np.asarray(mapping.parameters)), axis=1)
+    # A fit's gradients are bounded by its floor; here one would let the order of the surest records change.
+    logs = np.log(np.maximum(probabilities, SMALLEST))
+    return softmax(_scores(mapping.method, logs, np.asarray(mapping.parameters)), axis=1)
 
 
 def describe(mapping: RecalibrationMap) -> str:

@@ -14,10 +14,10 @@ COVERAGES = (0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class Ranked:
-    """A value that depends on the order of records within a fine bin, which the sums do not hold.
+    """A value that depends on the order of records within a cell, which the sums do not hold.
 
     Attributes:
-        value: its mean over all orders within the bins.
+        value: its mean over all orders within the cells.
         low: its smallest value over those orders.
         high: its largest.
     """
@@ -37,7 +37,7 @@ def aurc(statistics: CalibrationStatistics) -> Ranked | None:
         statistics: merged statistics.
 
     Returns:
-        The area in [0, 1] with its hard bounds (in each fine bin all right answers first, or all errors first), or
+        The area in [0, 1] with its hard bounds (in each cell all right answers first, or all errors first), or
         None without records.
 
     Source: Geifman, Uziel, El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019,
@@ -82,7 +82,7 @@ def accuracy_at_coverage(statistics: CalibrationStatistics, coverage: float) -> 
         coverage: share of the records that is kept, in (0, 1].
 
     Returns:
-        The accuracy with its hard bounds (which records of the last fine bin are kept), or None without records.
+        The accuracy with its hard bounds (which records of the last cell are kept), or None without records.
     """
     count, errors = _most_confident_first(statistics)
     if not count.size:
@@ -96,7 +96,7 @@ def accuracy_at_coverage(statistics: CalibrationStatistics, coverage: float) -> 
 
 
 def _most_confident_first(statistics: CalibrationStatistics) -> tuple[Floats, Floats]:
-    """Counts and errors of the fine bins that hold records."""
+    """Counts and errors of the cells that hold records."""
     table = statistics.top_label[::-1]
     filled = table[table[:, COUNT] > 0]
     return filled[:, COUNT], filled[:, COUNT] - filled[:, OUTCOME]

@@ -1,8 +1,10 @@
 """Scores from merged sums: accuracy, log score, Brier score with its decomposition, area under the ROC curve."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import (
     CONFIDENCE,
@@ -14,7 +16,8 @@ from fl_dpbayes.calibration.bins import (
     Floats,
     coarsen,
 )
-from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.calibration.check import check_labels, check_probabilities
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, rest_of
 
 
 def accuracy(statistics: CalibrationStatistics) -> float | None:
@@ -103,10 +106,10 @@ def decompose_brier(statistics: CalibrationStatistics, bins: int = REPORT_BINS) 
 
 @dataclass(frozen=True)
 class Auroc:
-    """An area under the ROC curve whose records are known by fine bin only.
+    """An area under the ROC curve whose records are known by cell only.
 
     Attributes:
-        value: the area with pairs in the same fine bin counted as ties (one half).
+        value: the area with pairs in the same cell counted as ties (one half).
         low: the area if each such pair is ordered wrongly.
         high: the area if each is ordered rightly.
     """
@@ -119,25 +122,57 @@ class Auroc:
 def auroc(statistics: CalibrationStatistics) -> Auroc | None:
     """Return the area under the ROC curve: P(score of a positive > score of a negative) + ties / 2.
 
-    Two classes: p(y = 1). More: one against the rest, averaged over the classes that have a positive and a negative.
+    The score of a class is its log odds. Two classes: those of y = 1. More: one against the rest, averaged over the
+    classes that have a positive and a negative.
 
     Args:
         statistics: merged statistics.
 
     Returns:
-        The area with hard bounds, or None where no class has both a positive and a negative.
+        The area with hard bounds, which hold that of the records, or None where no class has both a positive and a
+        negative.
     """
-    tables = statistics.class_wise[1:] if statistics.classes == 2 else statistics.class_wise
-    areas = [area for area in map(_area, tables) if area is not None]
-    if not areas:
+    found = [_area(table[:, OUTCOME], table[:, COUNT]) for table in statistics.class_wise]
+    return _average(found[1:] if statistics.classes == 2 else found)
+
+
+def exact_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Auroc | None:
+    """Return the area of `auroc` from the records themselves, so that only equal scores are ties.
+
+    Args:
+        probabilities: class probabilities, shape (N, C), rows that sum to 1 within 1e-6.
+        labels: true classes, shape (N,), integers 0 .. C - 1.
+
+    Returns:
+        The area, bounds equal to it, or None where no class has both a positive and a negative.
+
+    Raises:
+        ValueError: as `from_batch`.
+    """
+    probability = check_probabilities(probabilities)
+    count, classes = probability.shape
+    one_hot = np.eye(classes)[check_labels(labels, count, classes)]
+    found = []
+    for p, rest, positive in zip(probability.T, rest_of(probability).T, one_hot.T, strict=True):
+        # By p up to one half and by the rest above it: the order of log odds without their rounding.
+        score = np.column_stack([p > 0.5, np.where(p > 0.5, -rest, p)])
+        values, place = np.unique(score, axis=0, return_inverse=True)
+        found.append(_area(np.bincount(place, positive, len(values)), np.bincount(place, minlength=len(values))))
+    area = _average(found[1:] if classes == 2 else found)
+    return None if area is None else Auroc(area.value, area.value, area.value)
+
+
+def _average(areas: Sequence[tuple[float, float] | None]) -> Auroc | None:
+    defined = [area for area in areas if area is not None]
+    if not defined:
         return None
-    value, half_ties = np.mean(areas, axis=0)
+    value, half_ties = np.mean(defined, axis=0)
     return Auroc(float(value), float(value - half_ties), float(value + half_ties))
 
 
-def _area(table: Floats) -> tuple[float, float] | None:
-    positive = table[:, OUTCOME]
-    negative = table[:, COUNT] - positive
+def _area(positive: Floats, count: Floats) -> tuple[float, float] | None:
+    """Area and half the share of tied pairs, from positives and records by rising score."""
+    negative = count - positive
     pairs = positive.sum() * negative.sum()
     if pairs == 0:
         return None

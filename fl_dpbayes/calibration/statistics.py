@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import COLUMNS, FINE_BINS, Floats, bin_index
+from fl_dpbayes.calibration.bins import CELLS, COLUMNS, Floats, cell_index
 from fl_dpbayes.calibration.check import (
     check_labels,
     check_probabilities,
@@ -39,17 +39,17 @@ MEASURES = ("epistemic", "total")  # the rows of `uncertainty`
 class CalibrationStatistics:
     """Sums over records of a test set, from which every error and score of this package follows.
 
-    The columns of a table are the sums of 1, p, y, p^2 and p y over the records of a fine bin of p. In `top_label`
+    The columns of a table are the sums of 1, p, y, p^2 and p y over the records of a cell (`bins`) of p. In `top_label`
     p is the largest class probability (ties: the first class) and y says whether that class is right; in
     `class_wise`, for each class c, p is the probability of c and y says whether c is the label.
 
     Attributes:
         classes: number of classes C >= 2.
-        top_label: shape (FINE_BINS, 5).
-        class_wise: shape (C, FINE_BINS, 5).
-        uncertainty: counts, shape (2, FINE_BINS): records by their epistemic (row 0) and total (row 1) uncertainty, in
-            equal bins of [0, ln C].
-        truth: shape (FINE_BINS,), over the records of a fine bin of `top_label` whose label law is known (they are made
+        top_label: shape (CELLS, 5).
+        class_wise: shape (C, CELLS, 5).
+        uncertainty: counts, shape (2, CELLS): records by their epistemic (row 0) and total (row 1) uncertainty, in
+            cells of its share of ln C.
+        truth: shape (CELLS,), over the records of a cell of `top_label` whose label law is known (they are made
             up), the sum of the true probability of the class that was predicted.
         count: number of records.
         correct: records whose top label is right.
@@ -93,10 +93,10 @@ def empty(classes: int) -> CalibrationStatistics:
     """
     return CalibrationStatistics(
         classes=classes,
-        top_label=np.zeros((FINE_BINS, COLUMNS)),
-        class_wise=np.zeros((classes, FINE_BINS, COLUMNS)),
-        uncertainty=np.zeros((len(MEASURES), FINE_BINS)),
-        truth=np.zeros(FINE_BINS),
+        top_label=np.zeros((CELLS, COLUMNS)),
+        class_wise=np.zeros((classes, CELLS, COLUMNS)),
+        uncertainty=np.zeros((len(MEASURES), CELLS)),
+        truth=np.zeros(CELLS),
         **dict.fromkeys(SCALARS, 0.0),
     )
 
@@ -138,14 +138,16 @@ def from_batch(
     top = probability.argmax(axis=1) if count else np.zeros(0, np.int64)
     rows = np.arange(count)
     right = (top == label).astype(np.float64)
+    cell = cell_index(probability, rest_of(probability))
+    shares = np.stack([np.clip(parts[name] / np.log(classes), 0, 1) for name in MEASURES])  # above 1 by rounding
     nll = -np.log(np.maximum(probability[rows, label], PROBABILITY_FLOOR))
     brier = ((probability - one_hot) ** 2).sum(axis=1)
     return CalibrationStatistics(
         classes=classes,
-        top_label=_tabulate(probability[rows, top][:, None], right[:, None])[0],
-        class_wise=_tabulate(probability, one_hot),
-        uncertainty=np.stack([_histogram(parts[name] / np.log(classes)) for name in MEASURES]),
-        truth=_histogram(probability[rows, top], np.zeros(count) if law is None else law[rows, top]),
+        top_label=_tabulate(cell[rows, top][:, None], probability[rows, top][:, None], right[:, None])[0],
+        class_wise=_tabulate(cell, probability, one_hot),
+        uncertainty=np.stack([_histogram(cells) for cells in cell_index(shares, 1 - shares)]),
+        truth=_histogram(cell[rows, top], np.zeros(count) if law is None else law[rows, top]),
         count=float(count),
         correct=float(right.sum()),
         nll=float(nll.sum()),
@@ -156,6 +158,24 @@ def from_batch(
         truth_count=0.0 if law is None else float(count),
         **{name: float(values.sum()) for name, values in parts.items()},
     )
+
+
+def rest_of(probability: Floats) -> Floats:
+    """Return the probability of all other classes, shape (N, C), at full precision where it is next to nothing.
+
+    Args:
+        probability: checked class probabilities, shape (N, C).
+
+    Returns:
+        1 - p; for the largest of a row the sum of the others, as 1 - p has no digits left where p is almost 1.
+    """
+    rest = 1 - probability
+    if len(rest):
+        rows, top = np.arange(len(rest)), probability.argmax(axis=1)
+        others = probability.copy()
+        others[rows, top] = 0
+        rest[rows, top] = others.sum(axis=1)
+    return rest
 
 
 def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
@@ -220,16 +240,15 @@ def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationS
     return CalibrationStatistics(classes, top_label, class_wise, uncertainty, truth, **scalars)
 
 
-def _tabulate(confidence: Floats, outcome: Floats) -> Floats:
-    """Sum (1, p, y, p^2, p y) per column and fine bin: (N, K) confidences and outcomes -> (K, FINE_BINS, 5)."""
+def _tabulate(cell: npt.NDArray[np.int64], confidence: Floats, outcome: Floats) -> Floats:
+    """Sum (1, p, y, p^2, p y) per column and cell: (N, K) cells, confidences and outcomes -> (K, CELLS, 5)."""
     columns = confidence.shape[1]
-    cell = (bin_index(confidence, FINE_BINS) + FINE_BINS * np.arange(columns)).ravel()
+    place = (cell + CELLS * np.arange(columns)).ravel()
     terms = (np.ones_like(confidence), confidence, outcome, confidence**2, confidence * outcome)
-    sums = [np.bincount(cell, term.ravel(), columns * FINE_BINS) for term in terms]
-    return np.stack(sums, axis=-1).astype(np.float64).reshape(columns, FINE_BINS, COLUMNS)
+    sums = [np.bincount(place, term.ravel(), columns * CELLS) for term in terms]
+    return np.stack(sums, axis=-1).astype(np.float64).reshape(columns, CELLS, COLUMNS)
 
 
-def _histogram(shares: Floats, weights: Floats | None = None) -> Floats:
-    """Sum the weights, or count, per fine bin: (N,) shares, those outside [0, 1] by rounding clipped."""
-    bins = bin_index(np.clip(shares, 0, 1), FINE_BINS)
-    return np.bincount(bins, weights, FINE_BINS).astype(np.float64)
+def _histogram(cell: npt.NDArray[np.int64], weights: Floats | None = None) -> Floats:
+    """Sum the weights, or count, per cell: (N,) cells -> (CELLS,)."""
+    return np.bincount(cell, weights, CELLS).astype(np.float64)

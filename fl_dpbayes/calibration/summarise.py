@@ -47,7 +47,7 @@ class CalibrationSummary:
         ace: adaptive (equal-mass, class-wise) error.
         sce: static (equal-width, class-wise) error.
         auroc: area under the ROC curve, one against the rest.
-        auroc_bounds: what it can be at least and at most, whatever the order within fine bins; no interval.
+        auroc_bounds: what it can be at least and at most, whatever the order within cells; no interval.
         aurc: area under the risk-coverage curve, mean form.
         aurc_excess: the same less that of a perfect ranking.
         aurc_bounds: as `auroc_bounds`.

@@ -113,11 +113,11 @@ def clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
             count(row.n),
             (_signed(row.calibration_intercept), interval(row.intervals.get("calibration_intercept"), _signed)),
             (decimal(row.calibration_slope, 2), interval(row.intervals.get("calibration_slope"), _two)),
-            decimal(row.auroc),
+            (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
         )
         for row in in_reading_order(rows)
     ]
-    columns = ("Where", "Predictor", "n", "Intercept (0 if calibrated)", "Slope (1 if calibrated)", "AUROC")
+    columns = ("Where", "Predictor", "n", "Intercept (0 if calibrated)", "Slope (1 if calibrated)", "AUROC [bounds]")
     return _table(columns, cells, {0, 1})
 
 
@@ -143,7 +143,7 @@ def shift_detection_table(run: Summary) -> PageTable:
         if all(row.auroc is None for row in measures.values()):
             continue
         areas = [
-            (decimal(row.auroc, 2), interval(row.interval, _two)) if row else (UNDEFINED, "")
+            (decimal(row.auroc, 2), f"{interval(row.interval, _two)}{_known_to(row)}") if row else (UNDEFINED, "")
             for row in (measures.get("epistemic"), measures.get("total"))
         ]
         records = count(next(iter(measures.values())).n)
@@ -151,6 +151,12 @@ def shift_detection_table(run: Summary) -> PageTable:
         cells.append((pool_name(site), shift or ("none" if site in sites else ""), *areas, records))
     columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
     return _table(columns, cells, {0, 1})
+
+
+def _known_to(row: ShiftDetectionRecord) -> str:
+    if row.auroc is None or row.low is None or row.high is None:
+        return ""
+    return f", bounds {interval((row.low, row.high), decimal)}"
 
 
 def truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:

@@ -57,7 +57,8 @@ best: a hospital that only predicts has no labels, and can take the one that its
 {% if measures.shift_detection.rows %}
 <h2 id="uncertainty">Uncertainty at new sites</h2>
 {{ table(measures.shift_detection, "How well uncertainty tells new sites from training sites") }}
-<p class="note">AUROC with its 95% interval, against the training sites' test records
+<p class="note">AUROC with its 95% interval and its bounds (the sums leave the order of almost equal uncertainties
+open), against the training sites' test records
 {%- if measures.reference_records %} (n = {{ measures.reference_records }}){% endif %}; averaged posterior.</p>
 <details class="guide"><summary>How to read this</summary>
 <p>The chance that a record of the place has a higher uncertainty than a record of the training sites. 0.5: the model

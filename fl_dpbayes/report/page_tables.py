@@ -143,7 +143,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
 
 
 _PLACE_COLUMNS = ("Where", "Predictor", "n")
-_MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC")
+_MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]")
 
 
 def _places(rows: Sequence[CalibrationRecord]) -> list[tuple[str, str, str]]:
@@ -165,7 +165,7 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
         (points(row.accuracy), interval(ends.get("accuracy"), points)),
         (decimal(row.nll), interval(ends.get("nll"), decimal)),
         decimal(row.brier),
-        decimal(row.auroc),
+        (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
     )
 
 
@@ -265,7 +265,8 @@ def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
     write = decimal if metric in ("nll", "brier", "auroc") else points
     places: dict[str, dict[str, Cell]] = {}
     for row in ordered:
-        cell = (write(getattr(row, metric)), interval(row.intervals.get(metric), write))
+        ends = row.auroc_bounds if metric == "auroc" else row.intervals.get(metric)
+        cell = (write(getattr(row, metric)), interval(ends, write))
         places.setdefault(place_name(row), {})[row.predictor] = cell
     cells = [
         _cells((place, *(found.get(predictor, (UNDEFINED, "")) for predictor in predictors)))

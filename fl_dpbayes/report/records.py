@@ -18,6 +18,8 @@ METRICS = (
     "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "ece_10", "ece_20",
     "ece_equal_mass", "ece_binary", "aurc", "aurc_excess", "calibration_intercept", "calibration_slope",
 )  # fmt: skip
+# What depends on the order of records, which sums do not hold: bounds stand in for an interval.
+BOUNDED = ("auroc", "aurc")
 PRIVACY_COLUMNS = (
     "site", "round", "steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency",
     "noise_multiplier_first", "noise_multiplier_last", "temperature", "status", "reason", "budget", "purpose",
@@ -111,12 +113,14 @@ def calibration_csv_row(row: Mapping[str, object]) -> dict[str, object]:
         row: an entry; `intervals` maps a metric to [low, high].
 
     Returns:
-        Column -> value; interval ends are `<metric>_low` and `<metric>_high`.
+        Column -> value; `<metric>_low` and `<metric>_high` are the ends of its interval, of AUROC and AURC (which have
+        none) its bounds.
     """
     cells = {column: row.get(column) for column in CALIBRATION_COLUMNS}
     intervals = row.get("intervals")
-    for metric, ends in (intervals if isinstance(intervals, Mapping) else {}).items():
-        if metric in METRICS and ends is not None:
+    bounds = {metric: row.get(f"{metric}_bounds") for metric in BOUNDED}
+    for metric, ends in [*bounds.items(), *(intervals if isinstance(intervals, Mapping) else {}).items()]:
+        if metric in METRICS and isinstance(ends, Sequence):
             cells[f"{metric}_low"], cells[f"{metric}_high"] = ends
     return cells
 

@@ -170,7 +170,7 @@ class SubgroupRecord(CalibrationRecord):
 class ShiftDetectionRecord(SummaryPart):
     """How well uncertainty tells a place's records from those of the training sites: `auroc` is .5 by chance.
 
-    `measure` is "epistemic" or "total"; `low` and `high` bound the AUROC whatever the order within a bin.
+    `measure` is "epistemic" or "total"; `low` and `high` bound the AUROC whatever the order within a cell.
     """
 
     site: Text

@@ -13,6 +13,7 @@ from scipy.special import entr
 
 from fl_dpbayes.aggregation_section import point_rule
 from fl_dpbayes.calibration.recalibration import describe, recalibrate
+from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.data.data_folder import backbone_folder
@@ -44,7 +45,7 @@ METRICS = {
     "mce": "MCE",
     "ace": "ACE",
     "sce": "SCE",
-    "auroc": "AUROC",
+    "auroc": "AUROC, exact",
     "epistemic": "epistemic uncertainty (nats)",
     "aleatoric": "aleatoric uncertainty (nats)",
 }
@@ -114,10 +115,11 @@ def evaluate_records(
         raise UserError(
             f"{data} has no labels: give a column 'label', an array 'labels', or one folder of images per class"
         )
+    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     if mapping is None:
         predictor, name = "posterior", found.point or PREDICTORS["posterior"]
         statistics = from_batch(
-            prediction.probabilities,
+            probabilities,
             records.labels,
             epistemic=prediction.epistemic,
             aleatoric=prediction.aleatoric,
@@ -125,8 +127,10 @@ def evaluate_records(
         )
     else:
         predictor, name = RECALIBRATED, f"recalibrated {found.point}" if found.point else PREDICTORS[RECALIBRATED]
-        statistics = from_batch(recalibrate(prediction.probabilities, mapping), records.labels)
+        statistics = from_batch(probabilities, records.labels)
     row = summarise(statistics, np.random.default_rng(0)).as_row()
+    if area := exact_auroc(probabilities, records.labels):
+        row |= {"auroc": area.value, "auroc_bounds": [area.low, area.high]}
     if mapping is not None or found.point:
         # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
         row |= {"epistemic": None, "aleatoric": None}

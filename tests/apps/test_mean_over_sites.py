@@ -26,6 +26,12 @@ def test_mean_counts_each_site_the_same() -> None:
     ]  # fmt: skip
 
 
+def test_bounds_are_averaged_end_by_end() -> None:
+    rows = mean_rows([row("a", auroc_bounds=[0.4, 0.6]), row("b", auroc_bounds=[0.6, 1.0])])
+    assert rows[0]["auroc_bounds"] == pytest.approx([0.5, 0.8])
+    assert mean_rows([row("a", auroc_bounds=[0.4, 0.6]), row("b", auroc_bounds=None)])[0]["auroc_bounds"] is None
+
+
 def test_what_is_undefined_at_one_site_has_no_mean() -> None:
     assert mean_rows([row("a", auroc=None), row("b")])[0]["auroc"] is None
 

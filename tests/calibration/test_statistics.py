@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.calibration.bins import FINE_BINS
+from fl_dpbayes.calibration.bins import CELLS, FINE_BIN_OF_CELL, FIRST_CELL
 from fl_dpbayes.calibration.statistics import (
     PROBABILITY_FLOOR,
     SCALARS,
@@ -114,22 +114,23 @@ def test_given_uncertainty_is_summed():
     assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx((0.4, 0.8, 1.2))
 
 
-def test_uncertainty_is_counted_in_equal_bins_up_to_ln_c():
-    width = math.log(3) / FINE_BINS
-    total = np.array([2.5 * width, 100.5 * width, math.log(3) + 1e-7])
-    epistemic = np.array([0.0, 0.5 * width, 7.5 * width])
+def test_uncertainty_is_counted_by_its_share_of_ln_c():
+    width = math.log(3) / 960
+    total = np.array([20.5 * width, 100.5 * width, math.log(3) + 1e-7])
+    epistemic = np.array([0.0, 1e-6 * width, 30.5 * width])
     statistics = from_batch(
         np.full((3, 3), 1 / 3), [0, 1, 2], epistemic=epistemic, aleatoric=total - epistemic, total=total
     )
-    found = [{int(k): int(row[k]) for k in np.flatnonzero(row)} for row in statistics.uncertainty]
-    assert found == [{0: 2, 7: 1}, {2: 1, 100: 1, FINE_BINS - 1: 1}]
+    filled = [np.flatnonzero(row) for row in statistics.uncertainty]
+    assert [FINE_BIN_OF_CELL[cells].tolist() for cells in filled] == [[0, 0, 30], [20, 100, 959]]
+    assert [cells[-1] for cells in filled] == [FIRST_CELL[30], CELLS - 1]
     assert from_arrays(to_arrays(statistics), 3).count == 3
 
 
 def test_truth_is_that_of_the_predicted_class():
     statistics = from_batch([[0.8, 0.2], [0.3, 0.7]], [1, 1], truth=[[0.6, 0.4], [0.9, 0.1]])
-    assert statistics.truth[768] == pytest.approx(0.6)
-    assert statistics.truth[672] == pytest.approx(0.1)
+    assert statistics.truth[FIRST_CELL[768]] == pytest.approx(0.6)
+    assert statistics.truth[FIRST_CELL[672]] == pytest.approx(0.1)
     assert statistics.truth_count == 2
     unknown = from_batch([[0.8, 0.2]], [1])
     assert unknown.truth_count == 0
@@ -224,9 +225,9 @@ FORGERIES = {
     "entropy above log C": _scalar("total", 1e6),
     "parts that do not add up": _scalar("epistemic", 0.1),
     "negative entropy": _scalar("aleatoric", -1e6),
-    "count in one cell": _cell("top_label", (FINE_BINS - 1, 0), 1),
-    "negative count": _cell("top_label", (FINE_BINS - 1, 0), -1e3),
-    "confidence outside its bin": _cell("top_label", (FINE_BINS - 1, 1), 1),
+    "count in one cell": _cell("top_label", (CELLS - 1, 0), 1),
+    "negative count": _cell("top_label", (CELLS - 1, 0), -1e3),
+    "confidence outside its bin": _cell("top_label", (CELLS - 1, 1), 1),
     "outcomes above the count": _cell("top_label", (700, 2), 5),
     "squares outside their bin": _cell("class_wise", (0, 10, 3), 5),
     "product outside its bin": _cell("class_wise", (1, 10, 4), 5),
@@ -256,8 +257,8 @@ def test_forged_sums_are_refused(name):
 
 def test_top_label_confidence_below_chance_is_refused():
     arrays = to_arrays(from_batch([[0.6, 0.4]], [0]))
-    arrays["top_label"][100] = [1, 0.1045, 1, 0.1045**2, 0.1045]
-    arrays["top_label"][576] = 0
+    arrays["top_label"][FIRST_CELL[100]] = [1, 0.1045, 1, 0.1045**2, 0.1045]
+    arrays["top_label"][FIRST_CELL[576]] = 0
     with pytest.raises(ValueError, match="below 1/2"):
         from_arrays(arrays, 2)
 

@@ -29,7 +29,8 @@ def calibration_row(site, role, predictor, n, rms):
     return {
         "site": site, "role": role, "predictor": predictor, "n": n, "accuracy": accuracy, "nll": nll, "brier": 0.131,
         "ece": rms + 0.01, "ece_if_calibrated": 0.8 / math.sqrt(n), "ece_if_calibrated_high": 1.1 / math.sqrt(n),
-        "rms_debiased": rms, "mce": 0.2, "ace": 0.05, "sce": 0.04, "auroc": 0.97, "epistemic": 0.03, "aleatoric": 0.2,
+        "rms_debiased": rms, "mce": 0.2, "ace": 0.05, "sce": 0.04, "auroc": 0.97, "auroc_bounds": [0.968, 0.972],
+        "epistemic": 0.03, "aleatoric": 0.2,
         "intervals": {
             "rms_debiased": [rms - 0.009, rms + 0.009], "accuracy": [accuracy - half, min(1.0, accuracy + half)],
             "nll": [nll - half, nll + half],
@@ -116,7 +117,8 @@ def make_measured_summary():
         for predictor in ("last", "posterior")
     ]
     summary["shift_detection"] = [
-        {"site": site, "predictor": "posterior", "measure": measure, "auroc": area, "low": area, "high": area,
+        {"site": site, "predictor": "posterior", "measure": measure, "auroc": area,
+         "low": area - 0.01, "high": area + 0.01,
          "interval": [area - 0.1, area + 0.1], "n_reference": 777, "n": 150}
         for site in ("pooled:shifted", "new-scanner")
         for measure, area in (("epistemic", 0.83), ("total", 0.41))
@@ -263,7 +265,8 @@ def write_study_folder(
                 for measure in ("epistemic", "total"):
                     detection.append(
                         place | {"predictor": "posterior", "n": 400, "measure": measure,
-                                 "auroc": 0.5 + 0.06 * (severity or 0) + 0.01 * (seed - 2)}
+                                 "auroc": 0.5 + 0.06 * (severity or 0) + 0.01 * (seed - 2),
+                                 "low": 0.49 + 0.06 * (severity or 0), "high": 0.51 + 0.06 * (severity or 0)}
                     )  # fmt: skip
     results = pd.DataFrame(rows)
     results.to_csv(folder / "results.csv", index=False)

@@ -72,9 +72,9 @@ def test_tables_hold_the_numbers_of_the_summary(measured):
     assert row_after(measured, "", "prevalence from its labels")[1] == "no clear difference"
     assert row_after(measured, "", "prevalence from its predictions")[1] == "above"
     slopes = row_after(measured, "all held-out sites", "last iterate", "450", "+0.21 [-0.02, +0.45]")
-    assert slopes[:2] == ["0.81 [0.70, 0.93]", "0.970"]
+    assert slopes[:2] == ["0.81 [0.70, 0.93]", "0.970 [0.968, 0.972]"]
     assert row_after(measured, "new-scanner", "detector_noise, severity 3")[:3] == [
-        "0.83 [0.73, 0.93]", "0.41 [0.31, 0.51]", "150"
+        "0.83 [0.73, 0.93], bounds [0.820, 0.840]", "0.41 [0.31, 0.51], bounds [0.400, 0.420]", "150"
     ]  # fmt: skip
     truth = row_after(measured, "", "averaged posterior", "450", "2.1 [1.2, 3.0]", "2.8")
     assert truth[:3] == ["yes", "3.1", "1.9"]

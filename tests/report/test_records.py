@@ -105,3 +105,4 @@ def test_calibration_csv_row_flattens_intervals(summary):
         summary["calibration"][0]["intervals"]["rms_debiased"]
     )
     assert row["mce_low"] is None
+    assert (row["auroc_low"], row["auroc_high"]) == (0.968, 0.972)

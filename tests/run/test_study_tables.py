@@ -45,6 +45,7 @@ def made_up() -> tuple[Study, list[FinishedCell]]:
                 "site": site, "role": role, "predictor": predictor, "n": 9,
                 "ece": None if value is None else value + 0.5 * (predictor == "last"),
                 "intervals": {"accuracy": [0.1, 0.2], "nll": None}, "parts": {"a": 1.5}, "bins": [1, 2],
+                "auroc": 0.7, "auroc_bounds": [0.6, 0.8],
             }
             for site, role in (("pooled:held_out", "held_out"), ("contrast-2", "shifted"), ("north", "train"))
             for predictor in ("last", "posterior")
@@ -56,6 +57,8 @@ def made_up() -> tuple[Study, list[FinishedCell]]:
             "heterogeneity": 0.3,
             "conformal": [{"site": "contrast-2", "role": "shifted", "predictor": "posterior", "level": 0.9,
                            "weights": "none", "interval": [0.8, 0.9], "coverage": 0.85}],
+            "shift_detection": [{"site": "contrast-2", "predictor": "posterior", "measure": "total", "auroc": 0.5,
+                                 "low": 0.4, "high": 0.6, "interval": [0.3, 0.7]}],
         }  # fmt: skip
         cells.append(FinishedCell(cell, summary, 4.0))
     return study, cells
@@ -124,6 +127,14 @@ def test_further_lists_become_tables_of_their_own() -> None:
     assert set(table["low"]) == {0.8}
     assert set(table["coverage"]) == {0.85}
     assert further_table(study, cells, "subgroups").empty
+
+
+def test_bounds_of_an_area_stand_beside_it() -> None:
+    study, cells = made_up()
+    whole, detection = result_table(study, cells), further_table(study, cells, "shift_detection")
+    assert set(zip(whole["auroc_low"], whole["auroc_high"], strict=True)) == {(0.6, 0.8)}
+    ends = ["low", "high", "interval_low", "interval_high"]
+    assert detection[ends].drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
 
 
 def test_differences_pair_seeds_and_average_within_them() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from fl_dpbayes.report.figures import figure_name
+from fl_dpbayes.report.numbers import decimal
 from fl_dpbayes.report.study.estimates import estimate
 from fl_dpbayes.report.study.lines import OVER_SEEDS, metric_figure
 from fl_dpbayes.report.study.methods import compared_axes, method_rows
@@ -84,9 +85,13 @@ def detection_figure(study: StudyResults) -> PanelFigure | None:
     panels = _by_severity(study, frame, lines, "auroc") or _by_place(frame, lines, "auroc")
     if not panels:
         return None
+    known_to = ""
+    if {"low", "high"} <= set(frame.columns):
+        # What sums leave open of the order of records.
+        known_to = f", each run's known to ±{decimal(float((frame['high'] - frame['low']).max()) / 2)}"
     return PanelFigure(
         "shift-detection", "Does uncertainty notice another site?",
-        "AUROC against training sites' records; .5 is chance", "AUROC", panels, level=0.5, grey="chance",
+        f"AUROC against training sites' records; .5 is chance{known_to}", "AUROC", panels, level=0.5, grey="chance",
     )  # fmt: skip
 
 

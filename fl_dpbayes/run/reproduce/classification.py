@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import nn
 
 from fl_dpbayes.calibration.reliability import reliability_bins
+from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.posterior.predictive import predictive_probabilities
@@ -40,13 +41,14 @@ def measure(probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.int64
 
     Returns:
         The values of `METRICS`, and the 95 % interval of the debiased root-mean-square error; ECE, MCE and RMS over 15
-        equal bins of the top label.
+        equal bins of the top label, the AUC exact.
     """
     found = summarise(from_batch(probabilities, labels), np.random.default_rng(seed))
+    area = exact_auroc(probabilities, labels)
     rms = found.intervals.get("rms_debiased", (None, None))
     return {
         "accuracy": found.accuracy,
-        "auc": found.auroc,
+        "auc": area.value if area else None,
         "ece": found.ece,
         "ece_if_calibrated": found.ece_if_calibrated,
         "mce": found.mce,

@@ -100,12 +100,16 @@ def _shifts(study: Study, cell: FinishedCell) -> dict[str, tuple[str, int]]:
 
 
 def _flat(row: Mapping[str, Any], without: Iterable[str]) -> Row:
-    """Keep a row's numbers and texts; those of a table within it as `<table>_<key>`, ends of intervals as low, high."""
+    """Keep a row's numbers and texts; those of a table within it as `<table>_<key>`, ends as low and high."""
     found: Row = {}
     for key, value in row.items():
         if key in without or isinstance(value, list):
             if key == "interval" and value:
-                found |= {"low": value[0], "high": value[1]}
+                first = "interval_" if "low" in row else ""  # low and high of an AUROC are its bounds
+                found |= {f"{first}low": value[0], f"{first}high": value[1]}
+            elif key.endswith("_bounds") and value and len(value) == 2:
+                metric = key.removesuffix("_bounds")
+                found |= {f"{metric}_low": value[0], f"{metric}_high": value[1]}
         elif key == "intervals":
             for metric, ends in (value or {}).items():
                 if ends is not None:

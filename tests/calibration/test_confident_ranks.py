@@ -1,0 +1,210 @@
+"""What depends on the order of records, where a model is so sure that equal bins of probability hold most of them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.special import expit, softmax
+from sklearn.metrics import roc_auc_score
+
+from fl_dpbayes.calibration import scores
+from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
+from fl_dpbayes.calibration.errors import ece_equal_mass
+from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.risk_coverage import accuracy_at_coverage, aurc
+from fl_dpbayes.calibration.shift_detection import separation
+from fl_dpbayes.calibration.statistics import from_arrays, from_batch, merge, to_arrays
+from fl_dpbayes.protocol.recalibration import RecalibrationMap
+
+
+def of_log_odds(log_odds):
+    """Make predictions of two classes that keep every digit of the smaller one."""
+    log_odds = np.asarray(log_odds, np.float64)
+    return np.column_stack([expit(-log_odds), expit(log_odds)])
+
+
+def sure_of_all(count=2000):
+    """Draw log odds of 25 +- 10 for the negatives and 45 +- 10 for the positives: most lie in the last of 960 bins."""
+    generator = np.random.default_rng(11)
+    labels = generator.integers(0, 2, count)
+    return generator.normal(25 + 20 * labels, 10), labels
+
+
+def area_by_pairs(first, second):
+    difference = np.asarray(second)[:, None] - np.asarray(first)[None, :]
+    return float(np.mean((difference > 0) + (difference == 0) / 2))
+
+
+LOG_ODDS = st.floats(-700, 700) | st.floats(-40, 40) | st.sampled_from([-36.8, 0.0, 4.07, 6.87, 36.8, 690.0])
+RECORDS = st.lists(st.tuples(LOG_ODDS, st.integers(0, 1)), min_size=2, max_size=40)
+
+
+def test_auroc_of_a_sure_model_golden():
+    log_odds, labels = sure_of_all()
+    exact = roc_auc_score(labels, log_odds)
+    assert exact == pytest.approx(0.9138, abs=1e-4)
+    area = scores.auroc(from_batch(of_log_odds(log_odds), labels))
+    assert area.low <= exact <= area.high
+    assert area.high - area.low < 0.01
+    assert area.value == pytest.approx(exact, abs=5e-4)
+    assert scores.exact_auroc(of_log_odds(log_odds), labels).value == pytest.approx(exact, abs=1e-12)
+
+
+def test_three_pairs_golden():
+    # 1 - 1e-20 and 1 - 1e-30 are one float64, but their rest is not.
+    probabilities = [[1e-30, 1.0], [1e-20, 1.0], [1.0, 1e-20], [1.0, 1e-30]]
+    area = scores.auroc(from_batch(probabilities, [1, 0, 1, 0]))
+    assert (area.low, area.value, area.high) == (0.75, 0.75, 0.75)
+    assert scores.exact_auroc(probabilities, [1, 0, 1, 0]) == area
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(RECORDS)
+@example([(700.0, 1), (699.0, 0), (-700.0, 0), (-699.0, 1)])
+@example([(0.3, 1), (np.nextafter(0.3, 1), 0)])
+def test_bounds_property_hold_the_area_of_the_records(records):
+    log_odds, labels = map(np.array, zip(*records, strict=True))
+    area = scores.auroc(from_batch(of_log_odds(log_odds), labels))
+    exact = scores.exact_auroc(of_log_odds(log_odds), labels)
+    if labels.min() == labels.max():
+        assert area is exact is None
+        return
+    assert area.low - 1e-12 <= exact.value <= area.high + 1e-12
+    assert area.low <= area.value <= area.high
+    assert (exact.low, exact.high) == (exact.value, exact.value)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
+def test_exact_area_property_is_that_of_sorted_probabilities(records):
+    p, labels = map(np.array, zip(*records, strict=True))
+    # Above one half 1 - p is exact, below it p is kept and 1 - p may join neighbours, which p tells apart.
+    probabilities = np.column_stack([1 - p, p])
+    exact, area = scores.exact_auroc(probabilities, labels), scores.auroc(from_batch(probabilities, labels))
+    if labels.min() == labels.max():
+        assert exact is None
+        return
+    by_pairs = area_by_pairs(p[labels == 0], p[labels == 1])
+    assert exact.value == pytest.approx(by_pairs, abs=1e-12)
+    assert area.low - 1e-12 <= by_pairs <= area.high + 1e-12
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(RECORDS, RECORDS)
+def test_merge_property_of_two_sites_ranks_as_their_pool(first, second):
+    sites = [(np.array([z for z, _ in site]), np.array([y for _, y in site])) for site in (first, second)]
+    merged = merge(*(from_batch(of_log_odds(z), y) for z, y in sites))
+    pooled = from_batch(of_log_odds(np.concatenate([z for z, _ in sites])), np.concatenate([y for _, y in sites]))
+    assert scores.auroc(merged) == scores.auroc(pooled)
+    assert np.array_equal(merged.class_wise[..., 0], pooled.class_wise[..., 0])
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(RECORDS, st.floats(-3, 3))
+def test_temperature_property_leaves_the_area_within_its_bounds(records, log_temperature):
+    log_odds, labels = map(np.array, zip(*records, strict=True))
+    mapping = RecalibrationMap(method="temperature", parameters=(log_temperature,))
+    scaled = recalibrate(of_log_odds(log_odds), mapping)
+    before, after = (scores.auroc(from_batch(p, labels)) for p in (of_log_odds(log_odds), scaled))
+    if before is None:
+        assert after is None
+        return
+    assert before.low - 1e-12 <= after.high + 1e-12
+    assert after.low - 1e-12 <= before.high + 1e-12
+
+
+def test_temperature_leaves_the_exact_area_and_its_bounds_tight():
+    log_odds, labels = sure_of_all()
+    exact = scores.exact_auroc(of_log_odds(log_odds), labels).value
+    for temperature in (0.2, 0.5, 2.0, 10.0):
+        mapping = RecalibrationMap(method="temperature", parameters=(math.log(temperature),))
+        scaled = recalibrate(of_log_odds(log_odds), mapping)
+        assert scores.exact_auroc(scaled, labels).value == pytest.approx(exact, abs=1e-9)
+        area = scores.auroc(from_batch(scaled, labels))
+        assert area.low - 1e-9 <= exact <= area.high + 1e-9
+        assert area.high - area.low < 0.01
+
+
+def test_many_classes_exact_is_the_macro_average_within_the_bounds():
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 4, 500)
+    logits = 12 * generator.normal(size=(500, 4)) + 15 * np.eye(4)[labels]
+    probabilities = softmax(logits, axis=1)
+    by_pairs = []
+    for c in range(4):
+        others = np.delete(logits, c, axis=1)
+        odds = logits[:, c] - np.log(np.exp(others - others.max(1, keepdims=True)).sum(1)) - others.max(1)
+        by_pairs.append(area_by_pairs(odds[labels != c], odds[labels == c]))
+    area, exact = scores.auroc(from_batch(probabilities, labels)), scores.exact_auroc(probabilities, labels)
+    assert exact.value == pytest.approx(np.mean(by_pairs), abs=1e-9)
+    assert area.low <= exact.value <= area.high
+    assert area.high - area.low < 0.005
+
+
+def test_equal_mass_ranges_of_a_sure_model_hold_equal_counts():
+    log_odds, labels = sure_of_all(1500)
+    table = from_batch(of_log_odds(np.abs(log_odds) + 8), labels).top_label
+    counts = equal_mass(table, 15)[:, 0]
+    # A cell, about 20 records where they are densest, is never split.
+    assert counts.min() > 80
+    assert counts.max() < 120
+
+
+def test_equal_mass_error_of_a_sure_model_agrees_with_sorted_records():
+    log_odds, labels = sure_of_all(1500)
+    sure, right = np.abs(log_odds) + 8, labels.astype(np.float64)
+    parts = np.array_split(np.argsort(sure), 15)
+    direct = np.mean([abs(expit(sure[part]).mean() - right[part].mean()) for part in parts])
+    statistics = from_batch(of_log_odds(sure), labels)
+    # The surest are right most often, so gaps of ranges differ but do not cancel.
+    assert ece_equal_mass(statistics) == pytest.approx(direct, abs=14 * 10 / 1500)
+
+
+def test_error_on_the_surest_records_follows_their_order():
+    sure = np.linspace(10, 60, 400)
+    right = np.arange(400) >= 40  # the 40 least sure are wrong
+    statistics = from_batch(of_log_odds(sure), right.astype(np.int64))
+    assert accuracy_at_coverage(statistics, 0.8).low == 1
+    area = aurc(statistics)
+    exact = np.mean(np.cumsum(1 - right[::-1]) / np.arange(1, 401))
+    assert area.low - 1e-12 <= exact <= area.high + 1e-12
+    assert area.high - area.low < 0.002
+
+
+def test_small_uncertainties_are_told_apart():
+    generator = np.random.default_rng(7)
+    calm, new = np.exp(generator.normal(-12, 1, 800)), np.exp(generator.normal(-10.5, 1, 800))
+    counts = []
+    for epistemic in (calm, new):
+        aleatoric = np.full(800, 0.1)
+        parts = {"epistemic": epistemic, "aleatoric": aleatoric, "total": aleatoric + epistemic}
+        counts.append(from_batch(np.full((800, 2), 0.5), np.zeros(800), **parts).uncertainty[0])
+    found, exact = separation(*counts), area_by_pairs(calm, new)
+    assert exact == pytest.approx(0.85, abs=0.03)
+    assert found.low <= exact <= found.high
+    assert found.high - found.low < 0.03
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_cells_property_are_within_their_fine_bin_and_rise_with_p(values):
+    p = np.sort(np.array(values))
+    cell, fine = cell_index(p, 1 - p), bin_index(p, FINE_BINS)
+    assert (np.diff(cell) >= 0).all()
+    assert ((FIRST_CELL[fine] <= cell) & (cell < FIRST_CELL[fine + 1])).all()
+
+
+def test_cells_mirror_and_end_where_float64_does():
+    assert CELLS == FIRST_CELL[-1] == len(np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL)))
+    assert (np.diff(FIRST_CELL) == np.diff(FIRST_CELL)[::-1]).all()
+    assert cell_index([0.0, 1.0], [1.0, 0.0]).tolist() == [0, CELLS - 1]
+
+
+def test_sums_of_sure_predictions_pass_the_checks_limit():
+    log_odds, labels = sure_of_all(300)
+    sent = to_arrays(from_batch(of_log_odds(log_odds * 20), labels))
+    assert from_arrays(sent, 2).count == 300
+    rough = of_log_odds(log_odds) * (1 - 9e-7)  # rows may sum to 1 roughly
+    assert from_arrays(to_arrays(from_batch(rough, labels)), 2).count == 300
