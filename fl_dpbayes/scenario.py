@@ -1,6 +1,5 @@
 """The validated scenario: everything that a run is, in one file."""
 
-import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from fl_dpbayes.protocol.task import LogisticModel, Model
 from fl_dpbayes.pvi_plan import pvi_plan
 from fl_dpbayes.recalibration_section import AnyRecalibration
 from fl_dpbayes.schedules.planned import check_temperature
+from fl_dpbayes.storage.atomic_file import write_atomically
 from fl_dpbayes.validation_text import explain
 
 STUDY_PREFIX = "study-"
@@ -313,9 +313,7 @@ def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
 
 def write_scenario(scenario: Scenario, path: Path) -> None:
     """Write the resolved scenario as TOML; whoever reads it meets the whole file or none."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, tomli_w.dumps(scenario.model_dump(mode="json", exclude_none=True)))
 
 
 def _find(name_or_path: str) -> Path:

@@ -15,10 +15,13 @@ from fl_dpbayes.planned_samples import check_planned_samples
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.recalibration_section import recalibration_plan
 from fl_dpbayes.scenario import Scenario, write_scenario
+from fl_dpbayes.storage.atomic_file import write_atomically, written
+from fl_dpbayes.storage.file_list import file_entry
+from fl_dpbayes.storage.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.task_fit import check_task_fit
 
 SITES_FOLDER = "sites"
-PARTITION_FILE = "partition.json"
+SCENARIO_FILE, PARTITION_FILE = "scenario.toml", "partition.json"
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
@@ -52,7 +55,7 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
 def prepare_simulation(
     scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
 ) -> None:
-    """Write the resolved scenario and one site file per virtual site.
+    """Write the resolved scenario, one site file per virtual site, and the beginning of the run's journal.
 
     Args:
         scenario: the validated scenario.
@@ -60,8 +63,9 @@ def prepare_simulation(
         run_folder: the run directory; made if absent.
         cache_folder: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
     """
-    run_folder.mkdir(parents=True, exist_ok=True)
-    write_scenario(scenario, run_folder / "scenario.toml")
+    with written(run_folder):
+        run_folder.mkdir(parents=True, exist_ok=True)
+    write_scenario(scenario, run_folder / SCENARIO_FILE)
     partition = {
         "label_total_variation": plan.label_total_variation,
         **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
@@ -70,7 +74,7 @@ def prepare_simulation(
             for site in plan.sites
         },
     }
-    (run_folder / PARTITION_FILE).write_text(json.dumps(partition, indent=2) + "\n", encoding="utf-8")
+    write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
     simulation, privacy = scenario.simulation, scenario.privacy
     recalibration = scenario.recalibration
     epsilon = max(privacy.epsilon, (recalibration and recalibration.epsilon) or 0.0)
@@ -99,6 +103,8 @@ def prepare_simulation(
         traces=simulation.traces,
         cache_folder=cache_folder,
     )
+    entries = [file_entry(name, run_folder / name) for name in (SCENARIO_FILE, PARTITION_FILE)]
+    Journal(run_folder / JOURNAL_FILE, JournalMark()).append(entries)
 
 
 def run_identifier(scenario: Scenario) -> str:

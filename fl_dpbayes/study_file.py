@@ -1,7 +1,6 @@
 """A study file: a scenario plus axes, along which it is varied."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from fl_dpbayes.protocol.card import SiteName
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.report.summary import CalibrationRecord
 from fl_dpbayes.scenario import STUDY_PREFIX, STUDY_TABLES, apply_overrides, read_toml, scenario_folder
+from fl_dpbayes.storage.atomic_file import write_atomically
 from fl_dpbayes.validation_text import explain
 
 PREDICTOR = "predictor"
@@ -181,11 +181,9 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
 
 def write_study(study: Study, path: Path) -> None:
     """Write the resolved study as TOML; whoever reads it meets the whole file or none."""
-    partial = path.with_name(f".{path.name}.partial")
     # TOML puts tables after plain values, which would change the order of the axes.
     section = {**study.content.get("study", {}), "order": study.order}
-    partial.write_text(tomli_w.dumps({**study.content, "study": section}), encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, tomli_w.dumps({**study.content, "study": section}))
 
 
 def same_study(one: Study, other: Study) -> bool:

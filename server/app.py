@@ -1,5 +1,6 @@
 """The Flower ServerApp."""
 
+import contextlib
 from datetime import UTC, datetime
 from logging import INFO
 from pathlib import Path
@@ -43,7 +44,9 @@ def main(grid: Grid, context: Context) -> None:
         report = bool(context.run_config.get("report", True))
         run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)
     except UserError as error:
-        EventLog(run_folder).write("failed", reason=str(error))
+        # On a full disk this one cannot be written either.
+        with contextlib.suppress(UserError):
+            EventLog(run_folder).write("failed", reason=str(error))
         raise
     EventLog(run_folder).write("finished")
     log(INFO, "run directory: %s", run_folder)

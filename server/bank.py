@@ -1,18 +1,25 @@
 """The posterior bank: every site's samples on disk, read back one site at a time."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from server.atomic_file import replaced_atomically
+from fl_dpbayes.storage.array_file import write_arrays
+from fl_dpbayes.storage.atomic_file import PARTIAL, replaced_atomically, written
+from fl_dpbayes.storage.file_list import check_files, check_no_others, file_entry, listed_files
+from fl_dpbayes.storage.journal import Entry
 from server.site_samples import PerSite
+
+_NAME = re.compile(r"(?:chain|last)-\d{4,}-round-\d{6,}\.safetensors")
 
 
 class PosteriorBank:
@@ -20,6 +27,7 @@ class PosteriorBank:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._new: list[dict[str, Any]] = []
 
     def add(self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays) -> None:
         """Store a site's samples of one round and its last state.
@@ -30,14 +38,28 @@ class PosteriorBank:
             chain: number of the chain that the round belongs to, >= 0.
             samples: M >= 0 samples.
             last: the state after the round's last step.
+
+        Raises:
+            UserError: if a file cannot be written.
         """
         folder = self._folder / site
-        folder.mkdir(parents=True, exist_ok=True)
+        with written(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         if len(samples.weights):
-            with replaced_atomically(self._samples_path(site, round_number, chain)) as partial:
+            path = self._samples_path(site, round_number, chain)
+            with replaced_atomically(path) as partial:
                 write_samples(partial, samples)
-        with replaced_atomically(self._last_path(site, round_number, chain)) as partial:
-            save_file(dict(last), partial)
+                self._new.append(self._entry(path, partial))
+        before = [path for path in self._last_paths(site) if _chain_of(path) == chain]
+        path = self._last_path(site, round_number, chain)
+        with replaced_atomically(path) as partial:
+            write_arrays(partial, last)
+            self._new.append(self._entry(path, partial, *before))
+
+    def new_entries(self) -> list[dict[str, Any]]:
+        """Return a journal's entries for the files that were added since the last call."""
+        entries, self._new = self._new, []
+        return entries
 
     def keep_through(self, round_number: int) -> None:
         """Make a round the last one: what came after it goes, and so do last states that it has replaced.
@@ -46,11 +68,34 @@ class PosteriorBank:
             round_number: the last round that is complete; 0 empties the bank.
         """
         for folder in self._folder.glob("*"):
-            for path in folder.glob("*-round-*.safetensors"):
-                if _round_of(path) > round_number:
+            for path in folder.glob("*"):
+                if path.name.endswith(PARTIAL) or (_NAME.fullmatch(path.name) and _round_of(path) > round_number):
                     path.unlink()
-            for path in set(folder.glob("last-*.safetensors")) - set(self._last_paths(folder.name)):
-                path.unlink()
+            newest = self._last_paths(folder.name)
+            for path in folder.glob("last-*"):
+                if _NAME.fullmatch(path.name) and path not in newest:
+                    path.unlink()
+
+    def check(self, entries: Iterable[Entry], round_number: int) -> None:
+        """Compare the bank with a journal, and make a round the last one.
+
+        Args:
+            entries: the journal's, of the run that the bank belongs to.
+            round_number: the last round that is complete.
+
+        Raises:
+            UserError: naming the first file that is missing, damaged or not of the run.
+        """
+        folder, name = self._folder.parent, self._folder.name
+        listed = {file: entry for file, entry in listed_files(entries).items() if file.startswith(f"{name}/")}
+        check_files(folder, listed)
+        self.keep_through(round_number)
+        check_no_others(folder, f"{name}/*/*", listed)
+
+    def _entry(self, path: Path, content: Path, *before: Path) -> dict[str, Any]:
+        folder = self._folder.parent
+        replaces = [old.relative_to(folder).as_posix() for old in before if old != path]
+        return file_entry(path.relative_to(folder).as_posix(), content, *replaces)
 
     def sites(self) -> list[str]:
         """Return the names of the sites that have sent a state, in alphabetical order."""
@@ -91,7 +136,8 @@ class PosteriorBank:
         return self._folder / site / f"last-{chain:04d}-round-{round_number:06d}.safetensors"
 
     def _last_paths(self, site: str) -> list[Path]:
-        newest = {_chain_of(path): path for path in sorted((self._folder / site).glob("last-*.safetensors"))}
+        found = (path for path in sorted((self._folder / site).glob("last-*")) if _NAME.fullmatch(path.name))
+        newest = {_chain_of(path): path for path in found}
         return [newest[chain] for chain in sorted(newest)]
 
     def samples(self, site: str) -> PosteriorSamples | None:

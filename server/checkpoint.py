@@ -1,29 +1,27 @@
 """The server's state after a round, on disk: what a run that was cut off goes on from.
 
-One file holds all of it and is replaced whole, so a checkpoint is never between two rounds. The bank's samples lie
-beside it: a round's are written before its checkpoint, and those of a round that has none yet are dropped and come
-again. Nothing random has to be kept: every generator of the server is made where it is used, from the scenario's seed
-or the round.
+One file of constant size is replaced whole, so a checkpoint is never between two rounds; what grows stands in the
+journal and the bank, up to a mark in the checkpoint: a round's are written before it, and those of a round that has
+none yet are dropped and come again. Nothing random has to be kept: every generator of the server is made where it is
+used, from the scenario's seed or the round.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
-from pydantic import ConfigDict, Field, PositiveInt, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from pydantic import Field, PositiveInt
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.train import Digest, RunId
-from server.atomic_file import replaced_atomically
+from fl_dpbayes.storage.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
+from fl_dpbayes.storage.atomic_file import replaced_atomically
+from fl_dpbayes.storage.journal import REMEDY, JournalMark
 from server.participation import ParticipationState
 from server.roster import NO_NODE, Member, Roster
-from server.run_record import RecordState
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 _KEY = "checkpoint"
@@ -41,13 +39,11 @@ class Checkpoint(Record):
         ledger_heads: site -> last head seen.
         planned_sites: number of training sites when the run began, which the plan is made for.
         participation: who joined late, fell silent or has finished.
-        record: rows, warnings and times so far.
+        journal: how far the journal belongs to these rounds.
+        seconds: stage -> seconds so far.
     """
 
-    # An epsilon without privacy is infinite.
-    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
-
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     scenario: Digest
     run: RunId
     round: Annotated[int, Field(ge=0)]
@@ -56,7 +52,8 @@ class Checkpoint(Record):
     ledger_heads: dict[str, Digest]
     planned_sites: PositiveInt
     participation: ParticipationState
-    record: RecordState
+    journal: JournalMark
+    seconds: dict[str, float]
 
     def roster_of(self, answered: Roster, min_sites: int) -> Roster:
         """Return the run's roster at the nodes where its sites are found now.
@@ -107,11 +104,13 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> Non
         folder: the run directory.
         checkpoint: what is known after a round.
         state: the server state after it, as the strategy hands it on.
+
+    Raises:
+        UserError: if it cannot be written.
     """
-    # safetensors writes the memory behind a view, not the view.
-    arrays = {name: np.ascontiguousarray(array) for name, array in state.items()}
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
-        save_file(arrays, partial, {_KEY: checkpoint.model_dump_json()})
+        write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))
+        seal(partial)
 
 
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
@@ -130,12 +129,8 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="numpy") as file:
-            checkpoint = Checkpoint.model_validate_json((file.metadata() or {}).get(_KEY, ""))
-            return checkpoint, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValidationError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be read ({str(error).splitlines()[0]}): the run cannot go on. Put back a copy of that "
-            "file, or start anew with another --out: a new run spends privacy budget again; what was released is in "
-            "privacy.csv and bank/"
-        ) from None
+        check_seal(path)
+        metadata, state = read_arrays(path)
+        return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
+    except DAMAGED as error:
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): {REMEDY}") from None

@@ -1,6 +1,7 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord
@@ -11,7 +12,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
-from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.report.html import write_report
@@ -19,6 +20,7 @@ from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, 
 from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
+from fl_dpbayes.storage.journal import Entry
 from fl_dpbayes.task_fit import check_task_fit
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
@@ -34,6 +36,7 @@ from server.progress import EventLog
 from server.pvi import PVIStrategy
 from server.roster import Roster, call_roster
 from server.run_record import RunRecord
+from server.stored_run import BEGUN, check_run_files, prepared_files, read_run_journal
 from server.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
@@ -69,8 +72,12 @@ def run_federation(
     found = read_checkpoint(run_folder)
     if found is not None and found[0].scenario != digest(scenario):
         raise UserError(f"{run_folder} holds a run of another scenario: give another folder")
+    checkpoint = found[0] if found is not None else None
+    journal, entries = read_run_journal(run_folder, checkpoint)
+    if checkpoint is not None:
+        check_run_files(run_folder, entries, checkpoint)
     ordered, events = OrderedGrid(grid), EventLog(run_folder)
-    record = RunRecord(run_folder, tempered=has_temperature(scenario.sampler))
+    record = RunRecord(run_folder, journal, tempered=has_temperature(scenario.sampler))
     record.begin("roster")
     if found is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
@@ -84,7 +91,7 @@ def run_federation(
     events.write(
         "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out
     )
-    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found, report=report)
+    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found, entries, report=report)
 
 
 def _start(
@@ -96,6 +103,7 @@ def _start(
     record: RunRecord,
     events: EventLog,
     found: tuple[Checkpoint, Arrays] | None,
+    entries: Sequence[Entry],
     *,
     report: bool,
 ) -> None:
@@ -113,10 +121,13 @@ def _start(
     strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record, events)
     if found is None:
         state = strategy.initial_state(0)
+        record.journal.append(prepared_files(run_folder))
         strategy.save(0, state)
+        # From here on sites may have spent budget, and a checkpoint that is not there is one that was lost.
+        record.journal.append([{BEGUN: federation.run}])
     else:
         state = found[1]
-        strategy.restore(found[0])
+        strategy.restore(found[0], entries)
     try:
         strategy.start(
             grid=grid,
@@ -145,7 +156,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         if text := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
             record.warn(text)
         save_posterior(
-            folder / "posterior.safetensors",
+            folder / POSTERIOR_FILE,
             posterior,
             model=scenario.model,
             task=federation.roster.task,

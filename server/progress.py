@@ -5,6 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fl_dpbayes.storage.atomic_file import written
+
 EVENTS_FILE = "events.jsonl"
 
 
@@ -15,7 +17,11 @@ class EventLog:
         self._path = run_folder / EVENTS_FILE
 
     def write(self, event: str, **details: Any) -> None:
-        """Append an event with its time (seconds since the epoch)."""
+        """Append an event with its time (seconds since the epoch).
+
+        Raises:
+            UserError: if it cannot be written.
+        """
         line = json.dumps({"event": event, "time": time.time(), **details})
-        with self._path.open("a", encoding="utf-8") as file:
+        with written(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -1,17 +1,23 @@
-"""What a run did: rounds, privacy and warnings, written after every round so that nothing computed is lost."""
+"""What a run did: rounds, privacy and warnings, appended after every round so that nothing computed is lost."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
-from fl_dpbayes.report.records import PRIVACY_COLUMNS, ROUND_COLUMNS, write_csv
+from fl_dpbayes.report.records import (
+    PRIVACY_COLUMNS,
+    PRIVACY_FILE,
+    ROUND_COLUMNS,
+    ROUNDS_FILE,
+    append_csv,
+    write_csv,
+)
+from fl_dpbayes.storage.journal import Entry, Journal
 
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
 NOT_ASKED = "NOT ASKED"
@@ -94,30 +100,41 @@ def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
     }
 
 
-class RecordState(Record):
-    """A record between two rounds, for a checkpoint; of past replies it keeps what the summary needs."""
+class _ReplyEntry(Record):
+    """What the record keeps of a reply; of its history only the rows after the first `kept`, which it had before."""
 
-    model_config = ConfigDict(allow_inf_nan=True)
+    samples: int
+    temperature: tuple[float, float, float, float]
+    privacy: dict[str, str | bool | int | float | None]
+    kept: int
+    history: tuple[tuple[float, float, int], ...]
 
-    warnings: tuple[str, ...]
-    privacy_rows: tuple[dict[str, str | int | float | None], ...]
-    round_rows: tuple[dict[str, str | int | float | None], ...]
-    statements: dict[str, PrivacyStatement]
-    outcomes: tuple[tuple[str, str, str], ...]
-    participation: dict[str, dict[int, str]]
-    seconds: dict[str, float]
-    temperatures: dict[str, tuple[tuple[float, float, float, float], ...]]
-    resumed_after: tuple[int, ...] = ()
+
+class _OutcomeEntry(Record):
+    site: str
+    status: str
+    detail: str
+    bytes_up: int
+    reply: _ReplyEntry | None
+
+
+class _RoundEntry(Record):
+    """A training round as the journal keeps it."""
+
+    round: int
+    seconds: float
+    bytes_down: int
+    outcomes: tuple[_OutcomeEntry, ...]
 
 
 class RunRecord:
-    """Collects a run's rows; `privacy.csv` and `rounds.csv` are rewritten after each round.
+    """Collects a run's rows; what a round adds is appended to the journal, to `privacy.csv` and to `rounds.csv`.
 
     `tempered` says whether the run's sampler has a temperature.
     """
 
-    def __init__(self, run_folder: Path, *, tempered: bool = True) -> None:
-        self.run_folder = run_folder
+    def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
+        self.run_folder, self.journal = run_folder, journal
         self._tempered = tempered
         self.warnings: list[str] = []
         self.aggregation_inputs: dict[str, Any] | None = None
@@ -129,38 +146,53 @@ class RunRecord:
         self._statuses: dict[str, dict[int, str]] = {}
         self.seconds: dict[str, float] = {}
         self._temperatures: dict[str, list[tuple[float, float, float, float]]] = {}
+        self._new: list[dict[str, Any]] = []
+        self._kept_warnings = 0
         self._stage = ""
         self._started = time.monotonic()
 
-    def state(self) -> RecordState:
-        """Return what is known so far, the time of the stage under way included."""
+    def new_entries(self) -> list[dict[str, Any]]:
+        """Return a journal's entries for what the record has learnt since the last call."""
+        warnings = [{"warning": text} for text in self.warnings[self._kept_warnings :]]
+        entries, self._new, self._kept_warnings = [*self._new, *warnings], [], len(self.warnings)
+        return entries
+
+    def seconds_so_far(self) -> dict[str, float]:
+        """Return the seconds of each stage, the time of the one under way included."""
         seconds = dict(self.seconds)
         if self._stage:
             seconds[self._stage] = seconds.get(self._stage, 0.0) + time.monotonic() - self._started
-        return RecordState(
-            warnings=tuple(self.warnings),
-            privacy_rows=tuple(self.privacy_rows),
-            round_rows=tuple(self.round_rows),
-            statements=self.statements,
-            outcomes=tuple((o.site, o.status, o.detail) for of_site in self.outcomes.values() for o in of_site),
-            participation=self._statuses,
-            seconds=seconds,
-            temperatures={site: tuple(parts) for site, parts in self._temperatures.items()},
-            resumed_after=tuple(self.resumed_after),
-        )
+        return seconds
 
-    def restore(self, state: RecordState, round_number: int) -> None:
-        """Go on from a record of the same run after a round; times add up."""
-        self.resumed_after = [*state.resumed_after, round_number]
-        self.warnings = [*state.warnings, *(text for text in self.warnings if text not in state.warnings)]
-        self.privacy_rows, self.round_rows = list(state.privacy_rows), list(state.round_rows)
-        self.statements = dict(state.statements)
-        for site, status, detail in state.outcomes:
-            self.outcomes.setdefault(site, []).append(SiteOutcome(site, status, detail))
-        self._statuses = {site: dict(statuses) for site, statuses in state.participation.items()}
-        for stage, seconds in state.seconds.items():
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self._temperatures = {site: list(parts) for site, parts in state.temperatures.items()}
+    def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
+        """Go on from the journal of the same run after a round; times add up.
+
+        Args:
+            entries: the journal's.
+            seconds: stage -> seconds until then.
+            round_number: the last round that is complete.
+
+        Raises:
+            UserError: if a table cannot be written.
+        """
+        own, self.warnings = self.warnings, []
+        for entry in entries:
+            if "round" in entry:
+                self._take(_RoundEntry.model_validate(entry["round"]))
+            elif "warning" in entry:
+                self.warnings.append(entry["warning"])
+            elif "resumed" in entry:
+                self.resumed_after.append(entry["resumed"])
+        self._kept_warnings = len(self.warnings)
+        for text in own:
+            self.warn(text)
+        self.resumed_after.append(round_number)
+        self._new.append({"resumed": round_number})
+        for stage, taken in seconds.items():
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + taken
+        if self.round_rows:
+            # A row of a round that has no checkpoint goes.
+            self._write_tables()
 
     def begin(self, stage: str) -> None:
         """End the stage under way, if any, and start the clock of another."""
@@ -179,33 +211,30 @@ class RunRecord:
             self.warnings.append(text)
 
     def add_round(self, round_number: int, outcomes: Sequence[SiteOutcome], *, bytes_down: int) -> None:
-        """Keep one training round and rewrite the tables."""
+        """Keep one training round and add it to the tables.
+
+        Raises:
+            UserError: if a table cannot be written.
+        """
         if not outcomes:
             return
+        entry = _RoundEntry(
+            round=round_number,
+            seconds=round(time.monotonic() - self._started, 3),
+            bytes_down=bytes_down,
+            outcomes=tuple(self._entry(outcome) for outcome in outcomes),
+        )
+        self._new.append({"round": entry.model_dump(mode="json")})
         for outcome in outcomes:
-            self.outcomes.setdefault(outcome.site, []).append(outcome)
-            self._statuses.setdefault(outcome.site, {})[round_number] = outcome.status
             if not outcome.usable:
                 self.warn(f"round {round_number}: {outcome.describe()}")
-            self._add_privacy(round_number, outcome)
-        count = {status: sum(o.status == status for o in outcomes) for status in STATUSES}
-        self.round_rows.append(
-            {
-                "round": round_number,
-                "seconds": round(time.monotonic() - self._started, 3),
-                "sites_asked": len(outcomes),
-                "sites_ok": count["OK"],
-                "sites_partial": count["PARTIAL"],
-                "sites_refused": count["REFUSED"],
-                "sites_failed": count["FAILED"],
-                "sites_rejected": count["REJECTED"],
-                "bytes_up": sum(outcome.bytes_up for outcome in outcomes),
-                "bytes_down": bytes_down,
-                "samples_kept": sum(len(outcome.reply.sample_steps) for outcome in outcomes if outcome.reply),
-            }
-        )
-        write_csv(self.run_folder / "privacy.csv", self.privacy_rows, PRIVACY_COLUMNS)
-        write_csv(self.run_folder / "rounds.csv", self.round_rows, ROUND_COLUMNS)
+        privacy_rows, first = len(self.privacy_rows), not self.round_rows
+        self._take(entry)
+        if first:
+            self._write_tables()
+            return
+        append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[privacy_rows:], PRIVACY_COLUMNS)
+        append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
     def temperature(self, site: str) -> tuple[float | None, list[float] | None]:
         """Return the run's mean temperature at a site, weighted by step size, and its range, where it has one."""
@@ -230,7 +259,51 @@ class RunRecord:
         statuses = self._statuses.get(site, {})
         return [statuses.get(row["round"], NOT_ASKED) for row in self.round_rows]
 
-    def _add_privacy(self, round_number: int, outcome: SiteOutcome) -> None:
+    def _entry(self, outcome: SiteOutcome) -> _OutcomeEntry:
+        reply = None
+        if outcome.reply is not None:
+            known, history = self.statements.get(outcome.site), outcome.reply.privacy.history
+            kept = _common(known.history, history) if known else 0
+            reply = _ReplyEntry(
+                samples=len(outcome.reply.sample_steps),
+                temperature=(
+                    outcome.reply.step_weight,
+                    outcome.reply.temperature_mean,
+                    outcome.reply.temperature_low,
+                    outcome.reply.temperature_high,
+                ),
+                privacy=outcome.reply.privacy.model_dump(mode="json", exclude={"history"}),
+                kept=kept,
+                history=history[kept:],
+            )
+        return _OutcomeEntry(
+            site=outcome.site, status=outcome.status, detail=outcome.detail, bytes_up=outcome.bytes_up, reply=reply
+        )
+
+    def _take(self, entry: _RoundEntry) -> None:
+        """Add a round, new or read back, to what is known."""
+        for outcome in entry.outcomes:
+            self.outcomes.setdefault(outcome.site, []).append(SiteOutcome(outcome.site, outcome.status, outcome.detail))
+            self._statuses.setdefault(outcome.site, {})[entry.round] = outcome.status
+            self._add_privacy(entry.round, outcome)
+        count = {status: sum(o.status == status for o in entry.outcomes) for status in STATUSES}
+        self.round_rows.append(
+            {
+                "round": entry.round,
+                "seconds": entry.seconds,
+                "sites_asked": len(entry.outcomes),
+                "sites_ok": count["OK"],
+                "sites_partial": count["PARTIAL"],
+                "sites_refused": count["REFUSED"],
+                "sites_failed": count["FAILED"],
+                "sites_rejected": count["REJECTED"],
+                "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes),
+                "bytes_down": entry.bytes_down,
+                "samples_kept": sum(outcome.reply.samples for outcome in entry.outcomes if outcome.reply),
+            }
+        )
+
+    def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
         row: dict[str, Any] = {
             "site": outcome.site,
             "round": round_number,
@@ -238,11 +311,23 @@ class RunRecord:
             "reason": outcome.detail,
             "purpose": "training",
         }
-        statement, reply = outcome.privacy, outcome.reply
-        if statement is not None and reply is not None:
+        reply = outcome.reply
+        if reply is not None:
+            before = self.statements[outcome.site].history[: reply.kept] if reply.kept else ()
+            # It was validated when it came.
+            statement = PrivacyStatement.model_construct(**reply.privacy, history=(*before, *reply.history))
             self.statements[outcome.site] = statement
-            self._temperatures.setdefault(outcome.site, []).append(
-                (reply.step_weight, reply.temperature_mean, reply.temperature_low, reply.temperature_high)
-            )
-            row |= cost_cells(statement) | {"temperature": reply.temperature_mean if self._tempered else None}
+            self._temperatures.setdefault(outcome.site, []).append(reply.temperature)
+            row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
         self.privacy_rows.append(row)
+
+    def _write_tables(self) -> None:
+        write_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows, PRIVACY_COLUMNS)
+        write_csv(self.run_folder / ROUNDS_FILE, self.round_rows, ROUND_COLUMNS)
+
+
+def _common(first: Sequence[object], second: Sequence[object]) -> int:
+    """Count the rows in which two histories begin alike."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

@@ -25,6 +25,7 @@ from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
+from fl_dpbayes.storage.journal import Entry
 from server.admission import admission_rules
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
@@ -42,6 +43,7 @@ from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Member, with_newcomers
 from server.run_record import RunRecord, SiteOutcome
 from server.site_weights import weigh_sites
+from server.stored_run import BANK_FOLDER
 
 FINAL_REFUSALS = frozenset(
     {
@@ -74,7 +76,7 @@ class PosteriorStrategy(Strategy):
         self.federation = federation
         self.record = record
         self.events = events
-        self.bank = PosteriorBank(federation.run_folder / "bank")
+        self.bank = PosteriorBank(federation.run_folder / BANK_FOLDER)
         self.site_weights: Mapping[str, float] = self._weights()
         self.plan = self.site_plan(federation.planned_sites)
         check_reply_size(self.plan, federation)
@@ -134,21 +136,21 @@ class PosteriorStrategy(Strategy):
             ledger_heads=self._ledger_heads,
             planned_sites=federation.planned_sites,
             participation=self._participation.state(),
-            record=self.record.state(),
+            journal=self.record.journal.append([*self.bank.new_entries(), *self.record.new_entries()]),
+            seconds=self.record.seconds_so_far(),
         )
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.bank.keep_through(round_number)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self._done_rounds = checkpoint.round
         self._ledger_heads = dict(checkpoint.ledger_heads)
         self._participation.restore(checkpoint.participation)
-        self.record.restore(checkpoint.record, checkpoint.round)
+        self.record.restore(entries, checkpoint.seconds, checkpoint.round)
         for member in self.federation.roster.members:
             if not member.has_node:
                 self.record.warn(f"{member.card.name} was missing when the run was resumed")
-        self.bank.keep_through(checkpoint.round)
 
     def summary(self) -> None:
         """Log what is about to run."""

@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"protocol", "schedules", "privacy", "errors"},
+    {"storage"},
     {"data", "models"},
     {"gradients"},
     {"samplers"},

@@ -15,6 +15,7 @@ from fl_dpbayes.protocol.card import EvaluationRelease, Role, SiteName
 from fl_dpbayes.protocol.plan import Adjacency, Probability
 from fl_dpbayes.protocol.prevalence import SitePrevalence
 from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.storage.atomic_file import written
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
@@ -150,8 +151,9 @@ def read_site_file(path: Path) -> SiteFile:
 
 def write_site_file(site_file: SiteFile, path: Path) -> None:
     """Write a site file as TOML."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    with written(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
 
 
 def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:

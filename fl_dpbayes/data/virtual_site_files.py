@@ -7,6 +7,7 @@ import numpy as np
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan
 from fl_dpbayes.protocol.plan import Adjacency
+from fl_dpbayes.storage.atomic_file import written
 
 
 def write_virtual_sites(
@@ -49,7 +50,8 @@ def write_virtual_sites(
     paths = []
     for number, site in enumerate(plan.sites):
         stem = f"{number:0{digits}d}-{site.name}"
-        np.save(folder / f"{stem}.npy", site.indices, allow_pickle=False)
+        with written(folder / f"{stem}.npy"):
+            np.save(folder / f"{stem}.npy", site.indices, allow_pickle=False)
         site_file = SiteFile(
             name=site.name,
             role=site.spec.role,

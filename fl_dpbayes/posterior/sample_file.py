@@ -1,6 +1,5 @@
 """A safetensors file of samples that is written and read a few samples at a time."""
 
-import json
 import math
 from collections.abc import Mapping
 from itertools import chain
@@ -12,9 +11,9 @@ from safetensors import safe_open
 
 from fl_dpbayes.posterior.stored_samples import AnySamples, SamplePiece
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.storage.array_file import array_header
 
 SAMPLES = "samples"
-_TYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64"}
 
 
 def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] | None = None) -> None:
@@ -39,7 +38,7 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
     arrays |= prefixed(
         SAMPLES, {name: (array.dtype, (count, *array.shape[1:])) for name, array in sorted(first.arrays.items())}
     )
-    header, places = _header(arrays, metadata or {})
+    header, places = array_header(arrays, metadata or {})
     with path.open("wb") as file:
         file.write(header)
         for name, values in whole.items():
@@ -79,19 +78,3 @@ def _rows(tensor, numbers: npt.NDArray[np.intp]) -> npt.NDArray[np.float32]:  # 
     if stop - start == len(numbers):
         return tensor[start:stop]
     return np.concatenate([tensor[int(number) : int(number) + 1] for number in numbers])
-
-
-def _header(
-    arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> tuple[bytes, dict[str, int]]:
-    """Lay the arrays out one after the other, in the given order."""
-    content: dict[str, object] = {"__metadata__": dict(metadata)}
-    places, end = {}, 0
-    for name, (dtype, shape) in arrays.items():
-        places[name] = end
-        end += dtype.itemsize * math.prod(shape)
-        content[name] = {"dtype": _TYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [places[name], end]}
-    text = json.dumps(content, separators=(",", ":")).encode()
-    # The format pads the header with blanks, so that the arrays start at a multiple of eight bytes.
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, places

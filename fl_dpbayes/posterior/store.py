@@ -1,13 +1,13 @@
 """The stored posterior of a run: one safetensors file, which holds no code."""
 
-import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
@@ -18,14 +18,17 @@ from fl_dpbayes.protocol.arrays import check_arrays, without_prefix
 from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Model, Task
+from fl_dpbayes.storage.array_file import DAMAGED, check_seal, seal, sealable
+from fl_dpbayes.storage.atomic_file import replaced_atomically
 
+POSTERIOR_FILE = "posterior.safetensors"
 _KEY = "fl_dpbayes"
 
 
 class PosteriorMetadata(Record):
     """What a posterior file says of itself; `recalibration` is the map that was fitted to its predictions."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     model: Model
     task: Task
     scenario_hash: Annotated[str, Field(max_length=128)]
@@ -60,7 +63,7 @@ def save_posterior(
     scenario_hash: str,
     recalibration: RecalibrationMap | None = None,
 ) -> None:
-    """Write samples, weights, temperatures and metadata; a reader sees the old file or the new one, never half of it.
+    """Write samples, weights, temperatures, metadata and a checksum of it all; a reader never meets half a file.
 
     Args:
         path: file to write, usually `posterior.safetensors`.
@@ -69,11 +72,14 @@ def save_posterior(
         task: shape of a record and number of classes.
         scenario_hash: digest of the resolved scenario.
         recalibration: the map fitted to the predictions, if any.
+
+    Raises:
+        UserError: if it cannot be written.
     """
     metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)
-    partial = path.with_name(path.name + ".partial")
-    write_samples(partial, samples, {_KEY: metadata.model_dump_json()})
-    os.replace(partial, path)
+    with replaced_atomically(path) as partial:
+        write_samples(partial, samples, sealable({_KEY: metadata.model_dump_json()}))
+        seal(partial)
 
 
 def load_posterior(path: Path) -> StoredPosterior:
@@ -91,6 +97,7 @@ def load_posterior(path: Path) -> StoredPosterior:
     if not path.is_file():
         raise UserError(f"posterior file {path} does not exist: give the run directory of a finished run")
     try:
+        check_seal(path)
         with safe_open(path, framework="numpy") as file:
             metadata = PosteriorMetadata.model_validate_json((file.metadata() or {}).get(_KEY, ""))
             expected = _expected_shapes(metadata, int(np.prod(file.get_slice("weights").get_shape())))
@@ -110,10 +117,14 @@ def load_posterior(path: Path) -> StoredPosterior:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         reason = f"{key}: {first['msg']}" if key else first["msg"]
-    except (SafetensorError, ValueError, UserError, RuntimeError) as error:
+    except (*DAMAGED, UserError, RuntimeError) as error:
         # RuntimeError is how torch refuses a model whose size does not fit its integers.
         reason = str(error)
-    raise UserError(f"{path} is not a posterior file of this version: {reason}")
+    raise UserError(
+        f"{path} is not a posterior file of this version: {reason}. Put back a copy of it, or write it again with  "
+        f"fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}  (for one of an older version, run its scenario "
+        "again)"
+    )
 
 
 def _expected_shapes(metadata: PosteriorMetadata, samples: int) -> dict[str, tuple[int, ...]]:

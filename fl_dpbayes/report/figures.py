@@ -7,18 +7,18 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure, read_epsilon_curves
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.measures import decision_curves, site_reliability
 from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
 from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.records import read_summary, write_atomically
+from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.reliability_figure import reliability_figure
 from fl_dpbayes.report.site_reliability_figure import site_reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
 from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Role, Summary, parse_summary
 from fl_dpbayes.report.wording import METRIC_NAMES, PREDICTORS, ROLES, in_reading_order, predictor_name
+from fl_dpbayes.storage.atomic_file import write_atomically, written
 
 SITE_RELIABILITY = "reliability-sites"
 SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
@@ -71,12 +71,10 @@ def save_figures(folder: Path | str, figures: Iterable[DrawnFigure]) -> None:
         UserError: if they cannot be written.
     """
     below = Path(folder) / "figures"
-    try:
+    with written(below):
         below.mkdir(exist_ok=True)
-        for figure in figures:
-            write_atomically(below / f"{figure.name}.svg", figure.svg)
-    except OSError as error:
-        raise UserError(f"figures cannot be written to the folder {below}: {error.strerror or error}") from None
+    for figure in figures:
+        write_atomically(below / f"{figure.name}.svg", figure.svg)
 
 
 def pooled_reliability(run: Summary) -> list[ReliabilityRecord]:

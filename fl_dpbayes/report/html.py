@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
 from fl_dpbayes.report.figures import (
@@ -31,10 +30,11 @@ from fl_dpbayes.report.page_tables import (
     settings_table,
     site_table,
 )
-from fl_dpbayes.report.records import read_summary, write_atomically
+from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.template import TEMPLATE
 from fl_dpbayes.report.wording import neighbours, tempered
+from fl_dpbayes.storage.atomic_file import write_atomically
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -92,8 +92,5 @@ def write_report(run_dir: Path | str) -> Path:
         facts=facts(run),
     )
     path = Path(run_dir) / "report.html"
-    try:
-        write_atomically(path, page)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_atomically(path, page)
     return path

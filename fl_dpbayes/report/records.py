@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,10 @@ from pydantic import ValidationError
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.summary import parse_summary
+from fl_dpbayes.storage.atomic_file import write_atomically, written
+from fl_dpbayes.storage.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
+
+SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 
 METRICS = (
     "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "ece_10", "ece_20",
@@ -35,26 +37,8 @@ CALIBRATION_COLUMNS = (
 )  # fmt: skip
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, meets the old file or the whole new one.
-
-    Args:
-        path: the file; its folder exists.
-        text: the content, written as UTF-8 with line ends unchanged.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
-    """Write `summary.json`: NaN becomes null, an infinite value the string "inf".
+    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf".
 
     Args:
         summary: the keys of DESIGN's `summary.json`; values may be NumPy scalars and arrays.
@@ -65,9 +49,8 @@ def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "summary.json"
-    text = json.dumps(json_values(summary), indent=2, allow_nan=False, ensure_ascii=False)
-    write_atomically(path, text + "\n")
+    path = folder / SUMMARY_FILE
+    write_sealed_json(path, json_values(summary), indent=2, beside=[PRIVACY_FILE])
     return path
 
 
@@ -87,14 +70,34 @@ def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: S
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, _csv_lines(rows, columns, header=True))
+    return path
+
+
+def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
+    """Append rows to a table of `write_csv`; what it holds is not written again.
+
+    Args:
+        path: the file, which exists.
+        rows: column -> value; an absent column is undefined.
+        columns: its header.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    with written(path), path.open("a", encoding="utf-8", newline="") as file:
+        file.write(_csv_lines(rows, columns, header=False))
+
+
+def _csv_lines(rows: Iterable[Mapping[str, object]], columns: Sequence[str], *, header: bool) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n", restval="")
-    writer.writeheader()
+    if header:
+        writer.writeheader()
     for row in rows:
         cells = {key: json_values(value) for key, value in row.items()}
         writer.writerow({key: "" if value is None else value for key, value in cells.items()})
-    write_atomically(path, buffer.getvalue())
-    return path
+    return buffer.getvalue()
 
 
 def read_csv(path: Path | str) -> list[dict[str, str]]:
@@ -140,7 +143,7 @@ def check_not_cut_off(run_dir: Path | str) -> None:
 
 
 def read_summary(run_dir: Path | str) -> dict:
-    """Read and check `summary.json` of a run directory.
+    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it.
 
     Args:
         run_dir: the run directory.
@@ -149,26 +152,35 @@ def read_summary(run_dir: Path | str) -> dict:
         The summary as written: undefined is None, infinite is "inf".
 
     Raises:
-        UserError: if the folder is not a run directory, or its summary is damaged.
+        UserError: if the folder is not a run directory, or a file of the two is damaged.
     """
-    path = Path(run_dir) / "summary.json"
+    path = Path(run_dir) / SUMMARY_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
         raise UserError(
             f"{run_dir} is not a run directory: it holds no summary.json. Give the folder that `fl-dpbayes simulate` "
             "printed at its end, for instance runs/quickstart-1"
         )
+    read = path
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(summary, dict):
-            raise UserError(f"{path} is not a summary: expected a JSON object. Run the scenario again to write it")
+        summary = read_sealed_json(path)
         parse_summary(summary)
+        read = path.with_name(PRIVACY_FILE)
+        check_beside(path, summary, PRIVACY_FILE)
+        return summary
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(
-            f"{path} is not a whole summary: {field}: {first['msg']}. Run the scenario again to write it"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read as JSON ({error}). Run the scenario again to write it") from None
-    return summary
+        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    except DamagedError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise UserError(f"{read} is not as a run writes it: {reason}. {write_again(run_dir)}")
+
+
+def write_again(run_dir: Path | str) -> str:
+    """Say how the files that a run writes at its end come back."""
+    return (
+        f"Put back a copy of it, or write it again with  fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}  "
+        "(for a folder of an older version, run the scenario again)"
+    )

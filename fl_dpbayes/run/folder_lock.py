@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.storage.atomic_file import written
 
 LOCK_FILE = "run.lock"
 
@@ -18,9 +19,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
         folder: the run directory.
 
     Raises:
-        UserError: if another process holds it.
+        UserError: if another process holds it, or the folder cannot be written to.
     """
-    with (folder / LOCK_FILE).open("ab") as file:
+    with written(folder / LOCK_FILE):
+        file = (folder / LOCK_FILE).open("ab")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

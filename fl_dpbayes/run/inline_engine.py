@@ -1,5 +1,6 @@
 """Runs the apps in this process: for tests, notebooks and small studies."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from flwr.app import Context, RecordDict
 # Flower lets only a process that has an identity build messages, and has no public way to give one; this private name
 # is why pyproject bounds flwr to one minor version.
 from flwr.supercore.task_identity import TaskIdentity
+
+from fl_dpbayes.storage.atomic_file import written
 
 RUN_ID = 1
 LOG_FILE = "flower.log"
@@ -47,7 +50,8 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
 @contextmanager
 def logs_in(path: Path) -> Iterator[None]:
     """Send what Flower and the virtual sites log to a file while the context lasts, not across a progress display."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    with written(path):
+        handler = _QuietFile(path, encoding="utf-8")
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [(logger.handlers[:], logger.propagate) for logger in loggers]
     try:
@@ -59,7 +63,15 @@ def logs_in(path: Path) -> Iterator[None]:
     finally:
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagate
-        handler.close()
+        with contextlib.suppress(OSError):
+            handler.close()
+
+
+class _QuietFile(logging.FileHandler):
+    """A log that ends where the disk is full: what the run itself cannot write it says."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Pass over a line that cannot be written."""
 
 
 @contextmanager

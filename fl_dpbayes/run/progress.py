@@ -16,7 +16,7 @@ POLL_SECONDS = 0.2
 
 
 class EventReader:
-    """Reads the lines that were appended to an event file since the last look."""
+    """Reads the lines that were appended to an event file since the last look; one that is damaged shows nothing."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
@@ -32,7 +32,15 @@ class EventReader:
         whole = content.rpartition(b"\n")[0]
         if whole:
             self._position += len(whole) + 1
-        return [json.loads(line) for line in whole.splitlines()]
+        return [event for line in whole.splitlines() if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 class Display:

@@ -6,17 +6,20 @@ from rich.console import Console
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.named_files import check_named_files
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.record import digest
+from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
 from fl_dpbayes.scenario import Scenario, load_scenario
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.storage.file_list import check_files, listed_files
 
 
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:
-    """Go on with a run after its last complete round; one that is finished is shown.
+    """Go on with a run after its last complete round; one that is finished, and whose results are whole, is shown.
 
     Args:
         folder: its run directory.
@@ -29,13 +32,14 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
         The run directory.
 
     Raises:
-        UserError: if the folder holds no run or that of another scenario, another process works on it, or the run
-            failed.
+        UserError: if the folder holds no run or that of another scenario, a file that the run goes on from is missing
+            or damaged, another process works on it, or the run failed.
     """
     from server.checkpoint import read_checkpoint
+    from server.stored_run import check_run_files, read_run_journal
 
     folder = folder.resolve()
-    file = folder / "scenario.toml"
+    file = folder / SCENARIO_FILE
     if not file.is_file() and (folder / SITES_FOLDER).is_dir():
         raise UserError(f"--resume {folder} has no scenario.toml: put it back, as the run goes on with what it says")
     if not file.is_file():
@@ -43,28 +47,44 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
             f"--resume {folder} holds no run: give the folder that `fl-dpbayes simulate` named as it began, or start "
             "the run anew"
         )
-    own = load_scenario(str(file))
-    if scenario is not None and digest(scenario) != digest(own):
-        raise UserError(
-            f"--resume {folder} holds a run of another scenario ({own.name!r}, or one with other settings): give "
-            "--resume alone, which goes on with the run's own"
-        )
-    check_machine(own.resources)
     with folder_lock(folder):
         end_interrupted(folder)
-        events = folder / EVENTS_FILE
-        end_of_events(events)
-        if any(event["event"] == "finished" for event in EventReader(events).new_events()):
+        found = read_checkpoint(folder)
+        checkpoint = found[0] if found is not None else None
+        _, entries = read_run_journal(folder, checkpoint)
+        check_files(folder, {name: entry for name, entry in listed_files(entries).items() if name == SCENARIO_FILE})
+        own = load_scenario(str(file))
+        if scenario is not None and digest(scenario) != digest(own):
+            raise UserError(
+                f"--resume {folder} holds a run of another scenario ({own.name!r}, or one with other settings): give "
+                "--resume alone, which goes on with the run's own"
+            )
+        check_machine(own.resources)
+        if _is_finished(folder):
             console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
         else:
-            found = read_checkpoint(folder)
-            if found is None:
+            if checkpoint is None:
                 # Nothing was asked of any site yet, so the sites can be made once more.
                 plan = plan_sites(own, data_dir)
                 check_named_files(own, plan)
                 prepare_simulation(own, plan, folder)
-            done = found[0].round if found is not None else 0
-            console.print(f"resuming after round {done}", highlight=False)
+            else:
+                check_run_files(folder, entries, checkpoint)
+            console.print(f"resuming after round {checkpoint.round if checkpoint else 0}", highlight=False)
             run_prepared(own, engine, folder, console)
     show_run(folder, console)
     return folder
+
+
+def _is_finished(folder: Path) -> bool:
+    """Tell whether a run has ended and its results are whole; else the last stage is to be done again."""
+    end_of_events(folder / EVENTS_FILE)
+    events = EventReader(folder / EVENTS_FILE).new_events()
+    if not any(event["event"] == "finished" for event in events):
+        return False
+    try:
+        read_summary(folder)
+        load_posterior(folder / POSTERIOR_FILE)
+    except UserError:
+        return False
+    return True

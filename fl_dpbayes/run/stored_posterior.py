@@ -24,16 +24,18 @@ from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
-from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.protocol.recalibration import RecalibrationMap
+from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.report.json_values import json_values
-from fl_dpbayes.report.records import check_not_cut_off, read_summary
+from fl_dpbayes.report.records import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.wording import PREDICTORS
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
-from fl_dpbayes.scenario import load_scenario
+from fl_dpbayes.scenario import Scenario, load_scenario
+from fl_dpbayes.simulation import SCENARIO_FILE
 
 METRICS = {
     "accuracy": "accuracy",
@@ -167,11 +169,11 @@ class _Predicted:
 
 
 def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool) -> _Predicted:
-    path = run_dir / "posterior.safetensors"
+    path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
     stored = load_posterior(path)
-    scenario = load_scenario(str(run_dir / "scenario.toml"))
+    scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
     samples, model, inputs = stored.samples, stored.metadata.model, records.features
@@ -189,12 +191,22 @@ def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
     return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)
 
 
+def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:
+    path = run_dir / SCENARIO_FILE
+    if not path.is_file():
+        raise UserError(f"{path} is missing: put back a copy of it, as it says how records are read")
+    scenario = load_scenario(str(path))
+    if digest(scenario) != scenario_hash:
+        raise UserError(f"{path} is not the scenario of the posterior beside it: put back a copy of the run's own")
+    return scenario
+
+
 def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> RecalibrationMap | None:
     """Say whether probabilities are recalibrated and how; a map that its run found to be mostly noise is left out."""
     if mapping is None:
         return None
     # A posterior may be used without the records of its run.
-    known = (run_dir / "summary.json").is_file()
+    known = (run_dir / SUMMARY_FILE).is_file()
     noise = parse_summary(read_summary(run_dir)).recalibration_noise if known else ""
     if noise:
         _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")

@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
@@ -10,9 +9,10 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
 from fl_dpbayes.protocol.recalibration import RecalibrationMap
 from fl_dpbayes.protocol.task import MLPModel, Task
+from fl_dpbayes.storage.array_file import seal, sealable, write_arrays
 
 MODEL, TASK = MLPModel(hidden=(3,)), Task(input_shape=(4,), classes=2)
-META = {"format": 1, "model": MODEL.model_dump(), "task": TASK.model_dump(), "scenario_hash": "ab"}
+META = {"format": 2, "model": MODEL.model_dump(), "task": TASK.model_dump(), "scenario_hash": "ab"}
 
 IMAGES = {"input_shape": [3, 64, 64], "classes": 3}
 
@@ -29,6 +29,12 @@ def samples_of(count=5):
 def tensors_of(samples):
     stored = {f"samples/{name}": array for name, array in samples.arrays.items()}
     return stored | {"weights": samples.weights, "temperatures": samples.temperatures}
+
+
+def save_sealed(tensors, path, metadata=None):
+    """Write what a hostile program would, with a checksum that fits."""
+    write_arrays(path, tensors, sealable(metadata or {}))
+    seal(path)
 
 
 def test_round_trip(tmp_path):
@@ -52,7 +58,7 @@ def test_recalibration_map_is_kept_and_must_fit_the_classes(tmp_path):
     save_posterior(path, samples_of(), MODEL, TASK, "ab", mapping)
     assert load_posterior(path).metadata.recalibration == mapping
     wrong = META | {"recalibration": {"method": "vector", "parameters": [0.0, 0.0]}}
-    save_file(tensors_of(samples_of()), path, metadata={"fl_dpbayes": json.dumps(wrong)})
+    save_sealed(tensors_of(samples_of()), path, metadata={"fl_dpbayes": json.dumps(wrong)})
     with pytest.raises(UserError, match="another number of classes"):
         load_posterior(path)
 
@@ -85,7 +91,7 @@ def hostile_tensors():
 @pytest.mark.parametrize(("tensors", "message"), [pytest.param(t, m, id=i) for i, t, m in hostile_tensors()])
 def test_arrays_that_do_not_fit_are_refused(tmp_path, tensors, message):
     path = tmp_path / "p.safetensors"
-    save_file(tensors, path, metadata={"fl_dpbayes": json.dumps(META)})
+    save_sealed(tensors, path, metadata={"fl_dpbayes": json.dumps(META)})
     with pytest.raises(UserError, match=f"p.safetensors is not a posterior file.*{message}"):
         load_posterior(path)
 
@@ -96,7 +102,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, tensors, message):
         None,
         {"other": "x"},
         {"fl_dpbayes": "not json"},
-        {"fl_dpbayes": json.dumps(META | {"format": 2})},
+        {"fl_dpbayes": json.dumps(META | {"format": 1})},
         {"fl_dpbayes": json.dumps(META | {"more": 1})},
         {"fl_dpbayes": json.dumps(META | {"model": {"kind": "resnet"}})},
         {"fl_dpbayes": json.dumps(META | {"model": {"kind": "mlp", "hidden": [10**9]}})},
@@ -106,7 +112,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, tensors, message):
 )
 def test_metadata_that_does_not_fit_is_refused(tmp_path, metadata):
     path = tmp_path / "p.safetensors"
-    save_file(tensors_of(samples_of()), path, metadata=metadata)
+    save_sealed(tensors_of(samples_of()), path, metadata=metadata)
     with pytest.raises(UserError, match="is not a posterior file"):
         load_posterior(path)
 
@@ -124,6 +130,23 @@ def test_truncated_file_is_refused(tmp_path):
     save_posterior(path, samples_of(), MODEL, TASK, "ab")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(UserError, match="is not a posterior file"):
+        load_posterior(path)
+
+
+def test_any_flipped_bit_is_refused(tmp_path):
+    path = tmp_path / "p.safetensors"
+    save_posterior(path, samples_of(), MODEL, TASK, "ab")
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        with pytest.raises(UserError, match=r"p.safetensors is not a posterior file.*simulate --resume"):
+            load_posterior(path)
+
+
+def test_file_of_an_older_version_is_named_as_one(tmp_path):
+    path = tmp_path / "p.safetensors"
+    write_arrays(path, tensors_of(samples_of()), {"fl_dpbayes": json.dumps(META | {"format": 1})})
+    with pytest.raises(UserError, match=r"no checksum: an older version .* run its scenario again"):
         load_posterior(path)
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 
@@ -69,13 +70,39 @@ def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
         (None, "is not a run directory"),
         ("{", "cannot be read as JSON"),
         ("[1]", "expected a JSON object"),
-        ('{"scenario": "a"}', "not a whole summary: seed"),
+        ('{"scenario": "a"}', "summary.json is not as a run writes it: it has no checksum: an older version"),
     ],
 )
 def test_read_summary_names_what_is_wrong(content, message, tmp_path):
     if content is not None:
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
     with pytest.raises(UserError, match=message):
+        read_summary(tmp_path)
+
+
+def test_any_flipped_bit_of_a_summary_or_its_table_is_refused_or_harmless(summary, tmp_path):
+    (tmp_path / "privacy.csv").write_text("site,round\nnorth,1\n")
+    path = write_summary(summary, tmp_path)
+    whole = read_summary(tmp_path)
+    for file in (path, tmp_path / "privacy.csv"):
+        content = file.read_bytes()
+        for place in np.linspace(0, len(content) - 1, 40, dtype=int):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            # A bit of white space or of the case of an exponent changes no value.
+            with contextlib.suppress(UserError):
+                assert read_summary(tmp_path) == whole
+        file.write_bytes(content[:-3])
+        with pytest.raises(UserError, match=f"{file.name} is not as a run writes it.* simulate --resume"):
+            read_summary(tmp_path)
+        file.write_bytes(content)
+    (tmp_path / "privacy.csv").unlink()
+    with pytest.raises(UserError, match=r"privacy.csv is not as a run writes it: it is missing"):
+        read_summary(tmp_path)
+
+
+def test_summary_that_lacks_a_part_is_refused(tmp_path):
+    write_summary({"scenario": "a"}, tmp_path)
+    with pytest.raises(UserError, match=r"summary.json is not as a run writes it: seed"):
         read_summary(tmp_path)
 
 

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.figures import DrawnFigure, save_figures
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.page import PageFigure, page_figure, render_page
-from fl_dpbayes.report.records import write_atomically
 from fl_dpbayes.report.study.answer import study_answer
 from fl_dpbayes.report.study.method_figures import (
     axis_figures,
@@ -28,6 +26,7 @@ from fl_dpbayes.report.study.tables import (
     spent_table,
 )
 from fl_dpbayes.report.study.template import TEMPLATE
+from fl_dpbayes.storage.atomic_file import write_atomically
 
 PAGE = "report.html"
 
@@ -102,8 +101,5 @@ def write_study_report(folder: Path) -> Path:
         },
     )
     path = folder / PAGE
-    try:
-        write_atomically(path, page)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_atomically(path, page)
     return path

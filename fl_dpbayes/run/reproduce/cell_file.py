@@ -14,9 +14,9 @@ import fl_dpbayes
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.report.json_values import json_values
-from fl_dpbayes.report.records import write_atomically
 from fl_dpbayes.run.account_tables import account_json
 from fl_dpbayes.run.reproduce.experiment import Cell, CellResult, Measurement, Row, StoredRow, Values
+from fl_dpbayes.storage.atomic_file import write_atomically
 
 
 def cell_path(folder: Path, experiment: str, cell: Cell) -> Path:

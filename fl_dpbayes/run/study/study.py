@@ -20,7 +20,6 @@ from fl_dpbayes.errors import Stopped, UserError
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import duration
-from fl_dpbayes.report.records import write_atomically
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.reproduce.cell_file import versions
@@ -39,6 +38,7 @@ from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
+from fl_dpbayes.storage.atomic_file import write_atomically
 from fl_dpbayes.study_file import Study, load_study, same_study, write_study
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"

@@ -1,0 +1,77 @@
+"""Files that a crash cannot leave half written, and whose failure to be written is told in one line."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fl_dpbayes.errors import UserError
+
+PARTIAL = ".partial"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Say in one line, with the path and the remedy, why a file or folder cannot be written.
+
+    Args:
+        path: what the context writes.
+
+    Raises:
+        UserError: for any error of the operating system in the context.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedy = "free space on its disk" if error.errno in FULL else "see to its disk and its permissions"
+        raise UserError(f"{path} cannot be written ({error.strerror or error}): {remedy}") from error
+
+
+@contextmanager
+def replaced_atomically(path: Path) -> Iterator[Path]:
+    """Replace a file; whoever reads it, after a power cut as well, meets the old file or the whole new one.
+
+    Args:
+        path: the file; its folder exists, and one process at a time writes it.
+
+    Yields:
+        The path to write to; what stands there takes the file's place when the context ends well, and goes when not.
+
+    Raises:
+        UserError: if it cannot be written, for instance on a full disk.
+    """
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    with written(path):
+        try:
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+            sync(path.parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that a reader, or a crash, meets the old file or the whole new one.
+
+    Args:
+        path: the file; its folder exists.
+        text: the content, written as UTF-8 with line ends unchanged.
+
+    Raises:
+        UserError: if it cannot be written.
+    """
+    with replaced_atomically(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk, and not only in the system's memory."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,223 @@
+"""Every file that a resume reads, damaged in every way: refused in one line that names it, or proven harmless."""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fl_dpbayes import cli
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.run.inline_engine import run_inline
+from fl_dpbayes.run.resume import resume_run
+from fl_dpbayes.scenario import load_scenario
+from fl_dpbayes.simulation import plan_sites, prepare_simulation
+
+OVERRIDES = [
+    "training={rounds=3, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
+    "privacy.coupling=constant", "privacy.temperature=", "privacy.sampling_rate=1.0", "simulation.insecure_seed=5",
+]  # fmt: skip
+SAMPLES, LAST = "bank/north/chain-0000-round-000001.safetensors", "bank/north/last-0000-round-000002.safetensors"
+REFUSED = (
+    "checkpoint.safetensors", "journal.jsonl", SAMPLES, LAST, "sites/00-north.toml", "sites/00-north.npy",
+    "scenario.toml", "partition.json",
+)  # fmt: skip
+# What a display or a person reads; a run writes it anew or does without.
+HARMLESS = ("events.jsonl", "privacy.csv", "rounds.csv", "flower.log", "run.lock")
+
+
+class Cut(BaseException):
+    """Ends a run as a kill does."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    """An unbroken run, and the same one cut off after its second round."""
+    scenario, folder = load_scenario("quickstart", OVERRIDES), tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.federation.write_report", lambda folder: None)
+        patch.setattr("fl_dpbayes.run.resume.show_run", lambda folder, console: None)
+        for name in ("unbroken", "cut"):
+            prepare_simulation(scenario, plan_sites(scenario, None), folder / name)
+        run_inline(folder / "unbroken", len(scenario.sites), threading.Event())
+        with pytest.MonkeyPatch.context() as cutting:
+            cut_after_round(cutting, 2)
+            with pytest.raises(Cut):
+                run_inline(folder / "cut", len(scenario.sites), threading.Event())
+        (folder / "cut" / "run.lock").touch()
+        yield folder
+
+
+def cut_after_round(patch: pytest.MonkeyPatch, number: int) -> None:
+    from server.strategy import PosteriorStrategy
+
+    save = PosteriorStrategy.save
+
+    def save_and_die(self: PosteriorStrategy, round_number: int, state) -> None:
+        save(self, round_number, state)
+        if round_number == number:
+            raise Cut
+
+    patch.setattr(PosteriorStrategy, "save", save_and_die)
+    patch.setattr("server.federation._write", lambda *_, **__: None)
+
+
+@pytest.fixture
+def cut(runs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(runs / "cut", tmp_path / "run"))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes()) or bytearray(1)
+    content[len(content) * 2 // 3] ^= 4
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {"flipped bit": flip, "truncated": truncate, "missing": Path.unlink}
+
+
+def resume(folder: Path) -> None:
+    resume_run(folder, None, "inline", None, Console(quiet=True))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(folder: Path) -> str:
+    """Return what a refused resume says; it changes nothing."""
+    before = contents(folder)
+    with pytest.raises(UserError) as caught:
+        resume(folder)
+    assert contents(folder) == before
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def assert_ends_as(folder: Path, unbroken: Path) -> None:
+    for name in ("posterior.safetensors", "privacy.csv", "calibration.csv"):
+        assert (folder / name).read_bytes() == (unbroken / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_damaged_file_is_refused_by_name(cut: Path, name: str, damage: str) -> None:
+    DAMAGES[damage](cut / name)
+    text = refusal(cut)
+    assert f"{cut / name}" in text or f"{cut} has no {name}" in text
+    assert "put back a copy" in text or "put it back" in text
+
+
+def test_every_bit_of_the_small_ones_counts(cut: Path) -> None:
+    for name in ("checkpoint.safetensors", "journal.jsonl", LAST):
+        content = (cut / name).read_bytes()
+        for place in range(0, len(content), max(1, len(content) // 12)):
+            (cut / name).write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+            with pytest.raises(UserError, match=str(cut / name)):
+                resume(cut)
+        (cut / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bank/north/chain-0000-round-000001 (copy).safetensors",
+        "bank/held-out/chain-0000-round-000001.safetensors",
+        "bank/north/last-0001-round-000001.safetensors",
+        "bank/north/notes.txt",
+        "sites/00-other.toml",
+    ],
+)
+def test_stray_file_where_files_are_looked_up_is_refused(cut: Path, name: str) -> None:
+    (cut / name).parent.mkdir(exist_ok=True)
+    shutil.copy(cut / (SAMPLES if name.startswith("bank") else "sites/00-north.toml"), cut / name)
+    assert f"{cut / name} is no file of this run: move it out of the folder" in refusal(cut)
+
+
+@pytest.mark.slow
+def test_what_a_resume_does_not_read_changes_nothing(runs: Path, tmp_path: Path) -> None:
+    for damage, change in DAMAGES.items():
+        folder = Path(shutil.copytree(runs / "cut", tmp_path / damage))
+        for name in HARMLESS:
+            change(folder / name)
+        for stray in ("checkpoint (copy).safetensors", "notes.txt", "sites/more.npy", "sites/.00-north.toml.partial"):
+            (folder / stray).write_bytes(b"?")
+        # As a kill leaves them: files of a round that has no checkpoint, one of them half written, and a torn line.
+        (folder / "bank/north/last-0000-round-000003.safetensors").write_bytes(b"?")
+        (folder / "bank/north/.chain-0000-round-000003.safetensors.partial").write_bytes(b"?")
+        with (folder / "journal.jsonl").open("ab") as file:
+            file.write(b'{"sha256":"00')
+        resume(folder)
+        assert_ends_as(folder, runs / "unbroken")
+
+
+@pytest.mark.slow
+def test_file_that_is_put_back_lets_the_run_go_on(runs: Path, cut: Path) -> None:
+    content = (cut / LAST).read_bytes()
+    (cut / LAST).unlink()
+    refusal(cut)
+    (cut / LAST).write_bytes(content)
+    resume(cut)
+    assert_ends_as(cut, runs / "unbroken")
+
+
+def test_run_whose_checkpoint_and_journal_are_gone_is_not_begun_again(cut: Path) -> None:
+    (cut / "checkpoint.safetensors").unlink()
+    (cut / "journal.jsonl").unlink()
+    assert "checkpoint.safetensors is missing, and the run has asked its sites" in refusal(cut)
+
+
+def test_run_of_an_older_version_is_named_as_one(cut: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    path = cut / "checkpoint.safetensors"
+    save_file(load_file(path), path, {"checkpoint": '{"format": 1}'})
+    assert "no checksum: an older version of fl-dpbayes wrote it" in refusal(cut)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("posterior.safetensors", "flipped bit"),
+        ("posterior.safetensors", "missing"),
+        ("summary.json", "truncated"),
+        ("privacy.csv", "flipped bit"),
+    ],
+)
+def test_damaged_result_of_a_finished_run_is_refused_and_written_again(
+    runs: Path, tmp_path: Path, name: str, damage: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(runs / "unbroken", tmp_path / "run"))
+    DAMAGES[damage](folder / name)
+    command = ["predict", str(folder), "none.csv"] if name.startswith("posterior") else ["report", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *command])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, said.count("\n"), "Traceback" in said) == (2, 1, False)
+    assert str(folder) in said
+    assert "fl-dpbayes simulate --resume" in said
+    resume(folder)
+    assert_ends_as(folder, runs / "unbroken")
+
+
+def test_predictions_need_the_run_s_own_scenario(runs: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    folder = Path(shutil.copytree(runs / "unbroken", tmp_path / "run"))
+    path = folder / "scenario.toml"
+    text = path.read_text()
+    for changed, message in ((text.replace("seed = ", "seed = 1", 1), "is not the scenario of"), (None, "is missing")):
+        path.unlink() if changed is None else path.write_text(changed)
+        monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "predict", str(folder), "none.csv"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr().err
+        assert (ended.value.code, f"{path} {message}" in said) == (2, True)
