@@ -228,4 +228,4 @@ def _check_table(table: Floats, name: str) -> None:
 
 def _require(holds: bool | np.bool_, complaint: str) -> None:
     if not holds:
-        raise ValueError(f"these sums cannot come from records: {complaint}")
+        raise ValueError(f"cannot come from records: {complaint}")
