@@ -5,7 +5,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from clients.refused import RefusedError
-from fl_dpbayes.protocol.arrays import check_arrays
+from fl_dpbayes.protocol.npy import read_sent_arrays
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
@@ -39,16 +39,9 @@ def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[st
     """
     record = message.content.array_records.get("arrays", ArrayRecord())
     try:
-        if set(record) != set(shapes):
-            raise ValueError("names differ")
-        for name, shape in shapes.items():
-            if tuple(record[name].shape) != tuple(shape) or len(record[name].data) > 4 * np.prod(shape) + 4096:
-                raise ValueError(f"{name} has another shape")
-        arrays = {name: record[name].numpy() for name in shapes}
-        check_arrays(arrays, shapes)
+        return read_sent_arrays(record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
     except ValueError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
-    return arrays
 
 
 def reply_message(request: Message, record: Record, arrays: dict[str, npt.NDArray]) -> Message:

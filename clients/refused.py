@@ -1,5 +1,6 @@
 """How a handler says no."""
 
+from fl_dpbayes.protocol.outside_text import outside_text
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 
 
@@ -11,5 +12,5 @@ class RefusedError(Exception):
     """
 
     def __init__(self, code: RefusalCode, field: str = "") -> None:
-        super().__init__(f"{code.value} {field}".strip())
-        self.refusal = Refusal(code=code, field=field[:200])
+        self.refusal = Refusal(code=code, field=outside_text(field))
+        super().__init__(self.refusal.describe())

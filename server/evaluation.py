@@ -38,6 +38,8 @@ ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
 # One diagram for each site: more would be read by nobody, and make the largest part of a summary.
 MAX_RELIABILITY_SITES = 24
 HEADLINE_PREDICTORS = ("posterior", "last")
+# What Flower's own result shows; intervals and all else are in `summary.json`.
+METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,16 @@ class Evaluation:
             if few and predictor == headline:
                 reliability += _reliability(key, statistics)
         return [*pooled, *mean_rows(sites), *sites], reliability
+
+    def pooled_metrics(self) -> dict[str, int | float]:
+        """Return `<role>/<predictor>/<metric>` of the pooled roles, METRICS as far as they are defined."""
+        rows = {
+            f"{role}/{predictor}": _summary(statistics, np.random.default_rng(0)).as_row()
+            for _, role, predictor, statistics in self._pooled()
+        }
+        return {
+            f"{place}/{name}": row[name] for place, row in rows.items() for name in METRICS if row[name] is not None
+        }
 
     def subgroup_rows(self, seed: int) -> list[dict[str, Any]]:
         """Summarise subgroups: those of pooled roles first, then those of sites; sums that left exactly only.

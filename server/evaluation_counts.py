@@ -62,10 +62,10 @@ def check_counts(card: Card, measured: Iterable[Statistics]) -> None:
             lowest, highest = float(statistics.sums.min()), float(statistics.sums.max())
             if lowest < -slack or highest > most + slack:
                 extreme = lowest if lowest < -slack else highest
-                raise ValueError(f"a sum is {extreme:.4g}, which {_size(card, most)} and the stated noise do not give")
+                raise ValueError(f"a sum is {extreme:.4g}, which {card.units} units and the stated noise do not give")
             slack *= math.sqrt(len(statistics.sums))
         if count > most + slack:
-            raise ValueError(f"it counts {count:.4g} test records, which {_size(card, most)} do not give")
+            raise ValueError(f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}")
 
 
 def dominating_site(role: Role, counts: Mapping[str, float]) -> str | None:
@@ -88,7 +88,3 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> str | None:
         f"pooled result of role {role!r}, more than all other sites together; its count is its own word: compare the "
         "sites' own rows"
     )
-
-
-def _size(card: Card, most: float) -> str:
-    return f"{card.units} declared units ({card.unit}s, at most {MAX_RECORDS_PER_UNIT} records each: {most:.4g} in all)"

@@ -10,14 +10,14 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.evaluation import Evaluation
-from server.exchange import Exchange
+from server.exchange import Exchange, check_answer
 from server.fixed import Federation
-from server.messages import DROPPED, check_source, encoded, read_record
+from server.messages import DROPPED, encoded, read_reply
 from server.progress import EventLog
 from server.recalibration import Recalibration
+from server.rejection import RejectedError, rejecting
 from server.roster import Member
 from server.run_record import RunRecord
 
@@ -121,15 +121,15 @@ class EvaluationStage:
 
     def _problem(self, reply: Message, member: Member, request: EvaluateRequest) -> str:
         try:
-            check_source(reply, member.node_id)
-            record = read_record(reply, EvaluateReply)
-            if isinstance(record, Refusal):
-                return record.code.value if record.code is RefusalCode.NOT_SENT else record.describe()
-            if record.request != request_digest(request) or record.run != request.run:
-                raise ValueError("it answers another request")
-            self.evaluation.add(member.card, request, record, reply)
-        except ValueError as error:
+            with rejecting():
+                record = read_reply(reply, EvaluateReply, member.node_id)
+                if not isinstance(record, Refusal):
+                    check_answer(record, request)
+                    self.evaluation.add(member.card, request, record, reply)
+        except RejectedError as error:
             return f"rejected: {error}"
+        if isinstance(record, Refusal):
+            return record.code.value if record.code is RefusalCode.NOT_SENT else record.describe()
         if record.ledger_head is not None:
             self._ledger_heads[member.card.name] = record.ledger_head
         return ""

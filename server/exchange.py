@@ -4,7 +4,11 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from server.fixed import Federation
 from server.messages import array_bytes, request_message
 from server.roster import Member
@@ -12,11 +16,24 @@ from server.roster import Member
 RequestT = TypeVar("RequestT", bound=Record)
 
 
+def check_answer(
+    record: TrainReply | RecalibrateReply | EvaluateReply,
+    request: TrainRequest | RecalibrateRequest | EvaluateRequest,
+) -> None:
+    """Check that a reply answers this request of this run and round, and no earlier one.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if (record.run, record.round, record.request) != (request.run, request.round, request_digest(request)):
+        raise ValueError("it answers another request")
+
+
 class Exchange(Generic[RequestT]):
     """Builds a stage's requests and matches replies to them, each once."""
 
     def __init__(self, federation: Federation, message_type: str, round_number: int) -> None:
-        self._federation, self._message_type, self._round = federation, message_type, round_number
+        self._federation, self._message_type, self.round_number = federation, message_type, round_number
         self.bytes_down = 0
         self._asked: dict[str, tuple[Member, RequestT]] = {}
         self._sent: list[tuple[Metadata, Member, RequestT]] = []
@@ -37,7 +54,7 @@ class Exchange(Generic[RequestT]):
             arrays,
             node_id=member.node_id,
             message_type=self._message_type,
-            round_number=self._round,
+            round_number=self.round_number,
             time_to_live=self._federation.scenario.resources.round_timeout,
             simulation_folder=self._federation.simulation_folder,
         )

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
+from fl_dpbayes.protocol.npy import read_sent_arrays
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
@@ -68,25 +69,26 @@ def request_message(
     )
 
 
-def check_source(reply: Message, node_id: int) -> None:
-    """Check that a reply comes from the node that was asked.
+def read_reply(reply: Message, kind: type[RecordT], node_id: int) -> RecordT | Refusal:
+    """Read and validate the record of a node's reply, or the refusal that came instead.
+
+    Args:
+        reply: the message.
+        kind: the record that is expected.
+        node_id: the node that was asked.
+
+    Returns:
+        The record or the refusal.
 
     Raises:
-        ValueError: if it does not; an error that the grid itself made has another source and passes.
+        ValueError: if the reply is an error, comes from another node (an error that the grid itself made may), or
+            carries no valid record.
     """
-    if not reply.has_error() and reply.metadata.src_node_id != node_id:
+    if reply.has_error():
+        raise ValueError(f"error code {reply.error.code}")
+    if reply.metadata.src_node_id != node_id:
         raise ValueError("it comes from another node than was asked")
-
-
-def read_record(message: Message, kind: type[RecordT]) -> RecordT | Refusal:
-    """Read and validate the record of a reply, or the refusal that came instead.
-
-    Raises:
-        ValueError: if the reply is an error, or carries no valid record.
-    """
-    if message.has_error():
-        raise ValueError(f"error code {message.error.code}")
-    config = message.content.config_records.get("config", ConfigRecord())
+    config = reply.content.config_records.get("config", ConfigRecord())
     if "refusal" in config:
         return read_header(Refusal, config["refusal"])
     return read_header(kind, config.get("record"))
@@ -110,25 +112,11 @@ def read_arrays(
         Name -> array.
 
     Raises:
-        ValueError: at the first difference, before any array of unexpected size is decoded.
+        ValueError: at the first difference, before anything is allocated.
     """
     record = message.content.array_records.get("arrays", ArrayRecord())
-    if set(record) != set(shapes):
-        missing, extra = sorted(set(shapes) - set(record))[:3], sorted(set(record) - set(shapes))[:3]
-        raise ValueError(f"array names differ: missing {missing}, unexpected {extra}")
-    arrays = {}
-    for name, shape in shapes.items():
-        array, expected = record[name], np.dtype((dtypes or {}).get(name, dtype))
-        size = int(np.prod(shape, dtype=np.int64)) * expected.itemsize
-        if tuple(array.shape) != tuple(shape) or len(array.data) > size + 4096:
-            raise ValueError(f"array {name!r} declares shape {tuple(array.shape)}, not {tuple(shape)}")
-        decoded = array.numpy()
-        if decoded.dtype != expected or decoded.shape != tuple(shape):
-            raise ValueError(f"array {name!r} is {decoded.dtype} {decoded.shape}, not {expected} {tuple(shape)}")
-        if not np.isfinite(decoded).all():
-            raise ValueError(f"array {name!r} has a value that is not finite")
-        arrays[name] = decoded
-    return arrays
+    layout = {name: (shape, np.dtype((dtypes or {}).get(name, dtype))) for name, shape in shapes.items()}
+    return read_sent_arrays(record, layout)
 
 
 def array_bytes(message: Message) -> int:

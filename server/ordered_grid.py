@@ -2,11 +2,18 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from logging import WARNING
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common import log
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 POLL_SECONDS = 0.05
+# What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a broken connection
+# raises none of these.
+UNREADABLE = (AttributeError, DecodeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
 class OrderedGrid(Grid):
@@ -55,13 +62,17 @@ class OrderedGrid(Grid):
         Yields:
             A reply for each request that was answered in time.
         """
-        pushed: list[str] = []
+        pushed: list[tuple[str, Message]] = []
         deadline = None if timeout is None else time.monotonic() + timeout
         for request in messages:
-            pushed += self._grid.push_messages([request])
-        for message_id in pushed:
+            unreadable = Error(ErrorCode.UNKNOWN, "")
+            pushed += [
+                (message_id, Message(unreadable, reply_to=request))
+                for message_id in self._grid.push_messages([request])
+            ]
+        for message_id, spare in pushed:
             while True:
-                replies = list(self._grid.pull_messages([message_id])) if message_id else []
+                replies = self._pulled(message_id, spare) if message_id else []
                 if replies:
                     while replies:
                         yield replies.pop(0)
@@ -69,3 +80,11 @@ class OrderedGrid(Grid):
                 if not message_id or (deadline is not None and time.monotonic() >= deadline):
                     break
                 time.sleep(POLL_SECONDS)
+
+    def _pulled(self, message_id: str, unreadable: Message) -> list[Message]:
+        """Return what has come; an error reply in the place of one that Flower cannot put together from its parts."""
+        try:
+            return list(self._grid.pull_messages([message_id]))
+        except UNREADABLE as error:
+            log(WARNING, "a reply could not be put together: %s", type(error).__name__)
+            return [unreadable]

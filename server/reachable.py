@@ -68,9 +68,7 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
 
 def _check(what: str, distance: float, bound: float) -> None:
     if distance > ROUNDING * bound:
-        raise ValueError(
-            f"{what} lies {distance:.3g} from the start, no chain of this plan gets farther than {bound:.3g} by then"
-        )
+        raise ValueError(f"{what} lies {distance:.3g} from the start, farther than any chain's {bound:.3g}")
 
 
 def _distance(state: Arrays, start: Arrays) -> float:

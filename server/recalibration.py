@@ -27,22 +27,22 @@ from fl_dpbayes.protocol.recalibration import (
     parameter_count,
 )
 from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.recalibration_section import recalibration_plan
+from server.exchange import Exchange, check_answer
 from server.fixed import Federation
 from server.isotonic_counts import checked_counts, counting_noise, counts_warning
-from server.messages import DROPPED, check_source, encoded, read_record, request_message
+from server.messages import DROPPED, encoded, read_reply
 from server.progress import EventLog
+from server.rejection import RejectedError, rejecting
 from server.roster import Member
-from server.run_record import RunRecord
+from server.run_record import NO_REPLY, RunRecord
 from server.site_weights import size_weights
 
 MESSAGE_TYPE = "train.recalibrate"
 # In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
 LARGEST_DEVIATION = 0.5
-Asked = tuple[Message, str, RecalibrateRequest]
 
 
 @dataclass(frozen=True)
@@ -103,33 +103,34 @@ def recalibrate_sites(
     counted: dict[str, NoisedTable] = {}
     statements: dict[str, PrivacyStatement] = {}
     members = tuple(member for member in federation.roster.training if member.has_node)
-    cards = {member.card.name: member.card for member in members}
     record.begin("recalibrate")
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]
         events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
-        asked = _requests(federation, plan, number, members, parameters, posterior, ledger_heads)
-        problems = dict.fromkeys(names, "no reply in time")
-        waiting = asked
-        for reply in grid.send_and_receive([message for message, _, _ in asked], timeout=timeout):
-            # Message ids exist only once the grid has pushed the requests.
-            wanted = reply.metadata.reply_to_message_id
-            found = next((item for item in waiting if item[0].metadata.message_id == wanted), None)
-            if found is None:
+        exchange = Exchange[RecalibrateRequest](federation, MESSAGE_TYPE, number)
+        asked = _requests(exchange, federation, plan, members, parameters, posterior, ledger_heads)
+        problems: dict[str, str] = {}
+        for reply in grid.send_and_receive(asked, timeout=timeout):
+            matched = exchange.match(reply)
+            if matched is None:
                 record.warn(f"recalibration: {DROPPED}")
                 continue
-            waiting = [item for item in waiting if item is not found]
-            message, name, request = found
+            member, request = matched
+            name = member.card.name
             try:
-                answer = _checked(reply, request, message.metadata.dst_node_id)
-                if counting:
-                    counted[name] = checked_counts(reply, answer, cards[name], noise_multiplier)
-            except ValueError as error:
-                problems[name] = str(error)
+                with rejecting():
+                    answer = _checked(reply, request, member)
+                    if counting and isinstance(answer, RecalibrateReply):
+                        counted[name] = checked_counts(reply, answer, member.card, noise_multiplier)
+            except RejectedError as error:
+                problems[name] = f"rejected: {error}"
                 continue
-            del problems[name]
+            if isinstance(answer, Refusal):
+                problems[name] = answer.describe()
+                continue
             own[name], statements[name] = np.array(answer.parameters or ()), answer.privacy
             ledger_heads[name] = answer.ledger_head
+        problems |= dict.fromkeys(exchange.unanswered(), NO_REPLY)
         for name, problem in problems.items():
             record.warn(f"{name} did not recalibrate: {problem}")
         members = tuple(member for member in members if member.card.name not in problems)
@@ -199,63 +200,50 @@ def _noise_warning(
 
 
 def _requests(
+    exchange: Exchange[RecalibrateRequest],
     federation: Federation,
     plan: AnyRecalibrationPlan,
-    number: int,
     members: tuple[Member, ...],
     parameters: npt.NDArray[np.float64],
     posterior: PosteriorSamples,
     ledger_heads: Mapping[str, str],
-) -> list[Asked]:
+) -> list[Message]:
     bundle = prefixed("posterior", posterior.arrays)
     bundle_digest = arrays_digest(bundle)
     arrays = encoded(bundle)
-    asked = []
-    for member in members:
-        request = RecalibrateRequest(
-            run=federation.run,
-            round=number,
-            task=member.card.task,
-            model=federation.scenario.model,
-            weights=tuple(map(float, posterior.weights)),
-            arrays=bundle_digest,
-            plan=plan,
-            first_step=(number - 1) * plan.steps_per_round,
-            steps=plan.steps_per_round,
-            start=tuple(map(float, parameters)) or None,
-            ledger_head=ledger_heads.get(member.card.name),
-        )
-        message = request_message(
-            request,
+    return [
+        exchange.request(
+            RecalibrateRequest(
+                run=federation.run,
+                round=exchange.round_number,
+                task=member.card.task,
+                model=federation.scenario.model,
+                weights=tuple(map(float, posterior.weights)),
+                arrays=bundle_digest,
+                plan=plan,
+                first_step=(exchange.round_number - 1) * plan.steps_per_round,
+                steps=plan.steps_per_round,
+                start=tuple(map(float, parameters)) or None,
+                ledger_head=ledger_heads.get(member.card.name),
+            ),
             arrays,
-            node_id=member.node_id,
-            message_type=MESSAGE_TYPE,
-            round_number=number,
-            time_to_live=federation.scenario.resources.round_timeout,
-            simulation_folder=federation.simulation_folder,
+            member,
         )
-        asked.append((message, member.card.name, request))
-    return asked
+        for member in members
+    ]
 
 
-def _checked(reply: Message, request: RecalibrateRequest, node_id: int) -> RecalibrateReply:
-    if reply.has_error():
-        raise ValueError(f"error code {reply.error.code}")
-    try:
-        check_source(reply, node_id)
-        answer = read_record(reply, RecalibrateReply)
-    except ValueError as error:
-        raise ValueError(f"rejected: {error}") from None
+def _checked(reply: Message, request: RecalibrateRequest, member: Member) -> RecalibrateReply | Refusal:
+    answer = read_reply(reply, RecalibrateReply, member.node_id)
     if isinstance(answer, Refusal):
-        raise ValueError(answer.describe())
-    if (answer.run, answer.round, answer.request) != (request.run, request.round, request_digest(request)):
-        raise ValueError("rejected: it answers another request")
+        return answer
+    check_answer(answer, request)
     if answer.first_step != request.first_step or answer.steps > request.steps:
-        raise ValueError("rejected: it ran other steps than it was asked to")
+        raise ValueError("it ran other steps than it was asked to")
     if (answer.status == "OK") != (answer.steps == request.steps):
-        raise ValueError(f"rejected: status {answer.status} does not fit {answer.steps} of {request.steps} steps")
+        raise ValueError(f"status {answer.status} does not fit {answer.steps} of {request.steps} steps")
     if len(answer.parameters or ()) != len(request.start or ()) or answer.privacy.delta != request.plan.delta:
-        raise ValueError("rejected: its parameters or its privacy statement do not fit the request")
+        raise ValueError("its parameters or its privacy statement do not fit the request")
     return answer
 
 

@@ -11,7 +11,8 @@ from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.task import Task
 from server.admission import Admission
-from server.messages import EXPIRED, check_source, read_record, request_message
+from server.messages import EXPIRED, read_reply, request_message
+from server.rejection import RejectedError, rejecting
 
 # Flower gives no node this id.
 NO_NODE = 0
@@ -177,8 +178,8 @@ def _cards(
             continue
         answered.add(node_id)
         try:
-            check_source(reply, node_id)
-            card = read_record(reply, Card)
+            with rejecting():
+                card = read_reply(reply, Card, node_id)
             if isinstance(card, Refusal):
                 raise ValueError(card.describe())
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
@@ -188,7 +189,7 @@ def _cards(
                     f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that trains "
                     f"needs {admission.least_units}, so that a batch holds one on average"
                 )
-        except ValueError as error:
+        except (RejectedError, ValueError) as error:
             left_out.append(f"a node did not join: {error}")
             continue
         members[card.name] = Member(node_id, card)

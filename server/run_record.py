@@ -236,6 +236,10 @@ class RunRecord:
         append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[privacy_rows:], PRIVACY_COLUMNS)
         append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
+    def last_round(self) -> dict[str, int | float]:
+        """Return the last training round's row of `rounds.csv`: replies by status, bytes, seconds, samples."""
+        return dict(self.round_rows[-1]) if self.round_rows else {}
+
     def temperature(self, site: str) -> tuple[float | None, list[float] | None]:
         """Return the run's mean temperature at a site, weighted by step size, and its range, where it has one."""
         parts = self._temperatures.get(site, []) if self._tempered else []

@@ -35,11 +35,12 @@ from server.evaluation import Evaluation
 from server.evaluation_stage import EvaluationStage, most_evaluated
 from server.exchange import Exchange
 from server.fixed import Federation
-from server.messages import DROPPED, EXPIRED, array_bytes, check_source, encoded, read_record
+from server.messages import DROPPED, EXPIRED, array_bytes, encoded, read_reply
 from server.participation import Participation
 from server.progress import EventLog
 from server.reachable import check_reachable
 from server.recalibration import Recalibration, recalibrate_sites
+from server.rejection import RejectedError, rejecting
 from server.roster import Member, with_newcomers
 from server.run_record import RunRecord, SiteOutcome
 from server.site_weights import weigh_sites
@@ -232,7 +233,8 @@ class PosteriorStrategy(Strategy):
         if good:
             self._state = self.next_state(server_round, self._state, good)
         self.save(server_round, self._state)
-        return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self._state.items()}), None
+        state = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self._state.items()})
+        return state, MetricRecord({**self.record.last_round()})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -266,10 +268,11 @@ class PosteriorStrategy(Strategy):
         return self._evaluation_stage.evaluation if self._evaluation_stage is not None else None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Collect every site's additive statistics."""
-        if self._evaluation_stage is not None:
-            self._evaluation_stage.collect(replies)
-        return None
+        """Collect every site's additive statistics; the metrics are those of the pooled roles."""
+        if self._evaluation_stage is None:
+            return None
+        self._evaluation_stage.collect(replies)
+        return MetricRecord({**self._evaluation_stage.evaluation.pooled_metrics()})
 
     def _weights(self) -> Mapping[str, float]:
         units = {member.card.name: member.card.units for member in self.federation.roster.training}
@@ -323,16 +326,18 @@ class PosteriorStrategy(Strategy):
             return SiteOutcome.silent(name), None
         if reply.has_error():
             return SiteOutcome.failed(name, f"error code {reply.error.code}"), None
+        start = self._start_of(name, request.round)
         try:
-            check_source(reply, member.node_id)
-            record = read_record(reply, TrainReply)
-            if isinstance(record, Refusal):
-                if record.code in FINAL_REFUSALS:
-                    self._participation.finish(name)
-                return SiteOutcome.refused(name, record), None
-            checked = check_train_reply(reply, record, request, member.card, self.federation.shapes)
-            check_reachable(checked, request, member.card.units, self._start_of(name, request.round))
-        except ValueError as error:
+            with rejecting():
+                record = read_reply(reply, TrainReply, member.node_id)
+                if not isinstance(record, Refusal):
+                    checked = check_train_reply(reply, record, request, member.card, self.federation.shapes)
+                    check_reachable(checked, request, member.card.units, start)
+        except RejectedError as error:
             return SiteOutcome.rejected(name, str(error)), None
+        if isinstance(record, Refusal):
+            if record.code in FINAL_REFUSALS:
+                self._participation.finish(name)
+            return SiteOutcome.refused(name, record), None
         self._ledger_heads[name] = record.ledger_head
         return SiteOutcome.answered(name, record, array_bytes(reply)), checked

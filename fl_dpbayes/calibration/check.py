@@ -237,4 +237,4 @@ def _edges() -> tuple[Floats, Floats]:
 
 def _require(holds: bool | np.bool_, complaint: str) -> None:
     if not holds:
-        raise ValueError(f"these sums cannot come from records: {complaint}")
+        raise ValueError(f"cannot come from records: {complaint}")

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fl_dpbayes.protocol.outside_text import OutsideText
 from fl_dpbayes.protocol.prevalence import SitePrevalence
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.task import Task
@@ -26,8 +27,8 @@ class Card(Record):
     role: Role
     task: Task
     units: Annotated[int, Field(ge=0, le=MAX_UNITS)]
-    unit: Annotated[str, Field(max_length=100)]
-    shift: Annotated[str, Field(max_length=100)] = ""
+    unit: OutsideText
+    shift: OutsideText = ""
     evaluation_release: EvaluationRelease
     prevalence: SitePrevalence | None = None
     seeded: bool

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
+from fl_dpbayes.protocol.outside_text import outside_text
 from fl_dpbayes.protocol.prevalence import TrainedPrevalence
 from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.protocol.record import Record
@@ -25,7 +26,7 @@ def group_text(text: str) -> str:
     Raises:
         ValueError: if it is empty, longer than MAX_GROUP_TEXT or not printable.
     """
-    if not 0 < len(text) <= MAX_GROUP_TEXT or not text.isprintable():
+    if not text or outside_text(text, MAX_GROUP_TEXT) != text:
         raise ValueError(f"a subgroup's name must be 1 to {MAX_GROUP_TEXT} printable characters")
     return text
 

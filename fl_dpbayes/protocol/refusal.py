@@ -1,10 +1,8 @@
 """Why a site does not do what it was asked: a fixed code, never the text of an exception."""
 
 from enum import StrEnum
-from typing import Annotated
 
-from pydantic import Field
-
+from fl_dpbayes.protocol.outside_text import OutsideText, outside_text
 from fl_dpbayes.protocol.record import Record
 
 
@@ -31,8 +29,8 @@ class Refusal(Record):
     """A refusal with the name of the request's field that caused it (empty: none)."""
 
     code: RefusalCode
-    field: Annotated[str, Field(max_length=200)] = ""
+    field: OutsideText = ""
 
     def describe(self) -> str:
-        """Say the code and the field in a few words."""
-        return f"{self.code.value} {self.field}".strip()
+        """Say the code and the field in a few words, which are safe to show."""
+        return outside_text(f"{self.code.value} {self.field}".strip())

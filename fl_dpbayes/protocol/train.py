@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from fl_dpbayes.protocol.outside_text import OutsideText
 from fl_dpbayes.protocol.plan import Adjacency, TrainingPlan
 from fl_dpbayes.protocol.precision import STORED, Precision
 from fl_dpbayes.protocol.record import Record
@@ -85,8 +86,8 @@ class PrivacyStatement(Record):
     steps]`.
     """
 
-    cohort: Annotated[str, Field(max_length=200)]
-    unit: Annotated[str, Field(max_length=100)]
+    cohort: OutsideText
+    unit: OutsideText
     units: PositiveInt
     adjacency: Adjacency
     delta: float

@@ -3,15 +3,23 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
+from fl_dpbayes.protocol.outside_text import outside_text
 from fl_dpbayes.protocol.record import Record
 
-MAX_HEADER_BYTES = 16 * 1024 * 1024
+# The largest honest headers list weights of 20,000 samples, or the noise of each of tens of thousands of steps.
+MAX_HEADER_BYTES = 4 * 2**20
+MAX_KEYS = 1000
+MAX_VALUES = 100_000
+# Of one key in an error.
+MOST_KEY = 40
+# More errors than this are counted, not described: describing them would cost more than reading them.
+MOST_ERRORS = 100
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -23,6 +31,8 @@ def write_header(record: Record) -> str:
 def read_header(kind: type[RecordT], text: object) -> RecordT:
     """Read and validate the JSON text of a message.
 
+    Its size, and the number of its keys and values, are bounded before it is parsed.
+
     Args:
         kind: the record that is expected.
         text: what the message holds; anything may come.
@@ -32,33 +42,44 @@ def read_header(kind: type[RecordT], text: object) -> RecordT:
 
     Raises:
         ValueError: if it is not text, too long, or not a valid record; the message names the first bad field and
-            never repeats what came.
+            never repeats what came, but for the name of an unknown key, cut short and printable.
     """
     if not isinstance(text, str):
         raise ValueError("the header is not text")
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(f"the header has {len(text)} characters, more than {MAX_HEADER_BYTES}")
+    # Each key is followed by a colon, and each value but the first of its list or table has a comma before it.
+    if text.count(":") > MAX_KEYS or text.count(",") > MAX_VALUES:
+        raise ValueError(f"the header holds more than {MAX_KEYS} keys or {MAX_VALUES} values")
     try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        field = ".".join(_keys(first["loc"], text))
-        raise ValueError(f"{field or kind.__name__}: {first['msg']}") from None
-
-
-def _keys(location: tuple[int | str, ...], text: str) -> list[str]:
-    """Leave out the parts of an error's location that are no keys of the header but names of a union's kinds."""
-    try:
-        value = json.loads(text)
-    # A header may be nested deeper than Python reads.
+        value = json.loads(text, object_pairs_hook=_table)
     except (ValueError, RecursionError):
-        return [str(part) for part in location]
+        raise ValueError("the header is not JSON, or nested too deep, or has a key twice") from None
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        if error.error_count() > MOST_ERRORS:
+            raise ValueError(f"{kind.__name__}: {error.error_count()} fields are not valid") from None
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        field = ".".join(_keys(first["loc"], value))
+        raise ValueError(f"{field or kind.__name__}: {outside_text(first['msg'])}") from None
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key comes twice")
+    return table
+
+
+def _keys(location: tuple[int | str, ...], value: Any) -> list[str]:
+    """Leave out the parts of an error's location that are no keys of the header but names of a union's kinds."""
     keys = []
     for part in location:
         is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
         is_key = is_index or (isinstance(value, dict) and part in value)
         if is_key or part == location[-1]:
-            keys.append(str(part))
+            keys.append(outside_text(str(part), MOST_KEY))
         if is_key:
             value = value[part]
     return keys

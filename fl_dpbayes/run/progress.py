@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 EVENTS_FILE = "events.jsonl"
 POLL_SECONDS = 0.2
@@ -106,7 +107,8 @@ class Display:
         """Return what the terminal shows now."""
         table = Table("site", "role", "state", "epsilon spent", box=None, padding=(0, 2), header_style="bold")
         for name, (role, state, spent) in self._sites.items():
-            table.add_row(name, role, state, spent)
+            # As plain text: a state may hold what a site sent, and square brackets are markup to rich.
+            table.add_row(*map(Text, (name, role, state, spent)))
         return Group(self._bar, table)
 
     def _set(self, name: str, state: str, spent: str | None = None) -> None:

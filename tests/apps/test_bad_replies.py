@@ -71,7 +71,7 @@ def huge_header(reply: Message, first: RecordDict) -> None:
 # What a hostile site does in the second round and later, one after the other, and what its rejection says.
 FAULTS = [
     (other_round, "another request"),
-    (other_model, "declares shape"),
+    (other_model, "declares a shape"),
     (renamed, "array names differ"),
     (with_arrays(lambda values: values.astype(np.float16)), "not float32"),
     (with_arrays(lambda values: values * np.float32(np.nan)), "not finite"),

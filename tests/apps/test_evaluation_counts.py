@@ -24,7 +24,7 @@ def exact(count: int):
 
 def test_exact_count_is_bounded_by_the_declared_units_and_their_error() -> None:
     check_counts(CARD, [exact(10_000)])
-    with pytest.raises(ValueError, match=r"counts 1e\+04 test records, which 8 declared units"):
+    with pytest.raises(ValueError, match=r"counts 1e\+04 test records; 8 units give at most"):
         check_counts(CARD, [exact(5), exact(10_001)])
 
 

@@ -1,0 +1,75 @@
+"""Arrays of a message to numbers: the bytes of the one array that is expected, or an error.
+
+What a message says of its arrays is compared and never followed: nothing is allocated before the size is known to be
+the expected one, and no general reader of the format is called.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.protocol.outside_text import outside_text
+
+STYPE = "numpy.ndarray"
+MAGIC = b"\x93NUMPY\x01\x00"
+# numpy pads its header with blanks to a multiple of 64 bytes, and leaves room for a first axis that grows.
+MOST_HEADER = 512
+
+
+class SentArray(Protocol):
+    """An array of a message, as Flower hands it over."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+def read_sent_arrays(
+    sent: Mapping[str, SentArray], layout: Mapping[str, tuple[tuple[int, ...], np.dtype]]
+) -> dict[str, npt.NDArray]:
+    """Read exactly the expected arrays.
+
+    Args:
+        sent: name -> array, of a message.
+        layout: name -> shape and type.
+
+    Returns:
+        Name -> array of its own memory, all values finite.
+
+    Raises:
+        ValueError: at the first difference, in words of this module but for a name, which is cut short.
+    """
+    if len(sent) > len(layout) or set(sent) != set(layout):
+        missing = next((repr(name) for name in layout if name not in sent), "none")
+        extra = next((repr(outside_text(name, 24)) for name in sent if name not in layout), "none")
+        raise ValueError(f"array names differ: missing {missing}, unexpected {extra}")
+    return {name: _read(name, sent[name], shape, dtype) for name, (shape, dtype) in layout.items()}
+
+
+def _read(name: str, sent: SentArray, shape: tuple[int, ...], dtype: np.dtype) -> npt.NDArray:
+    if sent.stype != STYPE:
+        raise ValueError(f"array {name!r} is not stored as {STYPE}")
+    if tuple(sent.shape) != tuple(shape):
+        raise ValueError(f"array {name!r} declares a shape other than {tuple(shape)}")
+    if sent.dtype != dtype.name:
+        raise ValueError(f"array {name!r} declares another type, not {dtype}")
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    start = len(sent.data) - size
+    if not len(MAGIC) + 2 < start <= MOST_HEADER:
+        raise ValueError(f"array {name!r} does not have the {size} bytes of its shape")
+    length = start - len(MAGIC) - 2
+    header = sent.data[len(MAGIC) + 2 : start]
+    if sent.data[: len(MAGIC) + 2] != MAGIC + length.to_bytes(2, "little") or header.rstrip() != _header(shape, dtype):
+        raise ValueError(f"the data of array {name!r} are not {dtype} of shape {tuple(shape)}")
+    array = np.frombuffer(sent.data, dtype, offset=start).reshape(shape).copy()
+    if not np.isfinite(array).all():
+        raise ValueError(f"array {name!r} has a value that is not finite")
+    return array
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    lengths = tuple(int(length) for length in shape)
+    return f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {lengths}, }}".encode()
