@@ -194,7 +194,7 @@ def _noise_warning(
         return ""
     return (
         f"recalibration is mostly noise: at {name}, with {statements[name].units} units, privacy alone moves its "
-        f"parameters by {deviations[name]:.1f} (a standard deviation; {LARGEST_DEVIATION} is already much): do not use "
+        f"parameters by {deviations[name]:.3g} (a standard deviation; {LARGEST_DEVIATION} is already much): do not use "
         "its map; raise recalibration.fraction or epsilon, or lower its step_size or clip_norm"
     )
 

@@ -1,0 +1,615 @@
+"""Real replies of every type, changed at random: whatever one site sends, the others' result is what it would be.
+
+`FL_DPBAYES_FUZZ=5000` changes as many replies of each stage instead of a few; with `-s` the counts are printed.
+"""
+
+import copy
+import json
+import os
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import parameter_shapes
+from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.run.inline_engine import task_identity
+from fl_dpbayes.run.inline_grid import InlineGrid
+from fl_dpbayes.scenario import load_scenario
+from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
+from server.admission import admission_rules
+from server.evaluation_stage import EvaluationStage
+from server.federation import STRATEGIES
+from server.fixed import Federation
+from server.independent_chains import IndependentChainsStrategy
+from server.progress import EventLog
+from server.recalibration import recalibrate_sites
+from server.roster import call_roster
+from server.run_record import RunRecord
+
+# Every test here asks real sites first.
+pytestmark = pytest.mark.slow
+
+EXAMPLES = int(os.environ.get("FL_DPBAYES_FUZZ", "45"))
+FUZZ = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize="FL_DPBAYES_FUZZ" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+)
+HOSTILE = "south"
+MOST_SECONDS, MOST_BYTES = 1.0, 64 * 2**20
+COMMON = [
+    "training={rounds=1, steps_per_round=4, burn_in=0, thinning=2}",
+    "privacy.coupling=constant",
+    "privacy.temperature=",
+    "simulation.insecure_seed=5",
+    "sites={north={role='train'}, south={role='train'}, east={role='train'}, held-out={role='held_out', records=60}}",
+    "partition={kind='iid'}",
+]
+SCENARIOS = {
+    "exact": ["aggregation.rule=fald", "recalibration={fraction=0.2, steps=2}"],
+    "noised": [
+        "aggregation.rule=mixture",
+        "transport.precision=int8",
+        "recalibration={fraction=0.2, method='isotonic'}",
+        "evaluation={release='noised', noise_multiplier=2.0}",
+    ],
+}
+counts: Counter[tuple[str, str, str]] = Counter()
+
+
+class Events(EventLog):
+    """Keeps what is written, too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.kept: list[dict[str, Any]] = []
+
+    def write(self, event: str, **details: Any) -> None:
+        super().write(event, **details)
+        self.kept.append({"event": event, **details})
+
+
+class Answering:
+    """A grid that answers what it is sent with given replies."""
+
+    def __init__(self, answer: Callable[[list[Message]], list[Message]]) -> None:
+        self.answer = answer
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.answer(numbered(messages))
+
+
+def numbered(messages) -> list[Message]:
+    messages = list(messages)
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = f"request-{number}"
+    return messages
+
+
+def copied(content: RecordDict) -> RecordDict:
+    config = ConfigRecord(dict(content["config"]))
+    if "arrays" not in content:
+        return RecordDict({"config": config})
+    arrays = {name: copy.copy(array) for name, array in content["arrays"].items()}
+    return RecordDict({"config": config, "arrays": ArrayRecord(arrays)})
+
+
+@dataclass
+class Stage:
+    """What each site answered in a stage, and how the server takes up any replies to the same requests.
+
+    `take(answer, folder)` returns what others see of it, comparable, and what is said of the hostile site: '' if its
+    reply was used.
+    """
+
+    name: str
+    honest: dict[str, RecordDict]
+    take: Callable[[Callable[[list[Message]], list[Message]], Path], tuple[Any, str]]
+    folder: Path
+    sites: dict[int, str]
+    further: list[RecordDict] = field(default_factory=list)
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        self.with_all, said = self.result(lambda request: [self.honest_reply(request)])
+        assert said == ""
+        self.without, said = self.result(
+            lambda request: [] if self.site(request) == HOSTILE else [self.honest_reply(request)]
+        )
+        assert said
+
+    def site(self, request: Message) -> str:
+        return self.sites[request.metadata.dst_node_id]
+
+    def honest_reply(self, request: Message) -> Message:
+        return Message(copied(self.honest[self.site(request)]), reply_to=request)
+
+    def result(self, answer: Callable[[Message], list[Message]]) -> tuple[Any, str]:
+        self.runs += 1
+        folder = self.folder / f"{self.name}-{self.runs}"
+        folder.mkdir()
+        taken = self.take(lambda requests: [reply for request in requests for reply in answer(request)], folder)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        folder.rmdir()
+        return taken
+
+
+class Sites:
+    """A scenario's sites, asked once for everything."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        from clients.app import app
+
+        self.scenario = load_scenario("quickstart", [*COMMON, *SCENARIOS[name]])
+        prepare_simulation(self.scenario, plan_sites(self.scenario, None), folder)
+        self.grid = InlineGrid(app, len(self.scenario.sites))
+        self.folder = folder
+        self.names = {number + 1: site for number, site in enumerate(self.scenario.sites)}
+        self.rules = admission_rules(self.scenario, str(folder / SITES_FOLDER))
+        self.stages: dict[str, Stage] = {}
+        self.ask()
+
+    def federation(self, folder: Path) -> Federation:
+        return replace(self.fixed, run_folder=folder)
+
+    def asked(self, messages) -> dict[str, RecordDict]:
+        messages = list(messages)
+        replies = [*self.grid.pull_messages(self.grid.push_messages(messages))]
+        assert not [reply for reply in replies if reply.has_error() or "refusal" in reply.content["config"]]
+        return {self.names[reply.metadata.src_node_id]: reply.content for reply in replies}
+
+    def ask(self) -> None:
+        cards: dict[str, RecordDict] = {}
+
+        def asked(messages: list[Message]) -> list[Message]:
+            cards.update(self.asked(messages))
+            return [Message(copied(cards[self.names[m.metadata.dst_node_id]]), reply_to=m) for m in messages]
+
+        roster = call_roster(Answering(asked), list(self.names), list(self.scenario.sites), self.rules)
+        module = build_model(self.scenario.model, roster.task, self.scenario.seed)
+        self.fixed = Federation(
+            self.scenario, run_identifier(self.scenario), roster, 3, parameter_shapes(module), self.folder, "sites"
+        )
+        self.fixed = replace(self.fixed, simulation_folder=str(self.folder / SITES_FOLDER))
+        strategy, requests = self.train_requests(self.folder)
+        trained = self.asked(requests)
+        strategy.aggregate_train(1, [Message(copied(trained[self.site(m)]), reply_to=m) for m in requests])
+        self.posterior, self.last = strategy.posterior(), strategy.last()
+        self.posterior = self.posterior.thinned(100)
+        self.last = self.last.thinned(100)
+        recalibrated: dict[str, RecordDict] = {}
+
+        def recalibrate(messages: list[Message]) -> list[Message]:
+            recalibrated.update(self.asked(messages))
+            return [Message(copied(recalibrated[self.site(m)]), reply_to=m) for m in messages]
+
+        self.maps = self.recalibrated(recalibrate, self.folder)[0]
+        evaluated = self.asked(self.evaluation_requests(self.folder)[1])
+        self.replies = {"card": cards, "train": trained, "recalibrate": recalibrated, "evaluate": evaluated}
+
+    def site(self, message: Message) -> str:
+        return self.names[message.metadata.dst_node_id]
+
+    def stage(self, name: str) -> Stage:
+        take = {"card": self.card, "train": self.train, "recalibrate": self.recalibrate, "evaluate": self.evaluate}
+        if name not in self.stages:
+            others = [content for stage, of_site in self.replies.items() for site, content in of_site.items()
+                      if (stage, site) != (name, HOSTILE)]  # fmt: skip
+            self.stages[name] = Stage(name, self.replies[name], take[name], self.folder, self.names, others)
+        return self.stages[name]
+
+    def card(self, answer, folder: Path):
+        def asked(messages: list[Message]) -> list[Message]:
+            return answer(numbered(messages))
+
+        roster = call_roster(Answering(asked), list(self.names), list(self.scenario.sites), self.rules)
+        said = "" if HOSTILE in {member.card.name for member in roster.members} else "left out"
+        for sentence in roster.left_out:
+            assert sentence.isprintable()
+            assert len(sentence) < 250
+            said = sentence.removeprefix("a node did not join: ")
+        return [member for member in roster.members if member.card.name in self.scenario.sites], said
+
+    def train_requests(self, folder: Path):
+        federation = self.federation(folder)
+        kind = STRATEGIES.get(self.scenario.aggregation.rule, IndependentChainsStrategy)
+        strategy = kind(federation, RunRecord(folder), Events(folder))
+        start = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
+        return strategy, numbered(strategy.configure_train(1, start, ConfigRecord(), self.grid))
+
+    def train(self, answer, folder: Path):
+        strategy, requests = self.train_requests(folder)
+        strategy.aggregate_train(1, answer(requests))
+        outcome = strategy.record.outcomes[HOSTILE][-1]
+        posterior = folder / "posterior.safetensors"
+        save_posterior(
+            posterior, strategy.posterior(), model=self.scenario.model, task=self.fixed.roster.task,
+            scenario_hash="0" * 64,
+        )  # fmt: skip
+        for path in (folder / "checkpoint.safetensors", folder / "events.jsonl", folder / "privacy.csv"):
+            assert path.stat().st_size < 2**17
+        assert all(text.isprintable() and len(text) < 250 for text in strategy.record.warnings)
+        return posterior.read_bytes(), "" if outcome.usable else outcome.detail
+
+    def recalibrated(self, answer, folder: Path):
+        record = RunRecord(folder)
+        found = recalibrate_sites(
+            Answering(lambda messages: answer(messages)), self.federation(folder), self.posterior, {}, record,
+            Events(folder),
+        )  # fmt: skip
+        said = [text for text in record.warnings if text.startswith(f"{HOSTILE} did not recalibrate: ")]
+        assert all(text.isprintable() and len(text) < 350 for text in record.warnings)
+        return found, said[0].split(": ", 1)[1] if said else ""
+
+    def recalibrate(self, answer, folder: Path):
+        found, said = self.recalibrated(answer, folder)
+        return (found.average, dict(found.own), dict(found.statements)), said
+
+    def evaluation_requests(self, folder: Path):
+        record, events = RunRecord(folder), Events(folder)
+        stage = EvaluationStage(self.federation(folder), 1, self.maps, {}, record, events)
+        requests = numbered(stage.requests({"last": self.last, "posterior": self.posterior}))
+        return (stage, record, events), requests
+
+    def evaluate(self, answer, folder: Path):
+        (stage, record, events), requests = self.evaluation_requests(folder)
+        stage.collect(answer(requests))
+        said = [event["problem"] for event in events.kept if event.get("site") == HOSTILE]
+        assert all(text.isprintable() and len(text) < 350 for text in record.warnings)
+        parts = {(part.card.name, part.predictor): sums_of(part.statistics) for part in stage.evaluation.parts}
+        return parts, said[0] if said else "no reply"
+
+
+def sums_of(statistics) -> bytes:
+    if isinstance(statistics, CalibrationStatistics):
+        return b"".join(array.tobytes() for array in to_arrays(statistics).values())
+    return statistics.sums.tobytes() + repr(statistics.noise_std).encode()
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    with task_identity():
+        made: dict[str, Sites] = {}
+
+        def of(name: str) -> Sites:
+            if name not in made:
+                made[name] = Sites(tmp_path_factory.mktemp(name), name)
+            return made[name]
+
+        yield of
+    width = max((len(kind) for _, kind, _ in counts), default=0)
+    for (stage, kind, outcome), count in sorted(counts.items()):
+        print(f"{stage:22} {kind:{width}} {outcome:10} {count}")
+    print(f"{sum(counts.values())} changed replies")
+
+
+# What changes a reply. Each gets the request, the honest content and all other contents, and draws the rest.
+
+WORDS = st.sampled_from(
+    ["\x1b]0;mine\x07", "\x1b[2J", "\u202egnp", "\x00", "\ud800", "[/]", "[red]", "<script>", "../../x", "a" * 300, "",
+     "\r\n", "=1+1", "é" * 90, "x" * 100_000]
+)  # fmt: skip
+VALUES = st.one_of(
+    st.none(), st.booleans(), WORDS, st.integers(-(2**70), 2**70), st.floats(),
+    st.sampled_from([0, -1, 1, 1e308, -1e308, 1e-320, 10**400, float("nan"), float("inf"), [], {}, [[]], [1, "a"]]),
+    st.lists(st.integers(-9, 9), max_size=5),
+)  # fmt: skip
+LENGTHS = st.sampled_from([0, 1, 2, 3, 50, 1500, 30_000, 600_000])
+NUMBERS = st.sampled_from([2, 40, 900, 20_000, 400_000])
+
+
+def paths_of(value: Any, path: tuple = ()) -> list[tuple]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [path, *(found for key, part in inside for found in paths_of(part, (*path, key)))]
+
+
+def placed(record: Any, path: tuple, change: Callable[[Any], Any]) -> Any:
+    if not path:
+        return change(record)
+    record[path[0]] = placed(record[path[0]], path[1:], change)
+    return record
+
+
+def text_of(record: Any) -> str:
+    return json.dumps(record)
+
+
+def record_value(draw, record):
+    path = draw(st.sampled_from(paths_of(record)))
+    value = draw(VALUES)
+    return text_of(placed(record, path, lambda _: value))
+
+
+def record_number(draw, record):
+    numbers = [path for path in paths_of(record) if isinstance(value_at(record, path), int | float)]
+    factor = draw(st.sampled_from([-1, 0, 0.5, 1 + 1e-6, 2, 1000, 1e12, 1e300]))
+    return text_of(placed(record, draw(st.sampled_from(numbers)), lambda value: type(value)(value * factor)))
+
+
+def value_at(record, path):
+    for key in path:
+        record = record[key]
+    return record
+
+
+def record_keys(draw, record):
+    tables = [path for path in paths_of(record) if isinstance(value_at(record, path), dict)]
+
+    def change(table):
+        key = draw(st.sampled_from(sorted(table)))
+        match draw(st.sampled_from(["drop", "rename", "add", "many"])):
+            case "drop":
+                del table[key]
+            case "rename":
+                table[draw(WORDS)] = table.pop(key)
+            case "add":
+                table[draw(WORDS)] = draw(VALUES)
+            case "many":
+                table |= {f"key {number}": number for number in range(draw(NUMBERS))}
+        return table
+
+    return text_of(placed(record, draw(st.sampled_from(tables)), change))
+
+
+def record_nesting(draw, record):
+    path, depth = draw(st.sampled_from(paths_of(record))), draw(st.sampled_from([1, 2, 30, 300, 900, 100_000]))
+    opening, closing = draw(st.sampled_from([("[", "]"), ('{"a":', "}")]))
+    marked = placed(record, path, lambda value: "here")
+    return text_of(marked).replace('"here"', opening * depth + "1" + closing * depth)
+
+
+def record_length(draw, record):
+    lists = [path for path in paths_of(record) if isinstance(value_at(record, path), list | str)]
+    times = draw(LENGTHS)
+    return text_of(placed(record, draw(st.sampled_from(lists)), lambda value: value * times))
+
+
+def record_text(draw, record):
+    text = text_of(record)
+    place = draw(st.integers(0, len(text) - 1))
+    changes = [
+        text[:place], text[:place] + draw(WORDS) + text[place:], text + text, text.encode(), [text], 1, 0.5, True,
+        text + " " * 5_000_000, "\ufeff" + text, text.replace('"', "'"), text[:-1] + ',"run":"0"}', "", "null",
+    ]  # fmt: skip
+    return draw(st.sampled_from(changes))
+
+
+RECORDS = {
+    "record: a value": record_value,
+    "record: a number": record_number,
+    "record: keys": record_keys,
+    "record: nesting": record_nesting,
+    "record: length": record_length,
+    "record: text": record_text,
+}
+
+
+def changed_array(array: Array, **changes: Any) -> Array:
+    parts = {"dtype": array.dtype, "shape": array.shape, "stype": array.stype, "data": array.data} | changes
+    return Array(**parts)
+
+
+def array_stype(draw, array):
+    return changed_array(array, stype=draw(st.one_of(st.sampled_from(["pickle", "torch.Tensor", ""]), WORDS)))
+
+
+def array_dtype(draw, array):
+    dtypes = st.sampled_from(["object", "float16", "float64", ">f4", "S1000000000", "<f4,<f4"])
+    return changed_array(array, dtype=draw(st.one_of(dtypes, WORDS)))
+
+
+def array_shape(draw, array):
+    shapes = st.sampled_from([(), (0,), (-1,), (10**12,), (10**400,), (1,) * 65, (1,) * 100_000, array.shape[::-1]])
+    return changed_array(array, shape=draw(st.one_of(shapes, st.tuples(st.integers(-5, 5), st.integers(-5, 5)))))
+
+
+HEADERS = [
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }",
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+    "{'descr': [('a', '<f4', (99999999,))], 'fortran_order': False, 'shape': (9,), }",
+    "{'descr': '<f4', 'fortran_order': True, 'shape': (10, 64), }",
+    "__import__('os').abort()",
+    "[" * 5000,
+    "x" * 60_000,
+    "",
+]
+
+
+def array_header(draw, array):
+    start = array.data.index(b"\n") + 1
+    header = draw(st.sampled_from(HEADERS))
+    text = header.encode() + b"\n"
+    whole = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + array.data[start:]
+    flipped = bytearray(array.data)
+    for place in draw(st.lists(st.integers(0, start - 1), min_size=1, max_size=3)):
+        flipped[place] = draw(st.integers(0, 255))
+    return changed_array(array, data=draw(st.sampled_from([whole, bytes(flipped)])))
+
+
+def array_size(draw, array):
+    data, place = array.data, draw(st.integers(0, len(array.data) - 1))
+    changes = [b"", data[:place], data + data, data + b"\0", b"PK\x03\x04" + data, b"\x80\x04." + data, b"\0" * 2**22]
+    return changed_array(array, data=draw(st.sampled_from(changes)))
+
+
+def array_content(draw, array):
+    values = array.numpy()
+    factor = draw(st.sampled_from([np.nan, np.inf, -1.0, 0.0, 1 + 1e-4, 2.0, 1e3, 1e30, 1e308]))
+    entry = draw(st.integers(0, max(values.size - 1, 0)))
+    spoilt = values.copy()
+    with np.errstate(all="ignore"):
+        if draw(st.booleans()):
+            spoilt = (values * factor).astype(values.dtype)
+        elif values.size:
+            spoilt.flat[entry] = np.asarray(factor).astype(values.dtype)
+    return Array(np.ascontiguousarray(spoilt))
+
+
+ARRAYS = {
+    "array: stype": array_stype,
+    "array: dtype": array_dtype,
+    "array: shape": array_shape,
+    "array: header": array_header,
+    "array: size": array_size,
+    "array: content": array_content,
+}
+
+
+def names_changed(draw, arrays: ArrayRecord) -> ArrayRecord:
+    name = draw(st.sampled_from(sorted(arrays)))
+    match draw(st.sampled_from(["drop", "rename", "add", "many"])):
+        case "drop":
+            del arrays[name]
+        case "rename":
+            arrays[draw(WORDS)] = arrays.pop(name)
+        case "add":
+            arrays[draw(WORDS)] = arrays[name]
+        case "many":
+            for number in range(draw(st.sampled_from([2, 500, 20_000]))):
+                arrays[f"array {number}"] = arrays[name]
+    return arrays
+
+
+CODES = ["BAD_REQUEST", "POLICY_DENIED", "INTERNAL", "DIVERGED", "", "\x1b[2J", "A" * 10_000_000]
+CONTENTS = {"content: parts", "refusal", "replay"}
+MESSAGES = {"error", "another node", "duplicate", "nothing"}
+KINDS = [*RECORDS, *ARRAYS, "array: names", *sorted(CONTENTS), *sorted(MESSAGES)]
+
+
+def spoil(draw, kind: str, stage: Stage, request: Message) -> list[Message]:
+    """Change the hostile site's reply in one way."""
+    honest = stage.honest_reply(request)
+    content = honest.content
+    if kind == "error":
+        return [Message(Error(draw(st.sampled_from([0, 2, 7, 3, 4, -1, 2**31])), draw(WORDS)), reply_to=request)]
+    if kind == "another node":
+        honest.metadata.__dict__["_src_node_id"] = draw(st.sampled_from([0, 1, 99, 2**63]))
+        return [honest]
+    if kind == "duplicate":
+        second = spoil(draw, draw(st.sampled_from([*RECORDS, "refusal", "error"])), stage, request)
+        return [honest, *second] if draw(st.booleans()) else [honest, stage.honest_reply(request)]
+    if kind == "nothing":
+        return []
+    if kind == "replay":
+        content = copied(draw(st.sampled_from(stage.further)))
+    elif kind == "refusal":
+        refusal = {"code": draw(st.sampled_from(CODES)), "field": draw(WORDS)}
+        given = [text_of(refusal), text_of(refusal | {"more": 1}), text_of({}), "{", 5, b"\xff", text_of(refusal) * 2]
+        content["config"]["refusal"] = draw(st.sampled_from(given))
+    elif kind == "content: parts":
+        for name in draw(st.lists(st.sampled_from(sorted(content)), min_size=1, max_size=2, unique=True)):
+            del content[name]
+        if draw(st.booleans()):
+            content[draw(WORDS)] = ConfigRecord({"record": "x"})
+    elif kind in RECORDS:
+        content["config"]["record"] = RECORDS[kind](draw, json.loads(content["config"]["record"]))
+    elif "arrays" in content:
+        if kind == "array: names":
+            content["arrays"] = names_changed(draw, content["arrays"])
+        else:
+            name = draw(st.sampled_from(sorted(content["arrays"])))
+            content["arrays"][name] = ARRAYS[kind](draw, content["arrays"][name])
+    return [Message(content, reply_to=request)]
+
+
+def size_of(replies: list[Message]) -> int:
+    size = 0
+    for reply in replies:
+        if reply.has_error():
+            continue
+        for arrays in reply.content.array_records.values():
+            size += sum(len(array.data) + 8 * len(array.shape) + len(name) for name, array in arrays.items())
+        for config in reply.content.config_records.values():
+            size += sum(len(value) if isinstance(value, str | bytes) else 64 for value in config.values())
+    return size
+
+
+def check_one(data, stage: Stage, scenario: str) -> None:
+    kind, sent, measured = data.draw(st.sampled_from(KINDS)), [], {}
+
+    def answer(request: Message) -> list[Message]:
+        if stage.site(request) != HOSTILE:
+            return [stage.honest_reply(request)]
+        sent[:] = spoil(data.draw, kind, stage, request)
+        measured["size"] = size_of(sent)
+        tracemalloc.reset_peak()
+        measured["before"], _ = tracemalloc.get_traced_memory()
+        measured["started"] = time.process_time()
+        return sent
+
+    tracemalloc.start()
+    result, said = stage.result(answer)
+    seconds = time.process_time() - measured["started"]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert seconds < MOST_SECONDS
+    assert peak - measured["before"] < measured["size"] + MOST_BYTES
+    reason = said.removeprefix("rejected: ")
+    assert reason.isprintable()
+    assert len(reason) <= 80
+    if said:
+        assert result == stage.without
+        outcome = "rejected"
+    elif result == stage.with_all:
+        outcome = "as honest"
+    else:
+        outcome = "in bounds"
+        check_others(stage.name, result, stage.with_all)
+    counts[f"{stage.name}, {scenario}", kind, outcome] += 1
+
+
+def check_others(stage: str, result: Any, with_all: Any) -> None:
+    """What is used of the hostile site lies within the bounds of its stage and leaves the others' part as it was."""
+    if stage == "card":
+        others = [[member for member in members if member.card.name != HOSTILE] for members in (result, with_all)]
+        assert others[0] == others[1]
+    elif stage == "evaluate":
+        assert {key: sums for key, sums in result.items() if key[0] != HOSTILE} == {
+            key: sums for key, sums in with_all.items() if key[0] != HOSTILE
+        }
+    elif stage == "recalibrate":
+        average, own, _ = result
+        assert np.isfinite(average.parameters).all()
+        assert {site: found for site, found in own.items() if site != HOSTILE} == {
+            site: found for site, found in with_all[1].items() if site != HOSTILE
+        }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("name", ["train", "recalibrate", "evaluate"])
+def test_no_changed_reply_moves_more_than_its_bounds_or_ends_a_round(sites, name: str, scenario: str) -> None:
+    stage = sites(scenario).stage(name)
+
+    @FUZZ
+    @given(st.data())
+    def fuzz(data) -> None:
+        check_one(data, stage, scenario)
+
+    fuzz()
+
+
+def test_no_changed_card_ends_the_roll_call(sites) -> None:
+    stage = sites("exact").stage("card")
+
+    @FUZZ
+    @given(st.data())
+    def fuzz(data) -> None:
+        check_one(data, stage, "exact")
+
+    fuzz()
