@@ -241,8 +241,10 @@ class Sites:
             posterior, strategy.posterior(), model=self.scenario.model, task=self.fixed.roster.task,
             scenario_hash="0" * 64,
         )  # fmt: skip
-        for path in (folder / "checkpoint.safetensors", folder / "events.jsonl", folder / "privacy.csv"):
+        for path in (folder / "events.jsonl", folder / "privacy.csv"):
             assert path.stat().st_size < 2**17
+        # A site may have spent much before this run, and its history is as long as a header may be.
+        assert (folder / "checkpoint.safetensors").stat().st_size < 2**22
         assert all(text.isprintable() and len(text) < 250 for text in strategy.record.warnings)
         return posterior.read_bytes(), "" if outcome.usable else outcome.detail
 
