@@ -9,6 +9,8 @@ FINE_BINS = 960  # divisible by 10, 12, 15, 16, 20, 24, 30 and 32
 REPORT_BINS = 15
 COUNT, CONFIDENCE, OUTCOME, CONFIDENCE_SQUARED, CONFIDENCE_OUTCOME = range(5)
 COLUMNS = 5
+# A sum of up to 2^23 multiples of 2^-30 in [0, 1] is exact in float64.
+GRID = 2.0**30
 
 
 def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
@@ -24,6 +26,20 @@ def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
         Indices k in [0, M - 1], of the shape of `confidence`.
     """
     return np.minimum(np.floor(np.asarray(confidence, np.float64) * bins).astype(np.int64), bins - 1)
+
+
+def on_grid(probabilities: Floats) -> Floats:
+    """Round probabilities to multiples of 2^-30, so that their sums over records are exact.
+
+    A released sum then moves by what a record adds, and by no rounding of the sum.
+
+    Args:
+        probabilities: any shape, each in [0, 1].
+
+    Returns:
+        The same shape, each in [0, 1], at most 5e-10 away.
+    """
+    return np.round(probabilities * GRID) / GRID
 
 
 def coarsen(table: Floats, bins: int) -> Floats:
