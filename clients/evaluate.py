@@ -1,6 +1,7 @@
 """A site's answer to an evaluation request."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from clients.noised_release import release_noised
 from clients.predictor_arrays import read_predictors
 from clients.refused import RefusedError
 from clients.subgroups import count_predictions, measured_groups
+from fl_dpbayes.calibration.bins import on_grid
+from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
@@ -75,6 +78,8 @@ def _measure(
     site_file: SiteFile, part: Part, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
 ) -> dict[str, CalibrationStatistics]:
     module = build_model(request.model, request.task, seed=0)
+    # Sums that get noise are exact: a record then moves them by what it adds, and by no rounding.
+    summed = on_grid if site_file.policy.evaluation_release == "noised" else np.asarray
     measured: dict[str, CalibrationStatistics] = {}
     for predictor, weights in request.predictors.items():
         prediction = predict(
@@ -88,17 +93,17 @@ def _measure(
             predictor,
             part,
             groups,
-            prediction.probabilities,
+            summed(prediction.probabilities),
             epistemic=prediction.epistemic,
             aleatoric=prediction.aleatoric,
             total=prediction.total,
         )
         if predictor == "posterior" and request.recalibration is not None:
-            mapped = recalibrate(prediction.probabilities, request.recalibration)
-            measured |= count_predictions(RECALIBRATED, part, groups, mapped)
+            mapped = in_fixed_pieces(partial(recalibrate, mapping=request.recalibration), prediction.probabilities)
+            measured |= count_predictions(RECALIBRATED, part, groups, summed(mapped))
         if predictor == "posterior" and request.trained_prevalence is not None:
             corrected = _prior_corrected(site_file, prediction.probabilities, request.trained_prevalence)
-            measured |= count_predictions(PRIOR_CORRECTED, part, groups, corrected)
+            measured |= count_predictions(PRIOR_CORRECTED, part, groups, summed(corrected))
     return measured
 
 
@@ -107,4 +112,4 @@ def _prior_corrected(
 ) -> npt.NDArray[np.float64]:
     declared = site_file.prevalence
     target = declared if isinstance(declared, tuple) else estimated_prevalence(probabilities, trained)
-    return with_prevalence(probabilities, trained, target)
+    return in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), probabilities)

@@ -20,6 +20,8 @@ CELL_GROWTH = 1.01  # cells are as wide as 1 % of their log odds, so a temperatu
 LARGEST_LOG_ODDS = 700.0  # float64 holds no probability below exp(-708) at full precision
 COUNT, CONFIDENCE, OUTCOME, CONFIDENCE_SQUARED, CONFIDENCE_OUTCOME = range(5)
 COLUMNS = 5
+# A sum of up to 2^23 multiples of 2^-30 in [0, 1] is exact in float64.
+GRID = 2.0**30
 
 
 def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
@@ -76,6 +78,20 @@ def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np
     from_above = CELLS - 1 - np.searchsorted(END_EDGES, rest, side="right")
     cell = np.where(fine < FINE_BINS // 2, from_below, from_above)
     return np.clip(cell, FIRST_CELL[fine], FIRST_CELL[fine + 1] - 1)
+
+
+def on_grid(probabilities: Floats) -> Floats:
+    """Round probabilities to multiples of 2^-30, so that their sums over records are exact.
+
+    A released sum then moves by what a record adds, and by no rounding of the sum.
+
+    Args:
+        probabilities: any shape, each in [0, 1].
+
+    Returns:
+        The same shape, each in [0, 1], at most 5e-10 away.
+    """
+    return np.round(probabilities * GRID) / GRID
 
 
 def coarsen(table: Floats, bins: int) -> Floats:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.isotonic import isotonic_regression
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats, bin_index
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats, bin_index, on_grid
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, RecalibrationMap
 
@@ -40,7 +40,9 @@ def count_bins(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     # Rounding may put a probability above 1, and the sensitivity holds up to 1.
     mapped = np.clip(mapped, 0.0, 1.0)
     table = np.zeros((ISOTONIC_BINS, SENT_COLUMNS))
-    np.add.at(table, bin_index(mapped, ISOTONIC_BINS), np.column_stack([np.ones_like(mapped), mapped, outcome]))
+    np.add.at(
+        table, bin_index(mapped, ISOTONIC_BINS), np.column_stack([np.ones_like(mapped), on_grid(mapped), outcome])
+    )
     return table
 
 

@@ -11,13 +11,19 @@ quarter of what a twice overconfident model could gain is lost, at 2 a twentieth
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
 from fl_dpbayes.calibration.recalibration import Floats, log_probabilities, record_gradients
 from fl_dpbayes.privacy.events import GaussianEvent, History
 from fl_dpbayes.protocol.recalibration import PARAMETER_BOUND, RecalibrationPlan
+
+# More than the rounding of a norm over a few thousand parameters.
+NORM_ROUNDING = 1e-12
+LARGEST_ETA = 1e-3
 
 
 @dataclass(frozen=True)
@@ -64,20 +70,43 @@ def private_fit(
         Parameters after the last step, each within +-PARAMETER_BOUND, and the history of this stretch.
 
     Raises:
-        ValueError: if the stretch leaves the plan, or the noise multiplier is negative.
+        ValueError: if the stretch leaves the plan, the noise multiplier is negative, or there are so many units that
+            rounding could move a sum by more than 0.001 of the clip norm.
     """
     if first_step < 0 or steps < 1 or first_step + steps > plan.steps:
         raise ValueError(f"steps {first_step} + {steps} must lie within the plan's {plan.steps} steps")
-    logs = log_probabilities(probabilities)
+    logs = in_fixed_pieces(log_probabilities, probabilities)
+    bound = plan.clip_norm * (1 - NORM_ROUNDING) / (1 + rounding_eta(units))
     parameters = np.asarray(start, np.float64)
     count = int(unit_index.max()) + 1 if len(unit_index) else 0
     for step in range(first_step, first_step + steps):
         gradients = np.zeros((count, len(parameters)))
-        np.add.at(gradients, unit_index, record_gradients(plan.method, parameters, logs, labels))
+        of_rows = partial(record_gradients, plan.method, parameters)
+        np.add.at(gradients, unit_index, in_fixed_pieces(of_rows, logs, labels))
         noise = noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
-        move = plan.step_size * (1 - step / plan.steps) * (_clipped_sum(gradients, plan.clip_norm) + noise) / units
+        move = plan.step_size * (1 - step / plan.steps) * (_clipped_sum(gradients, bound) + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)
     return PrivateFit(parameters, (GaussianEvent(noise_multiplier, 1.0, steps),))
+
+
+def rounding_eta(units: float) -> float:
+    """Return eta: rounding moves a sum of m contributions by at most eta times the bound of each.
+
+        eta = 2 m^2 u,    u = 2^-53,    m = 2 n
+
+    Args:
+        units: n, a public constant near the number of units.
+
+    Returns:
+        eta.
+
+    Raises:
+        ValueError: if it exceeds 0.001: n is above a million.
+    """
+    eta = 2 * (2 * units) ** 2 * 2.0**-53
+    if eta > LARGEST_ETA:
+        raise ValueError(f"{units:.0f} units: rounding could move their sum by {eta:.1e} of the clip norm, above 0.001")
+    return eta
 
 
 def _clipped_sum(gradients: Floats, clip_norm: float) -> Floats:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fl_dpbayes.protocol.record import Record, digest
 
 # Raise it when the code gives other features for the same record.
-VERSION = 1
+VERSION = 2
 CHECKSUM_BYTES = 32
 # A server names the features: without a bound its requests could fill a site's disk.
 MAX_BYTES = 8 * 2**30

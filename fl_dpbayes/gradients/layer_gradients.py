@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from fl_dpbayes.gradients.clipping import weighted_rows
 
-# Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far the
-# rounding of the weighted sum can exceed what the norm foretells.
+# Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far
+# the rounding of the weighted sum can exceed what the norm foretells.
 _GRAM_ALLOWANCE = 1e-6
 # |sum_l g_l a_l'| >= sum_l |g_l| |a_l| / this, by the allowance.
 LARGEST_CANCELLATION = 1000.0
@@ -104,7 +104,7 @@ def weighted_sum(gradients: LayerGradients, factors: torch.Tensor) -> list[torch
         left = g.transpose(0, 1).reshape(groups, -1, o)
         right = a.transpose(0, 1).reshape(groups, -1, p)
         weight = (left.mT @ right).reshape(-1)
-    # The bias not from g: where positions cancel, the rounding of their weighted sum can exceed what their norm foretold.
+    # Not from g: where positions cancel, the rounding of their weighted sum can exceed what their norm foretold.
     return [weight] if gradients.bias is None else [weight, weighted_rows(factors, gradients.bias.flatten(1))]
 
 

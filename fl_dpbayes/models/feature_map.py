@@ -1,6 +1,6 @@
 """From a record to the fixed features that a model's head sees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +12,12 @@ from torch import Tensor
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
+from fl_dpbayes.models.fixed_shape import padded
+from fl_dpbayes.models.row_check import checked_rows, rows_stand_alone
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
 from fl_dpbayes.models.stroke_projection import Projection, fit_projection
 from fl_dpbayes.protocol.features import BackboneFeatures, Features, ScatteringFeatures
+from fl_dpbayes.protocol.record import digest
 
 MAX_FEATURES = 100_000
 # A projection holds the covariance of its inputs and all made-up pictures with their features: 300 MB and 2 GB.
@@ -27,12 +30,12 @@ IMAGES_PER_PASS = 32
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """A fixed map from records to feature vectors, each record by itself.
+    """A fixed map from records to feature vectors, each record by itself to the last bit.
 
     Attributes:
         output_shape: (D,).
         transform: a batch (N, *input_shape) -> (N, D), on `device`.
-        records_per_pass: how many records are transformed at a time.
+        records_per_pass: how many rows are transformed at a time, missing ones being zero.
         device: where it runs.
     """
 
@@ -53,9 +56,44 @@ class FeatureMap:
         found = np.empty((len(records), *self.output_shape), np.float32)
         for start in range(0, len(records), self.records_per_pass):
             rows = slice(start, start + self.records_per_pass)
-            batch = torch.tensor(records[rows], device=self.device)
-            found[rows] = self.transform(batch).cpu().numpy()
+            batch, real = padded(self.records_per_pass, torch.tensor(records[rows], device=self.device))
+            found[rows] = self.transform(batch)[real].cpu().numpy()
         return found
+
+
+def checked_feature_map(
+    key: Hashable,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int],
+    transform: Callable[[Tensor], Tensor],
+    most_records: int,
+    device: torch.device,
+) -> FeatureMap:
+    """Prepare a map whose passes have a number of rows at which each row stands alone.
+
+    Args:
+        key: what decides the features, apart from the device.
+        input_shape: of a record.
+        output_shape: (D,).
+        transform: a batch (N, *input_shape) -> (N, D), on `device`.
+        most_records: how many rows a pass may have, >= 1; the largest power of 2 up to it is used.
+        device: where it runs.
+
+    Returns:
+        The map.
+
+    Raises:
+        RowsDependError: if a single row does not give the same features twice.
+    """
+
+    def stand_alone(count: int) -> bool:
+        records = torch.rand((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
+        labels = torch.zeros(count, device=device)
+        with torch.no_grad():
+            return rows_stand_alone(lambda part, _: [transform(part)], records, labels, np.random.default_rng(0))
+
+    rows = checked_rows(("features", key, input_shape, str(device)), 2 ** (most_records.bit_length() - 1), stand_alone)
+    return FeatureMap(output_shape, transform, rows, device)
 
 
 def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
@@ -132,15 +170,24 @@ def feature_map(
         UserError: if the records cannot have such features, or a backbone's weights are missing or do not fit.
     """
     output_shape, device = feature_shape(features, input_shape), torch.device(device)
+    transform: Callable[[Tensor], Tensor]
     if isinstance(features, BackboneFeatures):
-        return FeatureMap(output_shape, backbone(features, backbone_folder).to(device), IMAGES_PER_PASS, device)
-    _, height, width = input_shape
-    records_per_pass = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
+        transform, most_records = backbone(features, backbone_folder).to(device), IMAGES_PER_PASS
+    else:
+        _, height, width = input_shape
+        transform, most_records = _scattering_features(features, height, width, device)
+    return checked_feature_map(digest(features), input_shape, output_shape, transform, most_records, device)
+
+
+def _scattering_features(
+    features: ScatteringFeatures, height: int, width: int, device: torch.device
+) -> tuple[Callable[[Tensor], Tensor], int]:
     transform = _scattering_of_records(features, height, width, device)
+    most_records = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
     if features.projection is None:
-        return FeatureMap(output_shape, transform, records_per_pass, device)
+        return transform, most_records
     project = _projection(features, height, device)
-    return FeatureMap(output_shape, lambda records: project(transform(records)), records_per_pass, device)
+    return lambda records: project(transform(records)), most_records
 
 
 # Fitting takes half a minute and depends on public constants only: once per process is enough.

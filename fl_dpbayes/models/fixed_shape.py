@@ -27,9 +27,23 @@ def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         For each piece the padded tensors, shapes (P, ...), and which rows are records, shape (P,), bool.
     """
     for start in range(0, len(tensors[0]), rows):
-        parts = [tensor[start : start + rows] for tensor in tensors]
-        real = torch.arange(rows, device=tensors[0].device) < len(parts[0])
-        yield *(_padded(part, rows) for part in parts), real
+        yield padded(rows, *(tensor[start : start + rows] for tensor in tensors))
+
+
+def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Copy records into fresh buffers of `rows` rows, the others zero.
+
+    Args:
+        rows: P.
+        tensors: each of shape (N, ...), N <= P.
+
+    Returns:
+        The buffers, shapes (P, ...), and which rows are records, shape (P,), bool.
+    """
+    buffers = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in tensors]
+    for buffer, tensor in zip(buffers, tensors, strict=True):
+        buffer[: len(tensor)] = tensor
+    return *buffers, torch.arange(rows, device=tensors[0].device) < len(tensors[0])
 
 
 def training_rows(module: nn.Module, expected_batch_size: float) -> int:
@@ -55,9 +69,3 @@ def prediction_rows(module: nn.Module) -> int:
 
 def _convolves(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-
-
-def _padded(part: Tensor, rows: int) -> Tensor:
-    buffer = part.new_zeros((rows, *part.shape[1:]))
-    buffer[: len(part)] = part
-    return buffer

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.build import body_layers, build_body
-from fl_dpbayes.models.feature_map import FeatureMap
+from fl_dpbayes.models.feature_map import FeatureMap, checked_feature_map
 from fl_dpbayes.protocol.features import FrozenBody
+from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.task import Model
 
 MAX_RECORDS_PER_PASS = 64
@@ -94,7 +95,8 @@ def frozen_body(
     else:
         _load(layers, *stored_state(body.weights, weights_folder, "model.frozen_body.weights"))
     layers.requires_grad_(False).to(device)
-    return FeatureMap((width,), layers, records, torch.device(device))
+    key = digest(model), digest(body)
+    return checked_feature_map(key, input_shape, (width,), layers, records, torch.device(device))
 
 
 def _load(layers: nn.Sequential, state: dict[str, Tensor], origin: str) -> None:

@@ -10,7 +10,10 @@ from scipy.special import entr, softmax
 from torch import nn
 from torch.func import functional_call
 
-_RECORDS_PER_PASS = 4096
+from fl_dpbayes.models.fixed_shape import padded, prediction_rows
+from fl_dpbayes.models.row_check import checked_rows, drawn_modules, rows_stand_alone, structure
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ def predict(
 
     p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow Depeweg et al. 2018:
     total H[p], aleatoric sum_m v_m H[p_m], epistemic their difference. One sample is held on the device at a time. A
-    sample whose logits for a record are not all finite predicts every class alike for it.
+    sample whose logits for a record are not all finite predicts every class alike for it. Every pass has one number of
+    rows, at which a record's prediction does not depend on other records, to the last bit (docs/sensitivity.md).
 
     Args:
         module: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
@@ -56,6 +60,7 @@ def predict(
 
     Raises:
         ValueError: if the weights do not fit the samples, are negative or sum to zero.
+        RowsDependError: if a single row does not give the same bits twice.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}
@@ -65,9 +70,12 @@ def predict(
         raise ValueError("weights must be finite, 0 or more, and not all 0")
     shares = shares / shares.sum()
     module.to(device)
-    starts = range(0, max(1, len(features)), _RECORDS_PER_PASS)
-    parts = [_predict_rows(module, samples, shares, features[i : i + _RECORDS_PER_PASS], device) for i in starts]
-    probabilities, aleatoric = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    rows = _checked_rows(module, features.shape[1:], device)
+    probabilities = aleatoric = np.zeros(())
+    for index, share in enumerate(shares):
+        values = {name: torch.tensor(array[index], device=device) for name, array in samples.items()}
+        single, entropy = _predict_sample(module, values, features, rows)
+        probabilities, aleatoric = probabilities + share * single, aleatoric + share * entropy
     total = entr(probabilities).sum(axis=1)
     return Prediction(probabilities, total, aleatoric, np.maximum(total - aleatoric, 0.0))
 
@@ -84,22 +92,34 @@ def predictive_probabilities(
     return predict(module, samples, weights, features, device=device).probabilities
 
 
-def _predict_rows(
-    module: nn.Module,
-    samples: Mapping[str, npt.NDArray[np.float32]],
-    shares: npt.NDArray[np.float64],
-    features: npt.NDArray[np.float32],
-    device: str | torch.device,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    records = torch.tensor(features, device=device)
-    probabilities = entropy = np.zeros(())
-    for index, share in enumerate(shares):
-        values = {name: torch.tensor(array[index], device=device) for name, array in samples.items()}
+def _predict_sample(
+    module: nn.Module, values: Mapping[str, torch.Tensor], features: npt.NDArray[np.float32], rows: int
+) -> tuple[Floats, Floats]:
+    device = next(iter(values.values())).device
+    found: list[tuple[Floats, Floats]] = []
+    # Where there is no record, a pass of padding alone says how many classes there are.
+    for start in range(0, max(1, len(features)), rows):
+        part, real = padded(rows, torch.tensor(features[start : start + rows]))
         with torch.no_grad():
-            logits = functional_call(module, values, (records,))
+            logits = functional_call(module, dict(values), (part.to(device),))
         # An error would tell the sender of a hostile sample, without noise, that a record makes it overflow.
         logits = torch.where(logits.isfinite().all(dim=1, keepdim=True), logits, 0.0)
         single = softmax(logits.double().cpu().numpy(), axis=1)
-        probabilities = probabilities + share * single
-        entropy = entropy + share * entr(single).sum(axis=1)
-    return probabilities, entropy
+        own = real.numpy()
+        found.append((single[own], entr(single).sum(axis=1)[own]))
+    probabilities, entropies = zip(*found, strict=True)
+    return np.concatenate(probabilities), np.concatenate(entropies)
+
+
+def _checked_rows(module: nn.Module, input_shape: tuple[int, ...], device: str | torch.device) -> int:
+    def stand_alone(count: int) -> bool:
+        generator = np.random.default_rng(0)
+        features = torch.randn((count, *input_shape), generator=torch.Generator().manual_seed(count)).to(device)
+        labels = torch.zeros(count, device=device)
+        with torch.no_grad():
+            return all(
+                rows_stand_alone(lambda part, _, drawn=drawn: [drawn(part)], features, labels, generator)
+                for drawn in drawn_modules(module)
+            )
+
+    return checked_rows(("prediction", structure(module), tuple(input_shape)), prediction_rows(module), stand_alone)

@@ -12,7 +12,8 @@ from torch.nn import functional
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.models.build import build_body, build_model, model_input_shape, model_shapes
-from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
+from fl_dpbayes.models.fixed_shape import padded
+from fl_dpbayes.models.frozen_body import MAX_RECORDS_PER_PASS, body_size, frozen_body, records_per_pass
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import save_posterior
@@ -114,8 +115,19 @@ def test_weights_of_a_file_are_the_body(model, name, end, tmp_path):
     records, whole = records_of(model), whole_network(model, seed=8)
     body = stored(tmp_path, whole[:end].state_dict(), name)
     found = frozen_body(model, body, records.shape[1:], weights_folder=tmp_path)(records)
+    # A network gives other last bits at other numbers of rows.
+    rows, real = padded(MAX_RECORDS_PER_PASS, torch.tensor(records))
     with torch.no_grad():
-        np.testing.assert_array_equal(found, whole[:-1](torch.tensor(records)).numpy())
+        np.testing.assert_array_equal(found, whole[:-1](rows)[real].numpy())
+
+
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_features_of_a_record_are_its_own_to_the_last_bit(model):
+    records = records_of(model)
+    mapped = frozen_body(model, FrozenBody(seed=3), records.shape[1:])
+    together = mapped(records)
+    for rows in ([0], [len(records) - 1], [2, 1], list(range(len(records)))[::-1]):
+        np.testing.assert_array_equal(mapped(records[rows]), together[rows])
 
 
 def posterior_file(folder, model, count):
@@ -133,8 +145,10 @@ def test_a_posterior_of_one_network_is_a_body(tmp_path):
     model, records = MODELS[0], records_of(MODELS[0])
     whole, body = posterior_file(tmp_path, model, count=1)
     found = frozen_body(model, body, TASK.input_shape, weights_folder=tmp_path)(records)
+    # A network gives other last bits at other numbers of rows.
+    rows, real = padded(MAX_RECORDS_PER_PASS, torch.tensor(records))
     with torch.no_grad():
-        np.testing.assert_array_equal(found, whole[:-1](torch.tensor(records)).numpy())
+        np.testing.assert_array_equal(found, whole[:-1](rows)[real].numpy())
 
 
 def test_a_posterior_of_several_networks_is_refused(tmp_path):
