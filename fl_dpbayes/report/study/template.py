@@ -31,6 +31,13 @@ TEMPLATE = (
 {% endif %}
 </header>
 
+{% if beside and beside.rows %}
+<h2 id="beside">Beside the baseline</h2>
+{{ table(beside, "Every method beside the baseline, at each setting by itself") }}
+<p class="note">At {{ place }}; errors and accuracy in percentage points, [95% interval over seeds]; "less baseline" is
+paired: the same records and draws.</p>
+{% endif %}
+
 <h2 id="varied">What was varied</h2>
 <dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
 {% if failures.rows %}

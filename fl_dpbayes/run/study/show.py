@@ -33,7 +33,8 @@ def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, c
         console.print(f"nothing was measured by {metric} at {where}", markup=False)
         return
     console.print(_metric_table(study, results[results["site"] == where], metric, console.width))
-    if not differences.empty:
+    # A study with a baseline keeps settings apart, which the mean over all of them would hide.
+    if not differences.empty and not study.section.baseline:
         console.print(_difference_table(differences[differences["site"] == where], where, console.width))
 
 
