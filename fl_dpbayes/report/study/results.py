@@ -48,6 +48,7 @@ class StudyRecord(SummaryPart):
     focus: dict[str, Any] = Field(default_factory=dict)
     baseline: dict[str, Any] = Field(default_factory=dict)
     separate: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
     cells: CellCounts
     seconds: float = 0.0
     versions: dict[str, Text] = Field(default_factory=dict)

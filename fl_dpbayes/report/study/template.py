@@ -78,6 +78,7 @@ where they do, the paired difference above is sharper, since both methods met th
 </details>
 
 <h2 id="run">This study</h2>
+{% for text in record.notes %}<p class="note">{{ text }}</p>{% endfor %}
 <dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 </main>
 </body>
