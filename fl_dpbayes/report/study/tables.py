@@ -5,6 +5,7 @@ from typing import Any
 
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
 from fl_dpbayes.report.page_tables import Cell, PageTable
+from fl_dpbayes.report.records import BOUNDED
 from fl_dpbayes.report.study.baseline import beside_baseline, setting_words
 from fl_dpbayes.report.study.estimates import Estimate, estimate
 from fl_dpbayes.report.study.methods import differences
@@ -65,6 +66,15 @@ def baseline_table(study: StudyResults) -> PageTable:
     return PageTable(("At", "Method", *heads), rows, frozenset({0, 1}))
 
 
+def _bounds(frame: Any, measured: Quantity) -> str:
+    """Write what sums leave open of a metric that ranks records: the mean of each end."""
+    ends = [f"{measured.key}_{end}" for end in ("low", "high")]
+    if measured.key not in BOUNDED or not set(ends) <= set(frame.columns):
+        return ""
+    low, high = (float(frame[end].mean()) for end in ends)
+    return f", bounds {interval((low, high), lambda end: measured.value(end or 0.0))}"
+
+
 def _ends(measured: Quantity, value: Estimate | None) -> str:
     return "" if value is None else interval(value.ends, lambda end: measured.value(end or 0.0))
 
@@ -82,7 +92,8 @@ def settings_table(study: StudyResults) -> PageTable:
             cells.append((study.words(PREDICTOR, predictor), ""))
             for one in measured:
                 value = estimate(of_predictor, one.key)
-                cells.append((one.value(value.mean) if value else UNDEFINED, _ends(one, value)))
+                ends = f"{_ends(one, value)}{_bounds(of_predictor, one)}"
+                cells.append((one.value(value.mean) if value else UNDEFINED, ends))
             rows.append((*cells, (str(of_predictor[SEED].nunique()), "")))
     columns = (*map(axis_name, axes), "Predictor", *(one.name for one in measured), "Seeds")
     return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(axes) + 1)))
