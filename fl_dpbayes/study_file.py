@@ -15,6 +15,7 @@ from fl_dpbayes.kind_switch import SWITCHES
 from fl_dpbayes.protocol.card import SiteName
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.report.summary import CalibrationRecord
+from fl_dpbayes.report.wording import PREDICTORS
 from fl_dpbayes.scenario import STUDY_PREFIX, STUDY_TABLES, apply_overrides, read_toml, scenario_folder
 from fl_dpbayes.storage.atomic_file import write_atomically
 from fl_dpbayes.validation_text import explain
@@ -43,7 +44,9 @@ class StudySection(Record):
 
     `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or `mean:<role>`. Axes over
     shifts give every run further sites, which hold the records of `shifted_copy_of`. `order` lists all axes as tables
-    show them; default: as they stand in the file.
+    show them; default: as they stand in the file. `baseline` names one value of each of some axes (or of `predictor`):
+    the answer holds every combination of their values against it, at each value of the axes `separate` by itself, and
+    averages over neither.
     """
 
     question: Annotated[str, Field(max_length=500)] = ""
@@ -53,6 +56,8 @@ class StudySection(Record):
     where: Annotated[str, Field(min_length=1, max_length=80)] = "pooled:held_out"
     shifted_copy_of: SiteName | None = None
     focus: dict[str, str | int | float] = Field(default_factory=dict)
+    baseline: dict[str, str | int | float] = Field(default_factory=dict)
+    separate: tuple[str, ...] = ()
 
     @field_validator("metrics")
     @classmethod
@@ -164,10 +169,19 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         if name not in allowed:
             raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
-    for name, label in section.focus.items():
-        if label not in labels.get(name, []):
-            choice = ", ".join(map(str, labels[name])) if name in labels else f"an axis among {', '.join(labels)}"
-            raise UserError(f"{origin}: study.focus has {name} = {label!r}: choose {choice}")
+    for key, chosen, known in (
+        ("focus", section.focus, labels),
+        ("baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)}),
+    ):
+        for name, label in chosen.items():
+            if label not in known.get(name, []):
+                choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
+                raise UserError(f"{origin}: study.{key} has {name} = {label!r}: choose {choice}")
+    apart = [name for name in labels if name != SEED and name not in section.baseline] if section.baseline else []
+    for name in section.separate:
+        if name not in apart:
+            choice = f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
+            raise UserError(f"{origin}: study.separate names {name!r}: {choice}")
     return Study(
         name=study_name,
         section=section,

@@ -187,3 +187,23 @@ def test_every_shipped_study_is_valid() -> None:
         assert study.name == name
         assert study.section.question
         assert len(study_cells(study)) >= 10
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"baseline": {"partition.alpha": 3.0}}, "study.baseline has partition.alpha = 3.0: choose 1.0, 0.5"),
+        ({"baseline": {"predictor": "mode"}}, "study.baseline has predictor = 'mode': choose last, posterior"),
+        ({"separate": ["partition.alpha"]}, "study.separate names 'partition.alpha': it needs study.baseline"),
+        (
+            {"baseline": {"partition.alpha": 0.5}, "separate": ["partition.alpha"]},
+            "study.separate names 'partition.alpha': choose among privacy.epsilon",
+        ),
+    ],
+)
+def test_a_baseline_must_be_a_method_and_what_is_kept_apart_another_axis(section: dict, words: str) -> None:
+    content = {**BASE, "axes": {"partition": {"alpha": [1.0, 0.5]}, "privacy.epsilon": [1.0]}, "study": section}
+    with pytest.raises(UserError, match=re.escape(words)):
+        study_of(content, "study")
+    content["study"] = {"baseline": {"partition.alpha": 0.5, "predictor": "last"}, "separate": ["privacy.epsilon"]}
+    assert study_of(content, "study").section.separate == ("privacy.epsilon",)

@@ -1,20 +1,24 @@
 """The tables of a study on made-up summaries: tidy rows, and paired differences that can be checked by hand."""
 
 import copy
+import io
 import json
 import math
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from scipy.stats import t as student
 
 from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 from fl_dpbayes.scenario import scenario_folder
 from fl_dpbayes.study_file import Study, study_of
@@ -127,6 +131,14 @@ def test_further_lists_become_tables_of_their_own() -> None:
     assert set(table["low"]) == {0.8}
     assert set(table["coverage"]) == {0.85}
     assert further_table(study, cells, "subgroups").empty
+
+
+def test_bounds_of_an_area_are_printed_beside_its_mean() -> None:
+    study, cells = made_up()
+    study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
+    console = Console(width=200, file=io.StringIO())
+    show_study(study, result_table(study, cells), pd.DataFrame(), console)
+    assert "[0.6000, 0.8000]" in console.file.getvalue()
 
 
 def test_bounds_of_an_area_stand_beside_it() -> None:

@@ -4,14 +4,18 @@ import math
 from dataclasses import dataclass
 from itertools import groupby
 
+from fl_dpbayes.report.numbers import rounded_up
+from fl_dpbayes.report.study.baseline import beside_baseline, combinations, rows_at, setting_words
 from fl_dpbayes.report.study.estimates import Estimate, estimate
-from fl_dpbayes.report.study.methods import Difference, compared_axes, differences, method_rows
+from fl_dpbayes.report.study.methods import BASELINE, Difference, compared_axes, differences, method_rows
 from fl_dpbayes.report.study.quantities import Quantity, axis_name, place_words, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults
 from fl_dpbayes.report.study.shift_figures import UNSHIFTED, at_severity, shift_kinds
 
 MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5
+MOST_OF_IT = 0.9  # of the epsilon asked
+ASKED = "privacy.epsilon"
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,10 @@ def study_answer(study: StudyResults) -> StudyAnswer:
     found = differences(study, study.metric)
     return StudyAnswer(
         lead=_lead(study),
-        differences=tuple(_differences(study, axis, list(rows)) for axis, rows in groupby(found, lambda one: one.axis)),
+        differences=tuple(
+            _differences(study, axis, list(rows)) if not apart else _apart(study, axis, method, list(rows))
+            for (axis, method, apart), rows in groupby(found, _paragraph)
+        ),
         shifts=_shifts(study),
         basis=_basis(study),
         cautions=tuple(_cautions(study, found)),
@@ -54,11 +61,55 @@ def study_answer(study: StudyResults) -> StudyAnswer:
 
 def method_words(study: StudyResults, axis: str, label: str) -> str:
     """Name a method within a sentence."""
+    if axis == BASELINE:
+        return label
     words = study.words(axis, label)
     return f"the {words}" if axis == PREDICTOR else f"{axis_name(axis)} {words}"
 
 
+def _paragraph(one: Difference) -> tuple[str, str, bool]:
+    """What differences share that stand in one paragraph: the axis; the method too where settings are kept apart."""
+    return one.axis, one.method if one.at else "", bool(one.at)
+
+
+def _apart(study: StudyResults, axis: str, method: str, found: list[Difference]) -> str:
+    """Say how a method differs from its baseline at each setting by itself."""
+    measured = quantity(study.metric)
+    baseline = "the baseline" if axis == BASELINE else method_words(study, axis, found[0].baseline)
+    parts = "; ".join(f"{_signed(measured, one.value)} at {one.at}" for one in found)
+    return (
+        f"{_capital(method_words(study, axis, method))} against {baseline} ({_pairs(found[0].value)} each): "
+        f"{measured.noun} {parts}."
+    )
+
+
+def _signed(measured: Quantity, value: Estimate) -> str:
+    text = f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
+    unclear = value.ends is not None and value.ends[0] <= 0 <= value.ends[1]
+    return f"{text}, no clear difference," if unclear else text
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def _baseline_lead(study: StudyResults) -> str:
+    measured = quantity(study.metric)
+    parts = [
+        f"{measured.estimate(one.value)}{f' at {words}' if (words := setting_words(study, one.at)) else ''}"
+        for one in beside_baseline(study, study.metric)
+        if one.is_baseline
+    ]
+    place = place_words(study.record.where) + _focus(study, PREDICTOR)
+    if not parts:
+        return f"The baseline was not measured by {measured.key} at {place}."
+    verb = "is off by" if measured.key == "rms_debiased" else f"has {measured.noun}"
+    return f"At {place} the baseline, {setting_words(study, study.baseline)}, {verb} {'; '.join(parts)}."
+
+
 def _lead(study: StudyResults) -> str:
+    if study.baseline:
+        return _baseline_lead(study)
     axes = compared_axes(study)[:1]
     measured = quantity(study.metric)
     place = place_words(study.record.where) + "".join(_focus(study, axis) for axis in axes)
@@ -179,6 +230,23 @@ def _basis(study: StudyResults) -> str:
     )
 
 
+def _unspent(study: StudyResults) -> list[str]:
+    """Say where methods spent so much less than was asked that the budget asked does not compare them."""
+    asked = [name for name in study.record.separate if name == ASKED]
+    frame, sentences = study.results, []
+    if not asked or "epsilon" not in frame.columns:
+        return []
+    for at in combinations(study, (*asked, *(name for name in study.baseline if name != PREDICTOR))):
+        spent = rows_at(frame, at)["epsilon"].max(skipna=False)
+        if spent < MOST_OF_IT * float(at[ASKED]):
+            method = setting_words(study, {name: label for name, label in at.items() if name != ASKED})
+            sentences.append(
+                f"{_capital(method or 'every method')} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} "
+                "that it was allowed: what it lost there, it did not lose to that budget."
+            )
+    return sentences
+
+
 def _cautions(study: StudyResults, found: list[Difference]) -> list[str]:
     cautions = []
     settings, frame = study.settings, study.results
@@ -196,6 +264,7 @@ def _cautions(study: StudyResults, found: list[Difference]) -> list[str]:
             f"{tried} configurations were tried on these records before; choosing between them flatters the chosen one "
             "and is not in the epsilons."
         )
+    cautions += _unspent(study)
     if len(found) > MANY_DIFFERENCES:
         cautions.append(
             f"{len(found)} differences are shown, each at 95% on its own: about one in twenty excludes 0 by chance."

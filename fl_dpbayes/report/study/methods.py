@@ -4,21 +4,27 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fl_dpbayes.report.study.baseline import beside_baseline, combinations, rows_at, setting_words
 from fl_dpbayes.report.study.estimates import Estimate, paired
 from fl_dpbayes.report.study.results import PREDICTOR, StudyResults, label_text
 
 RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
 EVERY_SETTING = "all"
+BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`method - baseline` in a metric at the study's place, over all settings of the other axes."""
+    """`method - baseline` in a metric at the study's place, over all settings of the other axes but those of `at`.
+
+    With `axis` BASELINE method and baseline are words; else they are labels of the axis.
+    """
 
     axis: str
     method: str
     baseline: str
     value: Estimate
+    at: str = ""
 
 
 def compared_axes(study: StudyResults) -> list[str]:
@@ -61,8 +67,12 @@ def differences(study: StudyResults, metric: str) -> list[Difference]:
         metric: which.
 
     Returns:
-        One for each method but the baseline of its axis; left out where no pair exists.
+        One for each method but the baseline of its axis; left out where no pair exists. Where the study declares a
+        baseline: one for each method and setting that is kept apart, and other axes' by sampler, budget or whatever
+        baseline and `separate` name.
     """
+    if study.baseline:
+        return [*_from_baseline(study, metric), *_other_axes_apart(study, metric)]
     found = []
     for axis in compared_axes(study):
         baseline, *others = study.methods(axis)
@@ -74,6 +84,35 @@ def differences(study: StudyResults, metric: str) -> list[Difference]:
             )
             if value is not None:
                 found.append(Difference(axis, method, baseline, value))
+    return found
+
+
+def _from_baseline(study: StudyResults, metric: str) -> list[Difference]:
+    words = setting_words(study, study.baseline)
+    found = [
+        Difference(BASELINE, setting_words(study, one.method), words, one.difference, setting_words(study, one.at))
+        for one in beside_baseline(study, metric)
+        if one.difference is not None
+    ]
+    order = list(dict.fromkeys(one.method for one in found))
+    return sorted(found, key=lambda one: order.index(one.method))
+
+
+def _other_axes_apart(study: StudyResults, metric: str) -> list[Difference]:
+    found = []
+    apart = (*study.record.separate, *(name for name in study.baseline if name != PREDICTOR))
+    for axis in compared_axes(study):
+        if axis in study.baseline or axis in apart or metric not in study.headline.columns:
+            continue
+        frame = study.in_focus(axis)
+        baseline, *others = study.methods(axis)
+        keys = [name for name in study.axes if name != axis]
+        for method in others:
+            for at in combinations(study, apart):
+                rows, first = (rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline))
+                value = paired(rows, first, metric, keys)
+                if value is not None:
+                    found.append(Difference(axis, method, baseline, value, setting_words(study, at)))
     return found
 
 

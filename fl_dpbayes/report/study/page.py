@@ -18,6 +18,7 @@ from fl_dpbayes.report.study.quantities import place_words
 from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
 from fl_dpbayes.report.study.shift_figures import conformal_figures, detection_figure, epistemic_figure, shift_figures
 from fl_dpbayes.report.study.tables import (
+    baseline_table,
     differences_table,
     failures_table,
     figure_table,
@@ -91,6 +92,7 @@ def write_study_report(folder: Path) -> Path:
         spent=spent_table(study),
         privacy=privacy_table(study),
         sections=sections,
+        beside=baseline_table(study) if study.baseline else None,
         differences=differences_table(study),
         settings=settings_table(study),
         place=place_words(study.record.where),

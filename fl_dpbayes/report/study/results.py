@@ -46,6 +46,9 @@ class StudyRecord(SummaryPart):
     metrics: tuple[str, ...] = Field(min_length=1)
     where: Text
     focus: dict[str, Any] = Field(default_factory=dict)
+    baseline: dict[str, Any] = Field(default_factory=dict)
+    separate: tuple[str, ...] = ()
+    notes: tuple[Text, ...] = ()
     cells: CellCounts
     seconds: float = 0.0
     versions: dict[str, Text] = Field(default_factory=dict)
@@ -90,6 +93,11 @@ class StudyResults:
     def focus(self, axis: str) -> dict[str, str]:
         """Return the values to which the answer keeps in what it says of an axis: never of that axis itself."""
         return {name: label_text(label) for name, label in self.record.focus.items() if name != axis}
+
+    @property
+    def baseline(self) -> dict[str, str]:
+        """The value of each axis that the declared baseline has; empty where none is declared."""
+        return {name: label_text(label) for name, label in self.record.baseline.items()}
 
     def in_focus(self, axis: str) -> pd.DataFrame:
         """Return the rows at the study's place that the answer speaks of where it speaks of an axis."""

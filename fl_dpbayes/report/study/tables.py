@@ -5,10 +5,12 @@ from typing import Any
 
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
 from fl_dpbayes.report.page_tables import Cell, PageTable
-from fl_dpbayes.report.study.estimates import estimate
+from fl_dpbayes.report.records import BOUNDED
+from fl_dpbayes.report.study.baseline import beside_baseline, setting_words
+from fl_dpbayes.report.study.estimates import Estimate, estimate
 from fl_dpbayes.report.study.methods import differences
 from fl_dpbayes.report.study.panels import PanelFigure
-from fl_dpbayes.report.study.quantities import axis_name, quantity
+from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text
 
 MOST_ROWS = 2_000
@@ -33,18 +35,48 @@ def figure_table(figure: PanelFigure) -> PageTable:
 
 
 def differences_table(study: StudyResults) -> PageTable:
-    """List the paired differences of all metrics over all settings."""
-    rows = []
+    """List the paired differences of all metrics over all settings, or at each that the study keeps apart."""
+    rows, apart = [], bool(study.baseline)
     for metric in study.record.metrics:
         measured = quantity(metric)
         for one in differences(study, metric):
             method, baseline = (study.words(one.axis, label) for label in (one.method, one.baseline))
             value = one.value
-            ends = interval(value.ends, lambda end, measured=measured: measured.value(end or 0.0))  # type: ignore[misc]
-            cells = (axis_name(one.axis), f"{method} – {baseline}", measured.name, measured.value(value.mean), ends)
+            ends = _ends(measured, value)
+            compared = (axis_name(one.axis), *((one.at,) if apart else ()), f"{method} – {baseline}", measured.name)
+            cells = (*compared, measured.value(value.mean), ends)
             rows.append(tuple((text, "") for text in (*cells, str(value.seeds), str(value.settings))))
-    columns = ("Compared", "Difference", "Metric", "Mean", "95% interval", "Seeds", "Settings")
-    return PageTable(columns, rows, frozenset({0, 1, 2}))
+    first = ("Compared", "At", "Difference") if apart else ("Compared", "Difference")
+    columns = (*first, "Metric", "Mean", "95% interval", "Seeds", "Settings")
+    return PageTable(columns, rows, frozenset(range(4 if apart else 3)))
+
+
+def baseline_table(study: StudyResults) -> PageTable:
+    """List every method at every setting that the study keeps apart, by all metrics, beside the declared baseline."""
+    measured = [quantity(metric) for metric in study.record.metrics]
+    columns: dict[tuple[str, str], list[Cell]] = {}
+    for one in measured:
+        for row in beside_baseline(study, one.key):
+            cells = columns.setdefault((setting_words(study, row.at), setting_words(study, row.method)), [])
+            cells.append((one.value(row.value.mean), _ends(one, row.value)))
+            less = UNDEFINED if row.difference is None else f"{one.value(row.difference.mean)}"
+            cells.append(("baseline", "") if row.is_baseline else (less, _ends(one, row.difference)))
+    rows = [((at, ""), (method, ""), *cells) for (at, method), cells in columns.items()]
+    heads = [head for one in measured for head in (one.name, "less baseline")]
+    return PageTable(("At", "Method", *heads), rows, frozenset({0, 1}))
+
+
+def _bounds(frame: Any, measured: Quantity) -> str:
+    """Write what sums leave open of a metric that ranks records: the mean of each end."""
+    ends = [f"{measured.key}_{end}" for end in ("low", "high")]
+    if measured.key not in BOUNDED or not set(ends) <= set(frame.columns):
+        return ""
+    low, high = (float(frame[end].mean()) for end in ends)
+    return f", bounds {interval((low, high), lambda end: measured.value(end or 0.0))}"
+
+
+def _ends(measured: Quantity, value: Estimate | None) -> str:
+    return "" if value is None else interval(value.ends, lambda end: measured.value(end or 0.0))
 
 
 def settings_table(study: StudyResults) -> PageTable:
@@ -60,7 +92,7 @@ def settings_table(study: StudyResults) -> PageTable:
             cells.append((study.words(PREDICTOR, predictor), ""))
             for one in measured:
                 value = estimate(of_predictor, one.key)
-                ends = interval(value.ends, lambda end, one=one: one.value(end or 0.0)) if value else ""  # type: ignore[misc]
+                ends = f"{_ends(one, value)}{_bounds(of_predictor, one)}"
                 cells.append((one.value(value.mean) if value else UNDEFINED, ends))
             rows.append((*cells, (str(of_predictor[SEED].nunique()), "")))
     columns = (*map(axis_name, axes), "Predictor", *(one.name for one in measured), "Seeds")

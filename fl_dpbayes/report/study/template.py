@@ -31,6 +31,13 @@ TEMPLATE = (
 {% endif %}
 </header>
 
+{% if beside and beside.rows %}
+<h2 id="beside">Beside the baseline</h2>
+{{ table(beside, "Every method beside the baseline, at each setting by itself") }}
+<p class="note">At {{ place }}; errors and accuracy in percentage points, [95% interval over seeds]; "less baseline" is
+paired: the same records and draws.</p>
+{% endif %}
+
 <h2 id="varied">What was varied</h2>
 <dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
 {% if failures.rows %}
@@ -71,6 +78,7 @@ where they do, the paired difference above is sharper, since both methods met th
 </details>
 
 <h2 id="run">This study</h2>
+{% for text in record.notes %}<p class="note">{{ text }}</p>{% endfor %}
 <dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 </main>
 </body>

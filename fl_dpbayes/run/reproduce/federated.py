@@ -138,6 +138,9 @@ FEDERATED_MNIST = Experiment(
         "and holds for each of its records.",
         "The features are a fixed scattering transform and a linear map that was fitted to made-up pen strokes. No "
         "record enters either, but the strokes say what handwriting looks like: knowledge put in from outside.",
+        "The paper's network is trained from scratch, so the row that is like it is the CNN of knolle-mnist: accuracy "
+        ".954, ECE .033. The fair comparison are heads on public features, with all records in one place: 98.1 % at "
+        "epsilon 1.2, 98.5 % at 2, 98.7 % at 2.9 (Tramer and Boneh, ICLR 2021).",
         "The last state does as well as the average over posterior samples: at this temperature the posterior is so "
         "narrow that sampling does not pay here. What pays is the features: noise grows with their number.",
     ),

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fl_dpbayes.calibration.paired import paired_difference
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
+from fl_dpbayes.report.records import BOUNDED
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.report.wording import METRIC_NAMES
 from fl_dpbayes.run.study.differences import EVERY_SETTING
@@ -33,7 +34,8 @@ def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, c
         console.print(f"nothing was measured by {metric} at {where}", markup=False)
         return
     console.print(_metric_table(study, results[results["site"] == where], metric, console.width))
-    if not differences.empty:
+    # A study with a baseline keeps settings apart, which the mean over all of them would hide.
+    if not differences.empty and not study.section.baseline:
         console.print(_difference_table(differences[differences["site"] == where], where, console.width))
 
 
@@ -49,11 +51,21 @@ def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) 
     columns += [
         TerminalColumn(metric, [decimal(sum(values) / len(values), 4) if values else UNDEFINED for _, values in shown]),
         TerminalColumn("95% interval", [_over_seeds(values) for _, values in shown], number=False, expendable=2),
+        *_bounds_column(results, [*axes, PREDICTOR], metric),
         TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=1),
     ]
     rest = f" {len(rows) - len(shown)} more rows are in results.csv." if len(rows) > len(shown) else ""
     title = f"{METRIC_NAMES.get(metric, metric)} at {study.section.where}"
     return fitted_table(title, columns, width, caption=f"Mean over seeds, interval by Student's t over them.{rest}")
+
+
+def _bounds_column(results: pd.DataFrame, keys: Sequence[str], metric: str) -> list[TerminalColumn]:
+    """What sums leave open of a metric that ranks records: the mean of each end."""
+    ends = [f"{metric}_low", f"{metric}_high"]
+    if metric not in BOUNDED or not set(ends) <= set(results.columns):
+        return []
+    means = results.groupby(list(keys), sort=False)[ends].mean().to_numpy()[:MOST_ROWS]
+    return [TerminalColumn("bounds", [_ends(low, high) for low, high in means], number=False)]
 
 
 def _difference_table(differences: pd.DataFrame, where: str, width: int) -> Table:

@@ -211,6 +211,8 @@ def _write_results(
         "metrics": study.section.metrics,
         "where": study.section.where,
         "focus": study.section.focus,
+        "baseline": study.section.baseline,
+        "separate": study.section.separate,
         "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
         "seconds": sum(cell.seconds for cell in finished),
         "versions": versions(),
