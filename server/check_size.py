@@ -1,11 +1,16 @@
-"""Do the planned replies fit into a message each? Asked before the first round: no privacy is spent in vain."""
+"""Do a round's replies fit into a message each, and on the disk? Asked before it: no privacy is spent in vain."""
 
 import math
+import shutil
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.protocol.precision import Precision
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, reply_bytes
 from server.fixed import Federation
+
+# Of a site in a round, beside samples: rows, headers, a ledger's pages and their log.
+ROUND_BYTES = 2**14
 
 
 def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
@@ -20,13 +25,38 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
     """
     parameters = sum(math.prod(shape) for shape in federation.shapes.values())
     precision = federation.scenario.transport.precision
-    largest = max(
-        reply_bytes(plan, number * plan.steps_per_round, plan.steps_per_round, parameters, precision)
-        for number in range(plan.total_rounds)
-    )
+    largest = _largest_reply(plan, parameters, precision)
     if largest > MAX_REPLY_BYTES:
         raise UserError(
             f"a round's reply would hold {largest // 2**20} MiB ({parameters} parameters, precision {precision}), a "
             f"message holds {MAX_REPLY_BYTES // 2**20} MiB: keep fewer samples in a round (raise training.thinning, or "
             "take fewer steps_per_round in more rounds), or set transport.precision to 'bfloat16' or 'int8'"
         )
+
+
+def check_room(plan: TrainingPlan, federation: Federation, sites: int) -> None:
+    """Check that the disk holds what a round adds to the run directory, and as much for the ledgers of a simulation.
+
+    Args:
+        plan: the plan of every site's chain.
+        federation: model, precision and run directory.
+        sites: how many are asked.
+
+    Raises:
+        UserError: with the folder, the space that is left and the space that it takes.
+    """
+    parameters = sum(math.prod(shape) for shape in federation.shapes.values())
+    needed = (2 * sites + 1) * (_largest_reply(plan, parameters, "float32") + ROUND_BYTES)
+    free = shutil.disk_usage(federation.run_folder).free
+    if free < needed:
+        raise UserError(
+            f"a round writes up to {math.ceil(needed / 2**10)} KiB to {federation.run_folder}, whose disk has "
+            f"{free // 2**10} KiB left: free space on it"
+        )
+
+
+def _largest_reply(plan: TrainingPlan, parameters: int, precision: Precision) -> int:
+    return max(
+        reply_bytes(plan, number * plan.steps_per_round, plan.steps_per_round, parameters, precision)
+        for number in range(plan.total_rounds)
+    )

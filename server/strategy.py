@@ -29,7 +29,7 @@ from fl_dpbayes.storage.journal import Entry
 from server.admission import admission_rules
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
-from server.check_size import check_reply_size
+from server.check_size import check_reply_size, check_room
 from server.checkpoint import Checkpoint, write_checkpoint
 from server.evaluation import Evaluation
 from server.evaluation_stage import EvaluationStage, most_evaluated
@@ -171,6 +171,7 @@ class PosteriorStrategy(Strategy):
         self._state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
         training = self.federation.roster.training
         members = [member for member in training if member.has_node and self._participation.is_asked(member.card.name)]
+        check_room(self.plan, self.federation, len(members))
         self._exchange = Exchange[TrainRequest](self.federation, MessageType.TRAIN, server_round)
         self._begin("train", server_round, members)
         for member in members:

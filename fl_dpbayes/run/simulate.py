@@ -1,6 +1,7 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
 import shlex
+import shutil
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from fl_dpbayes.scenario import Resources, Scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 STOP_SECONDS = 60.0
+FULL_BYTES = 2**16
 
 
 def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
@@ -155,7 +157,12 @@ def _run_and_follow(
 
 def _raise_failure(failure: BaseException | None, reader: EventReader, folder: Path, resume: str) -> None:
     events = reader.new_events()
-    reasons = [event["reason"] for event in events if event["event"] == "failed"]
+    reasons = [str(event["reason"]) for event in events if event["event"] == "failed"]
+    # What a full disk did to a site, or to the word of the process that failed, shows here only.
+    if shutil.disk_usage(folder).free < FULL_BYTES:
+        reasons = [f"the disk of {folder} is full: free space on it"]
+    elif not reasons and isinstance(failure, UserError):
+        reasons = [str(failure)]
     if reasons:
         raise UserError(
             f"the run stopped: {reasons[-1]} (what was computed until then, and the logs, are in {folder}; once the "

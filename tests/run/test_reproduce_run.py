@@ -116,9 +116,19 @@ def test_other_settings_or_a_damaged_file_are_run_anew(tmp_path: Path) -> None:
     path = cell_path(tmp_path, "made-up", cells(0, False)[0])
     path.write_text(path.read_text()[:40])
     assert read_cell(path) is None
-    run(EXPERIMENT, tmp_path)
+    _, text, _ = run(EXPERIMENT, tmp_path)
     assert len(CALLS) == 3
+    assert f"{path} has no checksum or another one" in text.replace("\n", "")
     assert read_cell(path) is not None
+
+
+def test_a_cell_whose_figure_was_edited_is_run_anew(tmp_path: Path) -> None:
+    run(EXPERIMENT, tmp_path)
+    path = cell_path(tmp_path, "made-up", cells(0, False)[0])
+    text = path.read_text()
+    path.write_text(text.replace('"seconds": ', '"seconds": 1'))
+    assert path.read_text() != text
+    assert read_cell(path) is None
 
 
 def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path: Path) -> None:

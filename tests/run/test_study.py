@@ -225,3 +225,21 @@ def alive(process: int, started: int) -> bool:
     except OSError:
         return False
     return int(fields[19]) == started and fields[0] != "Z"
+
+
+def test_a_study_whose_file_was_changed_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(monkeypatch, study_file(tmp_path, "seed = [1]"), "--out", out) == 0
+    path = out / "study.toml"
+    text = path.read_text()
+    path.write_text(text.replace("seed = [", "seed = [2, "))
+    assert path.read_text() != text
+    assert run(monkeypatch, "--resume", out) == 2
+    assert f"{path} has" in capsys.readouterr().err
+    path.write_text(text)
+    (out / "journal.jsonl").unlink()
+    assert run(monkeypatch, "--resume", out) == 2
+    assert "journal.jsonl is missing or damaged, or an older version" in capsys.readouterr().err
+    assert here == ["seed 1"]

@@ -21,6 +21,7 @@ from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 from fl_dpbayes.scenario import scenario_folder
+from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
 from fl_dpbayes.study_file import Study, study_of
 
 BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
@@ -105,11 +106,25 @@ def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, edit
     keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
     assert finished_cell(tmp_path, cell) is not None
     path = tmp_path / "cells" / f"{cell.digest}.json"
-    content = json.loads(path.read_text())
+    content = read_sealed_json(path)
     edit(content)
-    path.write_text(json.dumps(content))
+    write_sealed_json(path, content)
     assert finished_cell(tmp_path, cell) is None
     path.write_text("[" * 100_000)
+    assert finished_cell(tmp_path, cell) is None
+
+
+def test_a_cell_whose_figure_was_edited_is_run_again(tmp_path: Path) -> None:
+    cell, summary = made_up()[1][0].cell, made_up()[1][0].summary
+    (tmp_path / "cells").mkdir()
+    keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
+    path = tmp_path / "cells" / f"{cell.digest}.json"
+    content = json.loads(path.read_text())
+    content["summary"]["calibration"][0]["accuracy"] = 0.99
+    path.write_text(json.dumps(content))
+    assert finished_cell(tmp_path, cell) is None
+    del content["checksum"]
+    path.write_text(json.dumps(content))
     assert finished_cell(tmp_path, cell) is None
 
 

@@ -16,7 +16,7 @@ from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.run.account_tables import account_json
 from fl_dpbayes.run.reproduce.experiment import Cell, CellResult, Measurement, Row, StoredRow, Values
-from fl_dpbayes.storage.atomic_file import write_atomically
+from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
 
 
 def cell_path(folder: Path, experiment: str, cell: Cell) -> Path:
@@ -66,7 +66,7 @@ def write_cell(path: Path, cell: Cell, measurement: Measurement, seconds: float)
         "seconds": seconds,
         "versions": versions(),
     }
-    write_atomically(path, json.dumps(json_values(content), indent=1, allow_nan=False) + "\n")
+    write_sealed_json(path, json_values(content), indent=1)
 
 
 def read_cell(path: Path) -> CellResult | None:
@@ -76,10 +76,10 @@ def read_cell(path: Path) -> CellResult | None:
         path: from `cell_path`.
 
     Returns:
-        The cell; None if the file is absent or damaged, so that the cell is to be run.
+        The cell; None if the file is absent, or is not as it was written, so that the cell is to be run.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_sealed_json(path)
         return CellResult(
             cell=Cell(content["label"], content["seed"], content["settings"]),
             rows=tuple(

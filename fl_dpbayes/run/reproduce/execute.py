@@ -52,6 +52,10 @@ def run_cells(
     (folder / "cells").mkdir(parents=True, exist_ok=True)
     paths = {id(cell): cell_path(folder, experiment.name, cell) for cell in cells}
     missing = [cell for cell in cells if read_cell(paths[id(cell)]) is None]
+    for path in (paths[id(cell)] for cell in missing):
+        if path.is_file():
+            text = f"{path} has no checksum or another one, so it is not what a cell wrote here: that cell runs again"
+            console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
     if len(missing) < len(cells):
         console.print(f"{len(cells) - len(missing)} of {len(cells)} cells are already in {folder}", markup=False)
     jobs = [_Job(experiment.measure, cell, paths[id(cell)], data_dir) for cell in missing]
@@ -83,8 +87,11 @@ def _run(job: _Job) -> Outcome:
         measurement = job.measure(job.cell, job.data_dir)
         write_cell(job.path, job.cell, measurement, time.perf_counter() - started)
     except Exception as error:
-        trace.write_text(traceback.format_exc(), encoding="utf-8")
-        what = f"{type(error).__name__}: {error} (traceback in {trace})"
+        what = f"{type(error).__name__}: {error}"
+        # On a full disk it cannot be written either.
+        with contextlib.suppress(OSError):
+            trace.write_text(traceback.format_exc(), encoding="utf-8")
+            what += f" (traceback in {trace})"
         return Outcome(job.cell, time.perf_counter() - started, what)
     trace.unlink(missing_ok=True)
     return Outcome(job.cell, time.perf_counter() - started)

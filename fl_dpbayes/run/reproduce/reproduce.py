@@ -14,7 +14,7 @@ from fl_dpbayes.run.reproduce.experiment import CellResult, Experiment
 from fl_dpbayes.run.reproduce.registry import EXPERIMENTS
 from fl_dpbayes.run.reproduce.summarise import summarise
 from fl_dpbayes.run.reproduce.table import markdown_table, result_table
-from fl_dpbayes.storage.atomic_file import write_atomically
+from fl_dpbayes.storage.atomic_file import replaced_atomically, write_atomically
 
 FULL_SEEDS = 5
 PNG_DOTS_PER_INCH = 200
@@ -106,6 +106,7 @@ def _draw(experiment: Experiment, results: Sequence[CellResult], folder: Path) -
             figure = draw()
             vector, pixels = folder / f"{name}.svg", folder / f"{name}.png"
             write_atomically(vector, figure_svg(figure))
-            figure.savefig(pixels, dpi=PNG_DOTS_PER_INCH, metadata={"Software": None})
+            with replaced_atomically(pixels) as partial:
+                figure.savefig(partial, format="png", dpi=PNG_DOTS_PER_INCH, metadata={"Software": None})
         paths += [vector, pixels]
     return paths

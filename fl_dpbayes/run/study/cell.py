@@ -1,6 +1,5 @@
 """Runs one cell, and keeps what it found."""
 
-import json
 import shutil
 import threading
 import time
@@ -19,6 +18,7 @@ from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.study.grid import StudyCell
 from fl_dpbayes.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.storage.atomic_file import write_atomically
+from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
 
 CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"
 # Lists of flat rows that a summary may hold beside its calibration.
@@ -88,6 +88,11 @@ def run_cell(job: CellJob) -> CellOutcome:
     return CellOutcome(job.cell.digest, time.perf_counter() - started, summary)
 
 
+def cell_file(folder: Path, cell: StudyCell) -> Path:
+    """Return where a study's folder keeps a finished cell."""
+    return folder / CELLS_FOLDER / f"{cell.digest}.json"
+
+
 def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
     """Write a finished cell's file, or the error of one that failed; a reader meets the whole file or none.
 
@@ -96,13 +101,13 @@ def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
         cell: the cell.
         outcome: how it ended.
     """
-    path = folder / CELLS_FOLDER / f"{cell.digest}.json"
+    path = cell_file(folder, cell)
     error_path = path.with_suffix(".error.txt")
     if outcome.summary is None:
         write_atomically(error_path, f"{cell.title}\n{outcome.error}\n\n{outcome.trace}")
         return
     content = {"labels": dict(cell.labels), "seconds": outcome.seconds, "summary": outcome.summary}
-    write_atomically(path, json.dumps(json_values(content), allow_nan=False) + "\n")
+    write_sealed_json(path, json_values(content))
     error_path.unlink(missing_ok=True)
 
 
@@ -114,10 +119,10 @@ def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
         cell: the cell.
 
     Returns:
-        The cell with its summary; None if its file is absent or damaged, so that it is to be run.
+        The cell with its summary; None if its file is absent, or is not as it was written, so that it is to be run.
     """
     try:
-        content = json.loads((folder / CELLS_FOLDER / f"{cell.digest}.json").read_text(encoding="utf-8"))
+        content = read_sealed_json(cell_file(folder, cell))
         summary = dict(content["summary"])
         parse_summary(summary)
         if not all(_holds_rows(summary.get(name)) for name in FURTHER_TABLES):

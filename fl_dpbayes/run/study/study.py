@@ -30,6 +30,7 @@ from fl_dpbayes.run.study.cell import (
     WORK_FOLDER,
     CellJob,
     FinishedCell,
+    cell_file,
     finished_cell,
     keep_outcome,
 )
@@ -39,6 +40,8 @@ from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 from fl_dpbayes.storage.atomic_file import write_atomically
+from fl_dpbayes.storage.file_list import check_files, file_entry, listed_files
+from fl_dpbayes.storage.journal import JOURNAL_FILE, Journal, JournalMark, read_journal
 from fl_dpbayes.study_file import Study, load_study, same_study, write_study
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
@@ -87,6 +90,7 @@ def begin_study(study: Study, folder: Path | None, data_dir: Path | None, worker
         raise UserError(f"--out {folder} cannot be made: {error.strerror}") from None
     with folder_lock(folder):
         write_study(study, folder / STUDY_FILE)
+        Journal(folder / JOURNAL_FILE, JournalMark()).append([file_entry(STUDY_FILE, folder / STUDY_FILE)])
         return _run_missing(study, cells, folder, data_dir, workers, console)
 
 
@@ -104,7 +108,7 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
         Whether every cell finished.
 
     Raises:
-        UserError: if the folder holds no study or another one, or another process works on it.
+        UserError: if the folder holds no study or another one, its file is damaged, or another process works on it.
         Stopped: if an interrupt ended it.
     """
     folder = folder.resolve()
@@ -123,7 +127,18 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
     cells = study_cells(own)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
+        _check_study_file(folder)
         return _run_missing(own, cells, folder, data_dir, workers, console)
+
+
+def _check_study_file(folder: Path) -> None:
+    listed = listed_files(read_journal(folder / JOURNAL_FILE)[0])
+    if STUDY_FILE not in listed:
+        raise UserError(
+            f"{folder / JOURNAL_FILE} is missing or damaged, or an older version of fl-dpbayes began this study: put "
+            "back a copy of it, or start the study anew with --out"
+        )
+    check_files(folder, listed)
 
 
 def _run_missing(
@@ -134,6 +149,10 @@ def _run_missing(
         for resources in dict.fromkeys(cell.scenario.resources for cell in cells):
             check_machine(resources)
     missing = [cell for cell in cells if finished_cell(folder, cell) is None]
+    for path in (cell_file(folder, cell) for cell in missing):
+        if path.is_file():
+            text = f"{path} has no checksum or another one, so it is not what a cell wrote here: that cell runs again"
+            console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
     if address is None:
         _check_sources(missing, data_dir)
     count = workers.count or len(os.sched_getaffinity(0))

@@ -1,6 +1,5 @@
 """The tidy tables of a study: one row per cell, place and predictor."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pandas as pd
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.run.study.cell import FinishedCell
 from fl_dpbayes.run.study.grid import shifted_site_name
+from fl_dpbayes.storage.atomic_file import replaced_atomically
 from fl_dpbayes.study_file import SEED, SHIFT_KIND, Study
 
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
@@ -65,10 +65,8 @@ def write_tables(frame: pd.DataFrame, path: Path) -> None:
     """
     frame = _plain(frame)
     for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
-        final = path.with_name(path.name + suffix)
-        partial = final.with_name(f".{final.name}.partial")
-        write(partial, index=False)
-        os.replace(partial, final)
+        with replaced_atomically(path.with_name(path.name + suffix)) as partial:
+            write(partial, index=False)
 
 
 def _rows(study: Study, cell: FinishedCell, name: str) -> list[Row]:

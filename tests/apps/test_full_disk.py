@@ -1,0 +1,122 @@
+"""A disk that is full at any file of a run: one line, nothing lost, and the resumed run ends as the unbroken one."""
+
+import errno
+import io
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fl_dpbayes import cli
+from fl_dpbayes.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = [
+    "training={rounds=2, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
+    "simulation.insecure_seed=5", "evaluation.release=noised", "evaluation.noise_multiplier=4.0",
+    "recalibration={epsilon=2.0, rounds=1, steps=2, fraction=0.2}",
+]  # fmt: skip
+# SQLite writes ledgers without Python, and has its own tests; a log ends where the disk is full.
+NOT_TRIED = ("ledgers/", "flower.log", "run.lock")
+MOST_FAILURES, MOST_OF_A_KIND = 40, 2
+
+
+class FullDisk:
+    """Lets one write of a command fail: the first that is of another kind than those that failed before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.failed, self._open = folder, list[str](), io.open
+        self.arm()
+
+    def arm(self) -> None:
+        self._armed, self._seen = True, Counter[str]()
+
+    def open(self, file, mode="r", *arguments, **settings):
+        opened = self._open(file, mode, *arguments, **settings)
+        if isinstance(file, str | Path) and set(mode) & set("wax+") and self._fails(Path(file)):
+            opened.close()
+            return _Full()
+        return opened
+
+    def _fails(self, path: Path) -> bool:
+        if not self._armed or not path.is_relative_to(self.folder):
+            return False
+        name = path.relative_to(self.folder).as_posix().replace("/.", "/").removeprefix(".").removesuffix(".partial")
+        kind = re.sub(r"(?<=/).*(?=\.)", "*", name)
+        self._seen[kind] += 1
+        # These are written in every round, and in several ways.
+        number = self._seen[kind] if name in ("journal.jsonl", "checkpoint.safetensors") else 1
+        if name.startswith(NOT_TRIED) or number > MOST_OF_A_KIND or f"{kind} {number}" in self.failed:
+            return False
+        self.failed.append(f"{kind} {number}")
+        self._armed = False
+        return True
+
+
+class _Full:
+    """A file on a full disk: what is written does not arrive."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str):
+        if name in ("write", "writelines", "truncate"):
+            return self._fail
+        return lambda *_, **__: None
+
+    def _fail(self, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def command(capsys, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    new = ["simulate", "quickstart", "--engine", "inline", *settings, "--out"]
+    assert command(capsys, monkeypatch, *new, str(tmp_path / "unbroken"))[0] == 0
+    folder = tmp_path / "run"
+    disk = FullDisk(folder)
+    monkeypatch.setattr("builtins.open", disk.open)
+    monkeypatch.setattr("io.open", disk.open)
+    status, said = command(capsys, monkeypatch, *new, str(folder))
+    while status and len(disk.failed) < MOST_FAILURES:
+        assert (status, said.count("\n")) == (2, 1), (disk.failed, said)
+        assert "cannot be written (No space left on device): free space on its disk" in said
+        assert str(folder) in said
+        disk.arm()
+        resumable = (folder / "scenario.toml").is_file()
+        again = ["simulate", "--engine", "inline", "--resume", str(folder)] if resumable else [*new, f"{folder}-2"]
+        if not resumable:
+            disk.folder = folder = Path(f"{folder}-2")
+        status, said = command(capsys, monkeypatch, *again)
+    assert status == 0, said
+    for name in ("posterior.safetensors", "privacy.csv", "calibration.csv"):
+        assert (folder / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes(), name
+    assert {kind.partition(" ")[0] for kind in disk.failed} == {
+        "scenario.toml", "partition.json", "sites/*.npy", "sites/*.toml", "journal.jsonl", "events.jsonl",
+        "checkpoint.safetensors", "bank/*.safetensors", "privacy.csv", "rounds.csv", "posterior.safetensors",
+        "summary.json", "calibration.csv", "figures/*.svg", "report.html",
+    }  # fmt: skip
+
+
+def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = federation()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**16))
+    with pytest.raises(UserError, match=r"a round writes up to \d+ KiB to .*run, whose disk has 64 KiB left: free"):
+        run.run()
+    assert not [request for request in run.grid.requests if request.metadata.message_type == "train"]
