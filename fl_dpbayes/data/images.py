@@ -1,5 +1,6 @@
 """An institution's own folder of images, one sub-folder per class."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,15 @@ def image_records(source: ImageFolder) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
 
     Args:
-        source: path, size and channels (1: converted to grey).
+        source: path, size, channels (1: converted to grey), and on request how a path names the patient.
 
     Returns:
-        One record per image in alphabetical order, label = position of its class folder; each image is its own privacy
-        unit, known by its path inside the folder.
+        One record per image in alphabetical order, label = position of its class folder; a privacy unit is a patient,
+        or else one image, known by its path inside the folder.
 
     Raises:
-        UserError: if the folder is absent, has fewer than two classes or no image, or an image cannot be read.
+        UserError: if the folder is absent, has fewer than two classes or no image, an image cannot be read, or a path
+            names no patient.
     """
     task = image_task(source)
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
@@ -38,11 +40,24 @@ def image_records(source: ImageFolder) -> Records:
             ]
         ),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
-        units=np.array([Path(path).relative_to(source.path).as_posix() for path, _ in folder.samples]),
+        units=np.array([_unit(source, Path(path).relative_to(source.path)) for path, _ in folder.samples]),
         natural_site=None,
         task=task,
-        unit="image",
+        unit="patient" if source.patient_pattern else "image",
     )
+
+
+def _unit(source: ImageFolder, path: Path) -> str:
+    """Name the privacy unit of an image by its path inside the source, whose first part is its class."""
+    if source.patient_pattern is None:
+        return path.as_posix()
+    found = re.search(source.patient_pattern, Path(*path.parts[1:]).as_posix())
+    if found is None or not found[1]:
+        raise UserError(
+            f"image {source.path / path} names no patient: patient_pattern {source.patient_pattern!r} must find one in "
+            "every path inside a class folder: correct it, or rename or remove the image"
+        )
+    return found[1]
 
 
 def image_task(source: ImageFolder) -> Task:

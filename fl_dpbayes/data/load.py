@@ -115,7 +115,7 @@ def source_task(source: Source) -> Task:
 def source_unit(source: Source) -> str:
     """Name the privacy unit of a source: a table's unit column, patient, image or record; loads no record."""
     match source:
-        case BuiltIn(kind="heart"):
+        case BuiltIn(kind="heart") | ImageFolder(patient_pattern=str()):
             return "patient"
         case Table(unit_column=str(column)) | HuggingFace(unit_column=str(column)):
             return column

@@ -1,9 +1,10 @@
 """What a scenario or a site file says about records: source, partition, shift."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
 from fl_dpbayes.protocol.card import Role, SiteName
@@ -61,13 +62,33 @@ class Table(Record):
 
 
 class ImageFolder(Record):
-    """A folder with one sub-folder of images per class, in alphabetical order of their names."""
+    """A folder with one sub-folder of images per class, in alphabetical order of their names.
+
+    `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
+    folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient, of
+    whatever class, are one privacy unit; without it each image is one.
+    """
 
     kind: Literal["images"] = "images"
     path: Path
     height: PositiveInt
     width: PositiveInt
     channels: Literal[1, 3] = 1
+    patient_pattern: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+    @field_validator("patient_pattern")
+    @classmethod
+    def _pattern_has_one_group(cls, pattern: str | None) -> str | None:
+        try:
+            groups = 1 if pattern is None else re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(
+                f"{pattern!r} has {groups} groups: put exactly one pair of parentheses, around what names the patient, "
+                "such as '^(P[0-9]+)_'"
+            )
+        return pattern
 
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=100)]

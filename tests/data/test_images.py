@@ -3,6 +3,8 @@ import pytest
 from PIL import Image
 
 from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_file import Policy, SiteFile, Split
 from fl_dpbayes.data.specs import ImageFolder
 from fl_dpbayes.errors import UserError
 
@@ -51,3 +53,56 @@ def test_a_folder_without_classes_or_images_is_refused(tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError, match="has no images"):
         load_source(ImageFolder(path=tmp_path, height=6, width=4), "train")
+
+
+def patients(folder, pattern):
+    return ImageFolder(path=folder, height=6, width=4, patient_pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [(("P1_a.png", "P1_b.png", "P2_a.png"), "^(P[0-9]+)_"), (("P1/a.png", "P1/b.png", "P2/a.png"), "^([^/]+)/")],
+)
+def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, pattern):
+    for name in ("healthy", "sick"):
+        for image in names:
+            path = tmp_path / name / image
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8)).save(path)
+    records = load_source(patients(tmp_path, pattern), "train")
+    assert records.units.tolist() == ["P1", "P1", "P2"] * 2
+    assert records.unit == source_unit(patients(tmp_path, pattern)) == "patient"
+
+
+def test_no_patient_lies_in_training_and_test(tmp_path):
+    for label, name in enumerate(("healthy", "sick")):
+        (tmp_path / name).mkdir()
+        for patient in range(30):
+            for visit in range(3):
+                level = 10 * label + visit
+                Image.new("L", (8, 8), level).save(tmp_path / name / f"P{patient:02d}-{visit}.png")
+    site_file = SiteFile(
+        name="north",
+        role="train",
+        units=18,
+        policy=Policy(max_run_epsilon=1.0),
+        source=patients(tmp_path, "^(P[0-9]+)-"),
+        split=Split(test_fraction=0.4, key="5e" * 16),
+    )
+    site = load_site(site_file)
+    assert site.unit == "patient"
+    assert len(site.train.labels) % 6 == len(site.test.labels) % 6 == 0
+    assert 0 < len(site.test.labels) < 180
+
+
+def test_an_image_that_names_no_patient_is_named_with_the_remedy(folder):
+    with pytest.raises(UserError, match=r"image .*healthy/0\.png names no patient.* rename or remove"):
+        load_source(patients(folder, "^(P[0-9]+)_"), "train")
+    with pytest.raises(UserError, match="names no patient"):
+        load_source(patients(folder, "^([A-Z]*)"), "train")
+
+
+@pytest.mark.parametrize(("pattern", "said"), [("P[0-9]+", "has 0 groups"), ("(a)(b)", "has 2"), ("(", "no regular")])
+def test_a_pattern_needs_one_group(tmp_path, pattern, said):
+    with pytest.raises(ValueError, match=said):
+        patients(tmp_path, pattern)
