@@ -64,7 +64,7 @@ def _most_units(site: PlannedSite, plan: SitePlan) -> float:
 def prepare_simulation(
     scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
 ) -> None:
-    """Write the resolved scenario, one site file per virtual site, the sites' ledgers, and the beginning of the journal.
+    """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
     Args:
         scenario: the validated scenario.
