@@ -97,7 +97,7 @@ class TableSite:
         self.path = folder / "site.toml"
 
     def write(self, rows: list[tuple[str, float, float, int]], **changes: object) -> None:
-        """Write rows (patient, x, y, label) and the site file."""
+        """Write rows (patient, x, y, label) and the site file, and make its ledger where none is."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = [f"{patient},{x!r},{y!r},{label}" for patient, x, y, label in rows]
         (self.folder / "patients.csv").write_text("\n".join(["patient,x,y,sick", *lines]) + "\n")
@@ -111,7 +111,8 @@ class TableSite:
         }  # fmt: skip
         content = {key: value for key, value in (keys | changes).items() if value is not None}
         self.path.write_text(tomli_w.dumps(content))
-        if content.get("ledger") and not (self.folder / "ledger").exists():
+        place = content.get("ledger")
+        if isinstance(place, dict) and not any((self.folder / place[key]).exists() for key in ("path", "witness")):
             create_ledger(read_site_file(self.path)).close()
 
     def answer(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:

@@ -86,8 +86,8 @@ def test_patients_join_batches_whole(table_site) -> None:
         rows,
         policy={"max_run_epsilon": 1e9},
         ledger={
-            "path": "ledger/north.sqlite",
-            "witness": "witness/north.json",
+            "path": "wide/north.sqlite",
+            "witness": "wide witness/north.json",
             "cohort": "north 2026",
             "epsilon": 1e9,
             "delta": 1e-3,
