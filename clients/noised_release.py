@@ -4,14 +4,16 @@ from collections.abc import Callable
 
 import numpy.typing as npt
 
-from clients.privacy_statement import open_ledger, privacy_statement
+from clients.privacy_statement import privacy_statement
 from clients.refused import RefusedError
 from clients.stored_reply import pack_reply, unpack_reply
 from fl_dpbayes.calibration.bins import REPORT_BINS
 from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.data.declared_units import is_delta_allowed
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger_state import Spending
@@ -49,7 +51,7 @@ def release_noised(
         raise RefusedError(RefusalCode.NOT_SENT)
     if sigma is None or sigma < policy.min_evaluation_noise_multiplier:
         raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
-    if request.delta != settings.delta or request.delta * site_file.units >= 1:
+    if request.delta != settings.delta or not is_delta_allowed(site_file, "test", request.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
     tables = len(request.measured)
     spending = Spending(
@@ -63,7 +65,7 @@ def release_noised(
         first_step=0,
         steps=tables,
     )
-    with open_ledger(settings, site_file, site) as ledger:
+    with open_ledger(site_file, site) as ledger:
         match ledger.reserve(spending, request.ledger_head):
             case StoredReply(body):
                 reply, arrays = unpack_reply(body, EvaluateReply)

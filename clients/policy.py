@@ -3,8 +3,8 @@
 import math
 
 from clients.refused import RefusedError
-from fl_dpbayes.data.site import recalibration_units
-from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
+from fl_dpbayes.data.declared_units import is_delta_allowed, recalibration_units
+from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.plan import NoPrivacyPlan
@@ -15,25 +15,22 @@ from fl_dpbayes.protocol.sampler import BayesByBackprop
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
 
 
-def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerSettings:
+def check_training_policy(site_file: SiteFile, request: TrainRequest) -> None:
     """Check a training request against the site file.
 
     Args:
         site_file: the site.
         request: what is asked.
 
-    Returns:
-        The ledger to charge.
-
     Raises:
         RefusedError: ROLE_DENIED at a site that does not train or has no ledger; POLICY_DENIED with the field that
-            exceeds the policy, or a delta that is not the cohort's or not below 1/n; BAD_REQUEST if the model cannot be
-            built or the reply would be too large to store.
+            exceeds the policy, or a delta that is not the cohort's or not surely below 1/n; BAD_REQUEST if the model
+            cannot be built or the reply would be too large to store.
     """
     policy, privacy, settings = site_file.policy, request.plan.privacy, site_file.ledger
     if site_file.role != "train" or settings is None or site_file.units < 1:
         raise RefusedError(RefusalCode.ROLE_DENIED)
-    if privacy.delta != settings.delta or privacy.delta >= 1 / site_file.units:
+    if privacy.delta != settings.delta or not is_delta_allowed(site_file, "train", privacy.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.delta")
     if privacy.adjacency != settings.adjacency:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.adjacency")
@@ -51,7 +48,6 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> LedgerS
     size = reply_bytes(request.plan, request.first_step, request.steps, _parameters(request), request.precision)
     if size > MAX_REPLY_BYTES:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")
-    return settings
 
 
 def _numbers(request: TrainRequest) -> int:
@@ -69,25 +65,22 @@ def _parameters(request: TrainRequest) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> LedgerSettings:
+def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> None:
     """Check a recalibration request against the site file; the policy's limits for a run hold for it too.
 
     Args:
         site_file: the site.
         request: what is asked.
 
-    Returns:
-        The ledger to charge.
-
     Raises:
         RefusedError: ROLE_DENIED at a site that does not train, keeps no share for recalibration or has no ledger;
-            POLICY_DENIED with the field that exceeds the policy, or a delta that is not the cohort's or not below 1/n.
+            POLICY_DENIED with the field that exceeds the policy, or a delta that is not the cohort's or not surely
+            below 1/n.
     """
     policy, plan, settings = site_file.policy, request.plan, site_file.ledger
-    units = recalibration_units(site_file)
-    if settings is None or units < 1:
+    if settings is None or recalibration_units(site_file) < 1:
         raise RefusedError(RefusalCode.ROLE_DENIED)
-    if plan.delta != settings.delta or plan.delta >= 1 / units:
+    if plan.delta != settings.delta or not is_delta_allowed(site_file, "recalibration", plan.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.delta")
     if plan.adjacency != settings.adjacency:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.adjacency")
@@ -99,4 +92,3 @@ def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest)
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.clip_norm")
     if plan.steps > policy.max_steps:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.steps")
-    return settings

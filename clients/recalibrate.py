@@ -9,7 +9,7 @@ from clients.device import compute_device
 from clients.model_inputs import model_inputs
 from clients.policy import check_recalibration_policy
 from clients.predictor_arrays import read_predictors
-from clients.privacy_statement import open_ledger, privacy_statement
+from clients.privacy_statement import privacy_statement
 from clients.refused import RefusedError
 from clients.stored_reply import pack_reply, unpack_reply
 from fl_dpbayes.calibration.isotonic import count_bins
@@ -17,6 +17,7 @@ from fl_dpbayes.calibration.private_recalibration import private_fit
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_to_arrays, sensitivity
 from fl_dpbayes.data.site import Part, Site, load_site
 from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
@@ -58,7 +59,7 @@ def recalibrate_posterior(
         RefusedError: with the code and the request's field.
         LedgerError: if the ledger cannot be used; nothing was then released.
     """
-    settings = check_recalibration_policy(site_file, request)
+    check_recalibration_policy(site_file, request)
     samples = read_predictors(message, request.model, request.task, {PREDICTOR: request.weights}, request.arrays)
     site = load_site(site_file)
     if site.recalibration is None or site.task != request.task:
@@ -76,7 +77,7 @@ def recalibrate_posterior(
         first_step=request.first_step,
         steps=request.steps,
     )
-    with open_ledger(settings, site_file, site) as ledger:
+    with open_ledger(site_file, site) as ledger:
         match ledger.reserve(spending, request.ledger_head):
             case StoredReply(body):
                 reply, arrays = unpack_reply(body, RecalibrateReply)

@@ -9,13 +9,14 @@ from torch import nn
 from clients.device import compute_device
 from clients.model_inputs import model_inputs
 from clients.policy import check_training_policy
-from clients.privacy_statement import open_ledger, privacy_statement
+from clients.privacy_statement import privacy_statement
 from clients.refused import RefusedError
 from clients.start_arrays import cavity_vectors, read_start
 from clients.stored_reply import pack_reply, unpack_reply
 from clients.trace import local_trace
 from fl_dpbayes.data.site import Part, Site, load_site
 from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
@@ -59,13 +60,13 @@ def train_chain(
         RefusedError: with the code and the request's field.
         LedgerError: if the ledger cannot be used; nothing was then released.
     """
-    settings = check_training_policy(site_file, request)
+    check_training_policy(site_file, request)
     start, cavity = read_start(request, message)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.train)
-    with open_ledger(settings, site_file, site) as ledger:
+    with open_ledger(site_file, site) as ledger:
         history = _planned_history(ledger, site, request)
         available = min(request.steps, sum(event.steps for event in history) - request.first_step)
         if available < 1:

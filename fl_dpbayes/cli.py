@@ -291,10 +291,26 @@ def reproduce(
 
 
 site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help=True)
-ledger = typer.Typer(help="Look into a site's privacy ledger.", no_args_is_help=True)
+ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
 app.add_typer(site, name="site")
 site.add_typer(ledger, name="ledger")
 SiteFileArgument = Annotated[Path, typer.Argument(help="The site file.")]
+
+
+@ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")
+def ledger_create(site_file: SiteFileArgument) -> None:
+    """Make a site's ledger, once, before its first request; nothing is overwritten."""
+    from fl_dpbayes.run.site_ledger import create_ledger
+
+    create_ledger(site_file, console)
+
+
+@ledger.command("repair", epilog="Example: fl-dpbayes site ledger repair north.toml")
+def ledger_repair(site_file: SiteFileArgument) -> None:
+    """Make a lost second place anew, or accept that the ledger was moved; a ledger that is behind stays refused."""
+    from fl_dpbayes.run.site_ledger import repair_ledger
+
+    repair_ledger(site_file, console)
 
 
 @ledger.command("show", epilog="Example: fl-dpbayes site ledger show runs/quickstart-1/sites/00-north.toml")

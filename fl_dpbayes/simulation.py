@@ -5,10 +5,11 @@ import json
 import uuid
 from pathlib import Path
 
+from fl_dpbayes.data.declared_units import most_declared, most_in_part
 from fl_dpbayes.data.site_file import Policy
 from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
-from fl_dpbayes.data.virtual_sites import SitePlan, plan_virtual_sites
+from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, plan_virtual_sites
 from fl_dpbayes.distillation_section import with_public_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.planned_samples import check_planned_samples
@@ -43,19 +44,27 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     check_task_fit(scenario, plan.task.classes)
     check_planned_samples(scenario, plan.task)
     for site in plan.sites:
-        units = max(site.train_units, site.recalibration_units)
-        if site.spec.role == "train" and scenario.privacy.delta >= 1 / units:
+        most = _most_units(site, plan)
+        if site.spec.role == "train" and scenario.privacy.delta * most >= 1:
             raise UserError(
-                f"privacy.delta is {scenario.privacy.delta}: it must be below 1/n = {1 / units:.3g} at site "
-                f"{site.name!r} (n = {units}), or one record could be disclosed outright: lower it"
+                f"privacy.delta is {scenario.privacy.delta}: it must be below 1/n = {1 / most:.3g} at site "
+                f"{site.name!r} for every n up to {most:.0f}, which its declared {site.train_units} admits, or one "
+                "record could be disclosed outright: lower it"
             )
     return plan
+
+
+def _most_units(site: PlannedSite, plan: SitePlan) -> float:
+    most, fraction = most_declared(site.train_units), plan.recalibration_fraction
+    if not site.recalibration_units:
+        return most
+    return max(most, most_in_part(site.train_units, fraction / (1 - plan.test_fraction - fraction)))
 
 
 def prepare_simulation(
     scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
 ) -> None:
-    """Write the resolved scenario, one site file per virtual site, and the beginning of the run's journal.
+    """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
     Args:
         scenario: the validated scenario.

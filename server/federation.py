@@ -30,6 +30,7 @@ from server.fedpa import FedPAStrategy
 from server.fixed import Federation
 from server.further_costs import write_further_costs
 from server.independent_chains import IndependentChainsStrategy
+from server.ledger_heads import HEADS_FILE
 from server.node_wait import wait_for_returning_nodes, wait_for_simulated_nodes
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
@@ -117,6 +118,8 @@ def _start(
         shapes=parameter_shapes(module),
         run_folder=run_folder,
         simulation_folder=simulation_folder,
+        # The ledgers of a simulation are as new as its run.
+        heads_file=None if simulation_folder else run_folder.parent / HEADS_FILE,
     )
     strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record, events)
     if found is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
+from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.most_noise import most_noise
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix

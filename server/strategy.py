@@ -35,6 +35,7 @@ from server.evaluation import Evaluation
 from server.evaluation_stage import EvaluationStage, most_evaluated
 from server.exchange import Exchange
 from server.fixed import Federation
+from server.ledger_heads import keep_heads, read_heads
 from server.messages import DROPPED, EXPIRED, array_bytes, encoded, read_reply
 from server.participation import Participation
 from server.progress import EventLog
@@ -82,7 +83,8 @@ class PosteriorStrategy(Strategy):
         self.plan = self.site_plan(federation.planned_sites)
         check_reply_size(self.plan, federation)
         self._participation = Participation(federation.scenario.resources.silent_rounds)
-        self._ledger_heads: dict[str, str] = {}
+        self._earlier_heads = read_heads(federation.heads_file)
+        self._ledger_heads: dict[str, str] = dict(self._earlier_heads)
         self._done_rounds = 0
         self.recalibration: Recalibration | None = None
         self._evaluation_stage: EvaluationStage | None = None
@@ -141,12 +143,14 @@ class PosteriorStrategy(Strategy):
             seconds=self.record.seconds_so_far(),
         )
         write_checkpoint(federation.run_folder, checkpoint, state)
+        self._keep_heads()
         self.bank.keep_through(round_number)
 
     def restore(self, checkpoint: Checkpoint, entries: Iterable[Entry]) -> None:
         """Go on after a checkpoint of this run: its rounds are passed over, and its state comes as initial arrays."""
         self._done_rounds = checkpoint.round
-        self._ledger_heads = dict(checkpoint.ledger_heads)
+        # Another run may have asked the sites since.
+        self._ledger_heads = dict(checkpoint.ledger_heads) | self._earlier_heads
         self._participation.restore(checkpoint.participation)
         self.record.restore(entries, checkpoint.seconds, checkpoint.round)
         for member in self.federation.roster.members:
@@ -273,6 +277,7 @@ class PosteriorStrategy(Strategy):
         if self._evaluation_stage is None:
             return None
         self._evaluation_stage.collect(replies)
+        self._keep_heads()
         return MetricRecord({**self._evaluation_stage.evaluation.pooled_metrics()})
 
     def _weights(self) -> Mapping[str, float]:
@@ -281,6 +286,10 @@ class PosteriorStrategy(Strategy):
         if warning:
             self.record.warn(warning)
         return weights
+
+    def _keep_heads(self) -> None:
+        seen = {site: head for site, head in self._ledger_heads.items() if self._earlier_heads.get(site) != head}
+        keep_heads(self.federation.heads_file, seen)
 
     def _admit(self, server_round: int, grid: Grid) -> None:
         before = self.federation.roster

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.data.declared_units import check_declaration, check_most_units, recalibration_units
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.prevalence import check_prevalence_classes
 from fl_dpbayes.data.records import Records
@@ -16,8 +17,6 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.card import Role
 from fl_dpbayes.protocol.task import Task
-
-MAX_DECLARATION_ERROR = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,7 @@ class Part:
         unit_count: how many privacy units the part holds.
         truth: float64, (N, classes), the labels' own probabilities where records are made up, else None.
         groups: attribute -> (N,) text, each record's subgroup.
+        unit_names: (unit_count,), the names of the units, as the source has them; None where nobody asks.
     """
 
     features: npt.NDArray[np.float32]
@@ -39,6 +39,7 @@ class Part:
     unit_count: int
     truth: npt.NDArray[np.float64] | None = None
     groups: Mapping[str, npt.NDArray] = field(default_factory=dict)
+    unit_names: npt.NDArray | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,10 @@ def load_site(site_file: SiteFile) -> Site:
             recalibration = _part(records.subset(in_recalibration))
     else:
         train, test = None, _part(records)
-    _check_declaration(site_file.units, test if train is None else train, records.unit)
+    check_declaration(site_file.units, (test if train is None else train).unit_count, records.unit)
+    for name, part in (("train", train), ("test", test), ("recalibration", recalibration)):
+        if part is not None:
+            check_most_units(site_file, name, part.unit_count)
     return Site(
         name=site_file.name,
         role=site_file.role,
@@ -104,15 +108,6 @@ def load_site(site_file: SiteFile) -> Site:
         recalibration=recalibration,
         recalibration_units=recalibration_units(site_file),
     )
-
-
-def recalibration_units(site_file: SiteFile) -> int:
-    """Return the expected number of units in the recalibration part, from what the site declares; 0 without one."""
-    split = site_file.split
-    share = split.recalibration_fraction
-    if site_file.role != "train" or not share or split.test_fraction + share >= 1:
-        return 0
-    return max(1, round(site_file.units * share / (1 - split.test_fraction - share)))
 
 
 def shift_label(shift: Shift | None) -> str:
@@ -171,22 +166,6 @@ def _check_records(records: Records) -> None:
         raise UserError(f"a label is outside 0 to {records.task.classes - 1}: correct it, or the number of classes")
 
 
-def _check_declaration(declared: int, part: Part, unit: str) -> None:
-    actual = part.unit_count
-    if not actual:
-        raise UserError("every record is kept for testing, so nothing is left to train on: lower split.test_fraction")
-    if abs(actual - declared) > MAX_DECLARATION_ERROR * actual:
-        raise UserError(
-            f"units is declared as {declared}, but the site holds {actual} privacy units ({unit}s): declare a round "
-            f"number within {MAX_DECLARATION_ERROR:.0%} of that, for example units = {_rounded(actual)}"
-        )
-
-
-def _rounded(count: int) -> int:
-    step = 10 ** max(len(str(count)) - 2, 0)
-    return max(count // step * step, 1)
-
-
 def _part(records: Records) -> Part:
     distinct, unit_index = np.unique(records.units, return_inverse=True)
     return Part(
@@ -196,4 +175,5 @@ def _part(records: Records) -> Part:
         len(distinct),
         truth=records.truth,
         groups=records.groups,
+        unit_names=distinct,
     )

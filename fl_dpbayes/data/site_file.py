@@ -46,14 +46,28 @@ class Split(Record):
 
 
 class LedgerSettings(Record):
-    """Where the site keeps its ledger, for which cohort, and how much that cohort may ever spend."""
+    """Where the site keeps its ledger, for which cohort, and how much that cohort may ever spend.
+
+    `witness` is the ledger's second place, a small file that knows its last entry: in another folder, best on another
+    disk that no backup puts back together with the ledger. Both are made once, by `fl-dpbayes site ledger create`.
+    """
 
     path: Path
+    witness: Path
     cohort: Annotated[str, Field(min_length=1, max_length=200)]
     epsilon: PositiveOrInfinite
     delta: Probability
     adjacency: Adjacency = "add_or_remove_one"
     durability: Literal["full", "normal"] = "full"
+
+    @model_validator(mode="after")
+    def _places_differ(self) -> "LedgerSettings":
+        if self.path.parent == self.witness.parent:
+            raise ValueError(
+                f"witness {self.witness} lies in the folder of path {self.path}, and would be lost or put back with "
+                "it: name a file in another folder, best on another disk"
+            )
+        return self
 
 
 class Policy(Record):
@@ -166,7 +180,7 @@ def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
     if selection.indices is not None:
         changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})
     if ledger is not None:
-        changes["ledger"] = ledger.model_copy(update={"path": folder / ledger.path})
+        changes["ledger"] = ledger.model_copy(update={"path": folder / ledger.path, "witness": folder / ledger.witness})
     for key in ("path", "folder"):
         value = getattr(source, key, None)
         if value is not None:

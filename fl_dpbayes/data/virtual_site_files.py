@@ -4,7 +4,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.data.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
+from fl_dpbayes.data.site_file import (
+    LedgerSettings,
+    Policy,
+    Selection,
+    SiteFile,
+    Split,
+    read_site_file,
+    write_site_file,
+)
+from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan
 from fl_dpbayes.protocol.plan import Adjacency
 from fl_dpbayes.storage.atomic_file import written
@@ -25,7 +34,7 @@ def write_virtual_sites(
     traces: bool = False,
     cache_folder: Path | None = None,
 ) -> list[Path]:
-    """Write one site file per virtual site, with its ledger under `folder/../ledgers`.
+    """Write one site file per virtual site, with its ledger under `folder/../ledgers`, and make the ledgers.
 
     Args:
         plan: from `plan_virtual_sites`.
@@ -63,6 +72,7 @@ def write_virtual_sites(
             shift_seed=site.shift_seed,
             ledger=LedgerSettings(
                 path=Path("..") / "ledgers" / f"{site.name}.sqlite",
+                witness=Path("..") / "witnesses" / f"{site.name}.json",
                 cohort=cohort,
                 epsilon=site.spec.epsilon or epsilon,
                 delta=delta,
@@ -79,6 +89,7 @@ def write_virtual_sites(
             prevalence=site.spec.prevalence,
         )
         write_site_file(site_file, folder / f"{stem}.toml")
+        prepare_simulated_ledger(read_site_file(folder / f"{stem}.toml"))
         paths.append(folder / f"{stem}.toml")
     return paths
 

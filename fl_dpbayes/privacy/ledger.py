@@ -8,24 +8,33 @@ cost. Replies are kept for good: that is the price of answering a repeated reque
 Work that did not complete is charged again when it is repeated, unless a process that is known to be dead left it open:
 then it is taken over at no further cost, a few times at most (`takeover` says when and why).
 
-The chain is not signed: whoever may write the file may write another chain. But each reply carries the head, and the
-server echoes the last one it saw, so a chain that lacks it (an older copy put back, a file deleted) is noticed.
+A ledger is made once, by `create`. The chain is not signed: whoever may write the file may write another chain. But its
+last head also stands in a second place (`witness`), and each reply carries it and the server echoes the last one it
+saw; so a chain that lacks either (an older copy put back, a file made anew) is refused.
 """
 
 import dataclasses
 import hashlib
 import sqlite3
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.data_version import MOST_SHARED, DataVersion, shared_fraction
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_orders
 from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
 from fl_dpbayes.privacy.ledger_account import Spent, spent
 from fl_dpbayes.privacy.ledger_check import ledger_problems, reply_body
-from fl_dpbayes.privacy.ledger_file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger_file import (
+    HOW_TO_MAKE,
+    LedgerError,
+    ledger_errors,
+    open_ledger_file,
+    transaction,
+)
 from fl_dpbayes.privacy.ledger_state import (
     Cohort,
     LedgerState,
@@ -34,6 +43,8 @@ from fl_dpbayes.privacy.ledger_state import (
     Spending,
     StoredPlan,
     cohort_content,
+    cohorts_of,
+    data_version_content,
     plan_content,
     read_state,
     reservation_content,
@@ -43,7 +54,10 @@ from fl_dpbayes.privacy.ledger_state import (
 )
 from fl_dpbayes.privacy.running_process import this_process
 from fl_dpbayes.privacy.takeover import is_worked_on, may_take_over
+from fl_dpbayes.privacy.witness import LedgerPlace, advance_witness, check_witness, write_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
+
+Describe = Callable[[bytes], DataVersion]
 
 
 @dataclass(frozen=True)
@@ -79,60 +93,106 @@ class Refused:
 class Ledger:
     """The ledger of one cohort; a context manager, safe across processes and not shared between threads."""
 
-    def __init__(self, connection: sqlite3.Connection, cohort: Cohort, durability: Durability) -> None:
+    def __init__(self, connection: sqlite3.Connection, cohort: Cohort, place: LedgerPlace) -> None:
         self._connection = connection
-        self._durability: Durability = durability
+        self._place = place
         self._held: set[int] = set()
         self.cohort = cohort
 
     @classmethod
-    def open(cls, path: Path, cohort: Cohort, durability: Durability) -> "Ledger":
-        """Open the ledger of a cohort, made on first use.
+    def create(cls, place: LedgerPlace, cohort: Cohort, describe: Describe | None = None) -> "Ledger":
+        """Make a cohort, and its ledger where neither the file nor its second place is there; nothing is overwritten.
 
         Args:
-            path: its file, on a local disk; it may hold several cohorts.
-            cohort: name and budget. Once made, they must be stated as they were.
-            durability: `full` survives a power cut, `normal` the death of the process.
+            place: of the ledger.
+            cohort: name and budget, fixed for good.
+            describe: gives the version of the cohort's records under the ledger's key; None: by the first request.
+
+        Returns:
+            The ledger.
+
+        Raises:
+            UserError: if the cohort is there already, or the file may not serve as a ledger.
+            LedgerError: if the ledger is not the one that its second place knows, cannot be read or written or is
+                damaged, or another cohort has these records.
+        """
+        new = not place.witness.exists()
+        connection = open_ledger_file(place.path, place.durability, create=new)
+        try:
+            with transaction(connection):
+                entries = read_chain(connection)
+                if entries or not new:
+                    check_witness(place, connection)
+                if cohort.name in cohorts_of(entries):
+                    raise UserError(
+                        f"ledger {place.path} holds cohort {cohort.name!r} already: nothing is made or overwritten"
+                    )
+                orders = filter_orders(cohort.epsilon, cohort.delta)
+                last = append_entry(connection, "cohort", cohort_content(cohort, orders))
+                if describe is not None:
+                    version = describe(_key(connection))
+                    _require_other_units(entries, cohort.name, version, place)
+                    last = append_entry(connection, "data version", data_version_content(cohort.name, version))
+            with transaction(connection):
+                if new:
+                    write_witness(place, last.position, last.head)
+                else:
+                    advance_witness(place, connection)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection, cohort, place)
+
+    @classmethod
+    def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
+        """Open the ledger of a cohort that was made before.
+
+        Args:
+            place: of the ledger.
+            cohort: name and budget, stated as they were when it was made.
 
         Returns:
             The ledger.
 
         Raises:
             UserError: if the cohort was made with another budget, or the file may not serve as a ledger.
-            LedgerError: if the file cannot be read or written, or is damaged.
+            LedgerError: if ledger or cohort was not made, or the ledger is not the one that its second place knows,
+                cannot be read or written, or is damaged.
         """
-        connection = open_ledger_file(path, durability, create=True)
+        ledger = cls.open_existing(place, cohort.name)
         try:
-            with transaction(connection):
-                made = read_state(read_chain(connection), cohort.name).cohort
-                if made is None:
-                    orders = filter_orders(cohort.epsilon, cohort.delta)
-                    append_entry(connection, "cohort", cohort_content(cohort, orders))
-            _require_same(made or cohort, cohort, path)
+            with transaction(ledger._connection):
+                check_witness(place, ledger._connection)
+            _require_same(ledger.cohort, cohort, place.path)
         except BaseException:
-            connection.close()
+            ledger.close()
             raise
-        return cls(connection, cohort, durability)
+        return ledger
 
     @classmethod
-    def open_existing(cls, path: Path, name: str) -> "Ledger":
-        """Open the ledger of a cohort that was made before, with the budget that it was made with.
+    def open_existing(cls, place: LedgerPlace, name: str) -> "Ledger":
+        """Open the ledger of a cohort to look into it, with the budget that it was made with.
+
+        Its second place is checked when something is to change, and by `verify`.
 
         Raises:
-            UserError: if there is no such file or cohort.
-            LedgerError: if the file cannot be read, or is damaged.
+            LedgerError: if there is no such ledger or cohort, or the file cannot be read or is damaged.
         """
-        durability: Durability = "full"
-        connection = open_ledger_file(path, durability, create=False)
+        connection = open_ledger_file(place.path, place.durability, create=False)
         try:
             with ledger_errors():
-                cohort = read_state(read_chain(connection), name).cohort
+                entries = read_chain(connection)
+                cohort = read_state(entries, name).cohort
             if cohort is None:
-                raise UserError(f"ledger {path} holds no cohort {name!r}: check ledger.cohort in the site file")
+                held = ", ".join(map(repr, cohorts_of(entries))) or "none"
+                raise LedgerError(
+                    f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put ledger.cohort in the site "
+                    f"file back; a cohort of other patients is made once, with  {HOW_TO_MAKE}"
+                )
         except BaseException:
             connection.close()
             raise
-        return cls(connection, cohort, durability)
+        return cls(connection, cohort, place)
 
     def __enter__(self) -> "Ledger":
         return self
@@ -169,8 +229,7 @@ class Ledger:
         Raises:
             LedgerError: if the ledger cannot be read or written, or is damaged: nothing may run.
         """
-        with transaction(self._connection):
-            entries = read_chain(self._connection)
+        with self._change() as entries:
             state = read_state(entries, self.cohort.name)
             if echoed_head is not None and echoed_head not in {entry.head for entry in entries}:
                 return Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
@@ -194,7 +253,7 @@ class Ledger:
             LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
-        with transaction(self._connection):
+        with self._change():
             self._require_held(reservation)
             self._connection.execute("INSERT INTO reply VALUES (?, ?)", (reservation, reply))
             content = {"cohort": self.cohort.name, "reservation": reservation, "reply_digest": digest}
@@ -211,7 +270,7 @@ class Ledger:
         Raises:
             LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
         """
-        with transaction(self._connection):
+        with self._change():
             self._require_held(reservation)
             content = {"cohort": self.cohort.name, "reservation": reservation}
             head = append_entry(self._connection, "failed", content).head
@@ -222,12 +281,22 @@ class Ledger:
         """Return a run's plan as its first request fixed it, so that its noise is solved only once."""
         return self.state().plans.get((part, run, purpose))
 
-    def record_data_version(self, fingerprint: str) -> None:
-        """Note which version of the cohort's records is used from now on; the budget stays what it is."""
-        with transaction(self._connection):
-            if fingerprint not in self._read().data_versions[-1:]:
-                content = {"cohort": self.cohort.name, "fingerprint": fingerprint}
-                append_entry(self._connection, "data version", content)
+    def record_data_version(self, describe: Describe) -> None:
+        """Note which version of the cohort's records is used from now on; the budget stays what it is.
+
+        Args:
+            describe: gives the version under the ledger's secret key.
+
+        Raises:
+            LedgerError: if another cohort of this ledger has these records, or the ledger cannot be written.
+        """
+        with ledger_errors():
+            version = describe(_key(self._connection))
+            if version in self._read().data_versions[-1:]:
+                return
+        with self._change() as entries:
+            _require_other_units(entries, self.cohort.name, version, self._place)
+            append_entry(self._connection, "data version", data_version_content(self.cohort.name, version))
 
     def rows(self) -> list[Reservation]:
         """Return the cohort's reservations in the order in which they were made."""
@@ -248,13 +317,30 @@ class Ledger:
         return spent(self.state(), part)
 
     def verify(self) -> list[str]:
-        """Check the file, the chain, the stored replies and the sums; an empty list means that all is sound."""
-        return ledger_problems(self._connection, self.cohort.name)
+        """Check file, chain, stored replies, sums and second place; an empty list means that all is sound."""
+        problems = ledger_problems(self._connection, self.cohort.name)
+        if not problems:
+            try:
+                with transaction(self._connection):
+                    check_witness(self._place, self._connection)
+            except LedgerError as error:
+                problems.append(str(error))
+        return problems
 
     def entries(self) -> list[Entry]:
         """Return the file's entries, of every cohort in it, for an auditor to hash again."""
         with ledger_errors():
             return read_chain(self._connection)
+
+    @contextmanager
+    def _change(self) -> Iterator[list[Entry]]:
+        with transaction(self._connection):
+            entries = read_chain(self._connection)
+            check_witness(self._place, self._connection)
+            yield entries
+        # Before any step runs or any reply leaves; of the two the ledger comes first, so it is never behind.
+        with transaction(self._connection):
+            advance_witness(self._place, self._connection)
 
     def _read(self) -> LedgerState:
         return read_state(read_chain(self._connection), self.cohort.name)
@@ -281,7 +367,7 @@ class Ledger:
         return None if open_to_all is None else self._take_over(open_to_all)
 
     def _take_over(self, earlier: Reservation) -> Reserved:
-        content = takeover_content(self.cohort.name, earlier.identity, this_process(), self._durability)
+        content = takeover_content(self.cohort.name, earlier.identity, this_process(), self._place.durability)
         entry = append_entry(self._connection, "taken over", content)
         self._held.add(earlier.identity)
         return Reserved(earlier.identity, earlier.steps, entry.head)
@@ -297,7 +383,7 @@ class Ledger:
             append_entry(self._connection, "rule", rule_content(name, part, rule))
         if (part, spending.run, spending.purpose) not in state.plans:
             append_entry(self._connection, "plan", plan_content(name, spending))
-        content = reservation_content(name, spending, steps, this_process(), self._durability)
+        content = reservation_content(name, spending, steps, this_process(), self._place.durability)
         entry = append_entry(self._connection, "reserved", content)
         self._held.add(entry.position)
         return Reserved(entry.position, steps, entry.head)
@@ -305,7 +391,7 @@ class Ledger:
     def _note_interrupted(self) -> None:
         if not self._held:
             return
-        with transaction(self._connection):
+        with self._change():
             reservations = self._read().reservations
             for held in sorted(self._held & reservations.keys()):
                 if reservations[held].state == "reserved" and reservations[held].process == this_process():
@@ -320,6 +406,22 @@ class Ledger:
         # A process that was taken for dead must not end the attempt that took its place.
         if found.process != this_process():
             raise LedgerError(f"reservation {reservation} is held by another process, which took it over")
+
+
+def _key(connection: sqlite3.Connection) -> bytes:
+    return bytes(connection.execute("SELECT key FROM secret").fetchone()[0])
+
+
+def _require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:
+    for name in cohorts_of(entries):
+        versions = read_state(entries, name).data_versions if name != cohort else []
+        shared = max((shared_fraction(version.units, other.units) for other in versions), default=0.0)
+        if shared > MOST_SHARED:
+            raise LedgerError(
+                f"about {shared:.0%} of these units are in cohort {name!r} of ledger {place.path}, and at most "
+                f"{MOST_SHARED:.0%} may be: another cohort would give them another budget. Set ledger.cohort in the "
+                f"site file to {name!r}"
+            )
 
 
 def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:

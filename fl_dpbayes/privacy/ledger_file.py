@@ -1,5 +1,6 @@
 """The SQLite file of a ledger: where it may lie, who may read it, when it is on disk."""
 
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Literal
 from fl_dpbayes.errors import UserError
 
 Durability = Literal["full", "normal"]
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+KEY_BYTES = 32
 LOCK_TIMEOUT_SECONDS = 600.0
 RETRY_SECONDS = 0.01
 NETWORK_FILE_SYSTEMS = frozenset({
@@ -20,7 +22,9 @@ NETWORK_FILE_SYSTEMS = frozenset({
 _TABLES = """
 CREATE TABLE chain (position INTEGER PRIMARY KEY, previous TEXT NOT NULL, content TEXT NOT NULL, head TEXT NOT NULL);
 CREATE TABLE reply (reservation INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE secret (key BLOB NOT NULL);
 """
+HOW_TO_MAKE = "fl-dpbayes site ledger create SITE_FILE"
 
 
 class LedgerError(Exception):
@@ -35,32 +39,38 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
     Args:
         path: the file.
         durability: when a change counts as written.
-        create: whether a missing file is made.
+        create: whether a missing or empty file is made into a ledger.
 
     Returns:
-        A connection without automatic transactions, holding the two tables.
+        A connection without automatic transactions, holding the tables.
 
     Raises:
-        UserError: if the file is absent and not to be made, lies on a network file system (whose locks SQLite cannot
-            trust), or is no ledger of this version.
-        LedgerError: if it cannot be opened or is damaged.
+        UserError: if the file lies on a network file system, whose locks SQLite cannot trust.
+        LedgerError: if it cannot be opened, is damaged or no ledger of this version, or is absent or empty and not to
+            be made.
     """
     path = path.resolve()
-    if not create and not path.exists():
-        raise UserError(f"ledger {path} does not exist: it is made by the first request that a site accepts")
+    if not create:
+        _require_made(path)
     with ledger_errors():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
         _refuse_network(path)
-        if not path.exists():
+        if create:
             path.touch(mode=0o600)
         path.chmod(0o600)
-        connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None)
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode=rw", timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, uri=True
+        )
     try:
         with ledger_errors():
+            if not create:
+                _require_format(connection, path)
             _write_ahead(connection)
             connection.execute(f"PRAGMA synchronous = {durability.upper()}")
-            with transaction(connection):
-                _create_tables(connection, path)
+            if create:
+                with transaction(connection):
+                    _create_tables(connection, path)
     except BaseException:
         connection.close()
         raise
@@ -134,14 +144,31 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version == FORMAT_VERSION:
-        return
-    if version != 0 or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        raise UserError(
-            f"{path} is a database but no ledger of format {FORMAT_VERSION}: set ledger.path to another file"
+def _require_made(path: Path) -> None:
+    # Opening it would turn an empty file into a database.
+    found = path.stat().st_size if path.exists() else None
+    if not found:
+        state = "does not exist" if found is None else "is empty"
+        raise LedgerError(
+            f"ledger {path} {state}: no request makes one. Put its newest copy back; a new site makes it once, with  "
+            f"{HOW_TO_MAKE}"
         )
+
+
+def _require_format(connection: sqlite3.Connection, path: Path) -> None:
+    if connection.execute("PRAGMA user_version").fetchone()[0] != FORMAT_VERSION:
+        raise LedgerError(
+            f"{path} is a database but no ledger of format {FORMAT_VERSION}: set ledger.path in the site file to the "
+            f"ledger, or put its newest copy back; a new site makes one once, with  {HOW_TO_MAKE}"
+        )
+
+
+def _create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    # An empty database has neither tables nor a version.
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        _require_format(connection, path)
+        return
     for statement in _TABLES.strip().splitlines():
         connection.execute(statement)
+    connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(KEY_BYTES),))
     connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
 
+from fl_dpbayes.privacy.data_version import DataVersion
 from fl_dpbayes.privacy.events import History, read_history, write_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.hash_chain import Entry
@@ -128,7 +129,7 @@ class LedgerState:
 
     cohort: Cohort | None = None
     orders: tuple[float, ...] = ()
-    data_versions: list[str] = field(default_factory=list)
+    data_versions: list[DataVersion] = field(default_factory=list)
     plans: dict[tuple[str, str, str], StoredPlan] = field(default_factory=dict)
     rules: dict[str, SpendingRule] = field(default_factory=dict)
     reservations: dict[int, Reservation] = field(default_factory=dict)
@@ -173,6 +174,11 @@ def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
     return state
 
 
+def cohorts_of(entries: Iterable[Entry]) -> list[str]:
+    """Name the cohorts of a chain, in the order in which they were made."""
+    return [entry.content["cohort"] for entry in entries if entry.content["kind"] == "cohort"]
+
+
 def slice_history(plan: History, first_step: int, steps: int) -> History:
     """Cut `steps` steps out of a plan, from `first_step` on."""
     ends = [0, *accumulate(event.steps for event in plan)]
@@ -188,6 +194,11 @@ def cohort_content(cohort: Cohort, orders: tuple[float, ...]) -> dict[str, Any]:
     """Write the entry that opens a cohort."""
     settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
     return {"cohort": cohort.name, "settings": settings, "orders": list(orders)}
+
+
+def data_version_content(cohort: str, version: DataVersion) -> dict[str, Any]:
+    """Write the entry that notes a version of a cohort's records."""
+    return {"cohort": cohort, "fingerprint": version.fingerprint, "units": list(version.units)}
 
 
 def plan_content(cohort: str, spending: Spending) -> dict[str, Any]:
@@ -226,7 +237,7 @@ def _read_cohort(state: LedgerState, entry: Entry) -> None:
 
 
 def _read_data_version(state: LedgerState, entry: Entry) -> None:
-    state.data_versions.append(entry.content["fingerprint"])
+    state.data_versions.append(DataVersion(entry.content["fingerprint"], tuple(entry.content["units"])))
 
 
 def _read_plan(state: LedgerState, entry: Entry) -> None:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, SiteFile, Split
+from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.data.specs import ImageFolder, Source, Table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model, model_shapes
@@ -77,7 +78,7 @@ def write_site(
     insecure_seed: int | None,
     device: str = "cpu",
 ) -> SiteFile:
-    """Write made-up records as a hospital would hold them, and describe the site.
+    """Write made-up records as a hospital would hold them, describe the site and make its ledger.
 
     Every record is a privacy unit. The last record comes last among the site's units if its label is the highest.
 
@@ -95,7 +96,7 @@ def write_site(
         The site file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return SiteFile(
+    site_file = SiteFile(
         name=name,
         role="train",
         source=_write_records(folder, records, task),
@@ -103,6 +104,7 @@ def write_site(
         split=Split(test_fraction=0.0, key="0" * 32),
         ledger=LedgerSettings(
             path=folder / "ledger.sqlite",
+            witness=folder / "witness" / "ledger.json",
             cohort="audit",
             epsilon=LEDGER_RUNS * privacy.epsilon,
             delta=privacy.delta,
@@ -113,6 +115,8 @@ def write_site(
         device=device,
         insecure_seed=insecure_seed,
     )
+    create_ledger(site_file).close()
+    return site_file
 
 
 def release(

@@ -1,4 +1,4 @@
-"""What `fl-dpbayes site ledger` shows, checks and exports."""
+"""What `fl-dpbayes site ledger` makes, shows, checks, repairs and exports."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_file import LedgerSettings, SiteFile, read_site_file
+from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_account import Spent
 from fl_dpbayes.privacy.ledger_file import LedgerError
-from fl_dpbayes.privacy.ledger_state import PARTS
+from fl_dpbayes.privacy.ledger_state import PARTS, Cohort
+from fl_dpbayes.privacy.witness import RENEWED, repair_witness
 from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, terminal_table
@@ -29,6 +33,46 @@ METHODS = {
 SQLITE_HEADER = b"SQLite format 3\0"
 
 
+def create_ledger(site_file: Path, console: Console) -> None:
+    """Make a site's ledger and its second place, or a further cohort in it; nothing is overwritten.
+
+    Args:
+        site_file: the site's TOML file.
+        console: where to print.
+
+    Raises:
+        UserError: if the cohort is there already, its records are those of another cohort, they are not as the site
+            file describes them, or a file cannot be used.
+    """
+    record = _read_site(site_file)
+    settings = _settings_of(record, site_file)
+    with _as_user_errors(settings), make_ledger(record, load_site(record)) as ledger:
+        console.print(
+            f"made cohort {settings.cohort} in ledger {settings.path}, second place {settings.witness}\n"
+            f"{_budget_line(ledger.cohort)}\n"
+            "Keep the two in different backups: a ledger that is put back alone is refused.",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def repair_ledger(site_file: Path, console: Console) -> None:
+    """Make the second place of a site's ledger anew, where it is lost or unreadable or the ledger was moved.
+
+    Args:
+        site_file: the site's TOML file.
+        console: where to print.
+
+    Raises:
+        UserError: if the ledger is missing, damaged or behind its second place.
+    """
+    settings = _settings_of(_read_site(site_file), site_file)
+    with _as_user_errors(settings):
+        repaired = repair_witness(ledger_place(settings))
+    text = f"made second place {settings.witness} anew; the ledger keeps a note of it"
+    console.print(text if repaired else "the second place is sound: nothing to repair", markup=False, soft_wrap=True)
+
+
 def show_ledger(site_file: Path, console: Console) -> None:
     """Print what a site's cohort has spent, and its reservations.
 
@@ -40,12 +84,10 @@ def show_ledger(site_file: Path, console: Console) -> None:
         UserError: if the site has no ledger yet, or it cannot be read.
     """
     with _ledger_of(site_file) as ledger:
-        cohort = ledger.cohort
-        console.print(
-            f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} "
-            f"at delta {cohort.delta:g}, unit {cohort.unit}, adjacency {cohort.adjacency}.",
-            markup=False,
-        )
+        console.print(_budget_line(ledger.cohort), markup=False)
+        for entry in ledger.entries():
+            if entry.content["kind"] == RENEWED:
+                console.print(f"The second place was made anew on {entry.content['time'][:19]} (UTC).", markup=False)
         console.print(_spent_table([ledger.spent(part) for part in PARTS]))
         console.print(_reservation_table(ledger, console.width))
 
@@ -76,7 +118,7 @@ def verify_ledger(site_file: Path, console: Console) -> int:
     if not problems:
         console.print(
             f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept. "
-            "(That no newer copy exists shows only in a head that a server saw.)"
+            "(That no newer copy of both places exists shows only in a head that a server saw.)"
         )
     return 1 if problems else 0
 
@@ -109,19 +151,39 @@ def export_ledger(site_file: Path) -> dict[str, Any]:
 
 @contextmanager
 def _ledger_of(site_file: Path) -> Iterator[Ledger]:
+    settings = _settings_of(_read_site(site_file), site_file)
+    with _as_user_errors(settings), Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+        yield ledger
+
+
+@contextmanager
+def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise UserError(f"ledger {settings.path}: {error}") from error
+
+
+def _read_site(site_file: Path) -> SiteFile:
     if _is_ledger(site_file):
         raise UserError(
             f"{site_file} is a ledger: give the site file that names it, in a simulation for example "
             "RUN_DIR/sites/02-east.toml"
         )
-    settings = read_site_file(site_file).ledger
-    if settings is None:
+    return read_site_file(site_file)
+
+
+def _settings_of(record: SiteFile, site_file: Path) -> LedgerSettings:
+    if record.ledger is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
-    try:
-        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
-            yield ledger
-    except LedgerError as error:
-        raise UserError(f"ledger {settings.path}: {error}; put back a sound copy, or ask who changed it") from error
+    return record.ledger
+
+
+def _budget_line(cohort: Cohort) -> str:
+    return (
+        f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} at delta {cohort.delta:g}, "
+        f"unit {cohort.unit}, adjacency {cohort.adjacency}."
+    )
 
 
 def _is_ledger(path: Path) -> bool:

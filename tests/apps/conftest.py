@@ -11,8 +11,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.protocol.wire import arrays_digest
@@ -94,7 +97,7 @@ class TableSite:
         self.path = folder / "site.toml"
 
     def write(self, rows: list[tuple[str, float, float, int]], **changes: object) -> None:
-        """Write rows (patient, x, y, label) and the site file."""
+        """Write rows (patient, x, y, label) and the site file, and make its ledger where none is."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lines = [f"{patient},{x!r},{y!r},{label}" for patient, x, y, label in rows]
         (self.folder / "patients.csv").write_text("\n".join(["patient,x,y,sick", *lines]) + "\n")
@@ -102,12 +105,15 @@ class TableSite:
             "name": "north", "role": "train", "units": 40, "split": {"test_fraction": 0.25, "key": "5e" * 16},
             "source": {"kind": "table", "path": "patients.csv", "label": "sick", "classes": self.CLASSES,
                        "features": ["x", "y"], "unit_column": "patient"},
-            "ledger": {"path": "ledger/north.sqlite", "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3,
-                       "durability": "normal"},
+            "ledger": {"path": "ledger/north.sqlite", "witness": "witness/north.json",
+                       "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3, "durability": "normal"},
             "policy": {"max_run_epsilon": 4.0, "evaluation_release": "noised"}, "insecure_seed": 3,
         }  # fmt: skip
         content = {key: value for key, value in (keys | changes).items() if value is not None}
         self.path.write_text(tomli_w.dumps(content))
+        place = content.get("ledger")
+        if isinstance(place, dict) and not any((self.folder / place[key]).exists() for key in ("path", "witness")):
+            create_ledger(read_site_file(self.path)).close()
 
     def answer(self, kind: str, record: dict | None = None, arrays: Arrays | None = None) -> Message:
         """Send a message to the node, as Flower does; a hostile server validates nothing."""
@@ -146,7 +152,8 @@ class TableSite:
         return self.answer("train", content | changes, prefixed("start", arrays) | extra)
 
     def ledger(self) -> Ledger:
-        return Ledger.open_existing(self.folder / "ledger/north.sqlite", "north 2026")
+        place = LedgerPlace(self.folder / "ledger/north.sqlite", self.folder / "witness/north.json", "normal")
+        return Ledger.open_existing(place, "north 2026")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
@@ -131,7 +132,7 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(
     cost = account((GaussianEvent(sigma, 1.0, 1),), 1e-3).epsilon_pld
     for site in ("a", "b"):
         settings = site_files(run)[site].ledger
-        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
             spent = ledger.spent("recalibration")
             assert (spent.steps, ledger.verify()) == (1, [])
             assert spent.history == (GaussianEvent(sigma, 1.0, 1),)
@@ -188,7 +189,7 @@ def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hos
     run.run()
     message = recalibration_requests(run)[0]
     settings = site_files(run)["a"].ledger
-    with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
         before = ledger.rows()
     tables = []
     for _ in range(2):
@@ -196,7 +197,7 @@ def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hos
         (reply,) = run.grid.pull_messages([identifier])
         tables.append(reply.content["arrays"]["noised"].numpy())
     assert np.array_equal(*tables)
-    with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
         assert ledger.rows() == before
 
 
@@ -275,7 +276,7 @@ def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None
     tables = {}
     for site in ("held", "elsewhere"):
         settings = site_files(run)[site].ledger
-        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
             tables[site] = ledger.spent("test").steps
     assert tables == {"held": 2, "elsewhere": 3}
 
@@ -341,13 +342,13 @@ def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospital
     before = {}
     for site in ("a", "b"):
         settings = site_files(run)[site].ledger
-        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
             before[site] = ledger.spent("recalibration").steps
     run.grid.change = lambda request, reply: reply
     run.run()
     assert before == {"a": 1, "b": 1}
     for site in ("a", "b"):
         settings = site_files(run)[site].ledger
-        with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
             assert ledger.spent("recalibration").steps == 1
     assert len(summary_of(run)["recalibration"]["average"]) == 30

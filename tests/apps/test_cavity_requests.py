@@ -70,7 +70,8 @@ def changed(name: str, value: float) -> dict[str, np.ndarray]:
 )
 def test_what_is_no_cavity_is_refused_before_anything_is_spent(site, arrays: dict, field: str) -> None:
     assert refusal_of(ask(site, arrays)) == ("BAD_REQUEST", field)
-    assert not (site.folder / "ledger").exists()
+    with site.ledger() as ledger:
+        assert ledger.rows() == []
 
 
 def test_cavity_under_another_digest_is_refused(site) -> None:

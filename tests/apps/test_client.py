@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from clients.app import app
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.protocol.refusal import Refusal
 
@@ -63,7 +64,7 @@ def change_record(**changes):
 
 def ledger_rows(run, number: int = 0) -> list:
     site_file = read_site_file(sorted((run.folder / "sites").glob("*.toml"))[number])
-    with Ledger.open_existing(site_file.ledger.path, site_file.ledger.cohort) as ledger:
+    with Ledger.open_existing(ledger_place(site_file.ledger), site_file.ledger.cohort) as ledger:
         assert ledger.verify() == []
         return ledger.rows()
 

@@ -11,6 +11,8 @@ from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
 
+PLACE = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
+
 ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
         enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
 
@@ -53,7 +55,7 @@ def test_clip_norm_below_what_float32_can_hold_is_refused(site, clip_norm: float
 def test_more_samples_than_a_reply_may_hold_are_refused_before_anything_is_spent(site) -> None:
     reply = site.train(plan={"rounds": 1, "steps_per_round": 1001}, steps=1001)
     assert refusal_of(reply) == ("BAD_REQUEST", "TrainRequest")
-    assert not (site.folder / "ledger").exists()
+    assert rows_of(site) == []
     assert refusal_of(site.train(plan={"rounds": 1, "steps_per_round": 1001, "thinning": 2}, steps=1001)) is None
 
 
@@ -102,7 +104,7 @@ def test_evaluation_of_the_same_round_with_other_weights_is_refused(site) -> Non
 
 
 def test_noised_evaluation_needs_a_delta_below_one_over_n(site) -> None:
-    site.write(ROWS, ledger={"path": "ledger/north.sqlite", "cohort": "wide", "epsilon": 8.0, "delta": 0.025})
+    site.write(ROWS, ledger=PLACE | {"cohort": "wide", "epsilon": 8.0, "delta": 0.025})
     assert refusal_of(evaluate(site, delta=0.025)) == ("POLICY_DENIED", "delta")
 
 
@@ -141,4 +143,18 @@ def test_huge_model_costs_no_memory(site, model: dict, shape: list[int]) -> None
 )
 def test_request_outside_the_protocol_is_refused_by_field(site, changes: dict, field: str) -> None:
     assert refusal_of(site.train(**changes)) == ("BAD_REQUEST", field)
-    assert not (site.folder / "ledger").exists()
+    assert rows_of(site) == []
+
+
+def test_delta_is_below_one_over_every_number_of_units_that_the_declared_one_admits(table_site) -> None:
+    # 40 are declared, so up to 50 may be there; and a test part is not as large as the training part.
+    site = table_site()
+    rows = [(f"p{number:03d}", float(number % 7), float(number % 5), number % 2) for number in range(62)]
+    ledger = PLACE | {"cohort": "north", "epsilon": 8.0}
+    site.write(rows, ledger=ledger | {"delta": 0.022})
+    assert refusal_of(site.train(privacy={"delta": 0.022})) == ("POLICY_DENIED", "plan.privacy.delta")
+    small = table_site("small")
+    split = {"test_fraction": 0.9, "key": "5e" * 16}
+    rows = [(f"p{number:03d}", float(number % 7), float(number % 5), number % 2) for number in range(400)]
+    small.write(rows, units=40, split=split, ledger=ledger | {"delta": 0.01})
+    assert refusal_of(evaluate(small, delta=0.01)) == ("POLICY_DENIED", "delta")

@@ -85,7 +85,13 @@ def test_patients_join_batches_whole(table_site) -> None:
     site.write(
         rows,
         policy={"max_run_epsilon": 1e9},
-        ledger={"path": "ledger/north.sqlite", "cohort": "north 2026", "epsilon": 1e9, "delta": 1e-3},
+        ledger={
+            "path": "wide/north.sqlite",
+            "witness": "wide witness/north.json",
+            "cohort": "north 2026",
+            "epsilon": 1e9,
+            "delta": 1e-3,
+        },
     )
     noise_only = np.abs(last_of(site.train(privacy=quiet))).max() * (0.5 * 40) / site.STEP_SIZE
     assert noise_only < 0.06  # Half a patient would add 1.

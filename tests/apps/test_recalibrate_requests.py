@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from clients.app import app
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.protocol.refusal import Refusal
 
@@ -55,7 +56,7 @@ def reply_of(reply: Message) -> dict:
 
 def ledger_rows(run, number: int = 0) -> list:
     settings = read_site_file(sorted((run.folder / "sites").glob("*.toml"))[number]).ledger
-    with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
         assert ledger.verify() == []
         return ledger.rows()
 
@@ -136,6 +137,6 @@ def test_its_own_budget_ends_without_touching_that_of_training(asked) -> None:
         codes.append(refusal_of(reply).code if "refusal" in config else reply_of(reply)["status"])
     assert codes[-1] == "BUDGET_EXHAUSTED"
     settings = read_site_file(min((run.folder / "sites").glob("*.toml"))).ledger
-    with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
         assert ledger.spent("recalibration").epsilon <= 9
         assert ledger.spent("train").epsilon <= 4

@@ -11,6 +11,7 @@ from scipy.special import entr
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
@@ -34,7 +35,7 @@ def summary_of(federation) -> dict:
 def ledger_of(federation, site: str) -> Ledger:
     path = next(path for path in (federation.folder / "sites").glob("*.toml") if path.stem.endswith(f"-{site}"))
     settings = read_site_file(path).ledger
-    return Ledger.open_existing(settings.path, settings.cohort)
+    return Ledger.open_existing(ledger_place(settings), settings.cohort)
 
 
 def requests_of(federation, kind: str) -> list:

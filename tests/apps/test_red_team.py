@@ -84,7 +84,8 @@ def test_request_that_cannot_run_is_refused_before_a_step_is_reserved(table_site
     site.write(ROWS)
     refusal = json.loads(site.train(**changes).content["config"]["refusal"])
     assert (refusal["code"], refusal["field"]) == (code, field)
-    assert not (site.folder / "ledger/north.sqlite").exists()
+    with site.ledger() as ledger:
+        assert ledger.rows() == []
 
 
 def test_weights_from_the_internet_are_fetched_only_where_the_policy_says_so(tmp_path) -> None:

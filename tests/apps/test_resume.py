@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint
@@ -49,7 +50,7 @@ def spent(folder: Path) -> dict[tuple[str, str], tuple[int, float, str]]:
         settings = read_site_file(path).ledger
         assert settings is not None
         if settings.path.is_file():
-            with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
                 assert ledger.verify() == []
                 for part in ("train", "test", "recalibration"):
                     sums = ledger.spent(part)

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
 from flwr.app import Message
 
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy import ledger_file
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.refusal import Refusal
@@ -14,7 +17,13 @@ from fl_dpbayes.protocol.wire import arrays_digest
 
 ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
         enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
-LEDGER = {"path": "ledger/north.sqlite", "cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3}
+LEDGER = {
+    "path": "ledger/north.sqlite",
+    "witness": "witness/north.json",
+    "cohort": "north 2026",
+    "epsilon": 8.0,
+    "delta": 1e-3,
+}
 
 
 @pytest.fixture
@@ -48,24 +57,102 @@ def evaluate(site, head: str | None) -> Message:
     return site.answer("evaluate", content, arrays)
 
 
-@pytest.mark.parametrize("what", ["older copy", "deleted"])
-@pytest.mark.parametrize("ask", ["train", "evaluate"])
-def test_restored_ledger_is_noticed_by_the_next_request_that_echoes_a_head(site, what: str, ask: str) -> None:
-    folder, copy = site.folder / "ledger", site.folder / "copy"
-    head = head_of(round_of(site, 1))
-    with site.ledger():
-        shutil.copytree(folder, copy)  # Taken while it is open, with its write-ahead log.
-        assert (copy / "north.sqlite-wal").exists()
-    head = head_of(round_of(site, 2, head))
+def ask(site, kind: str, head: str | None = None) -> tuple[str, str]:
+    """Return the refusal of a request of a new run, which the server has seen no head for."""
+    return refusal_of(site.train(run="cd" * 16, ledger_head=head) if kind == "train" else evaluate(site, head))
+
+
+def restore(folder, copy=None) -> None:
     shutil.rmtree(folder)
-    if what == "older copy":
-        copy.rename(folder)
+    if copy is not None:
+        shutil.copytree(copy, folder)
+
+
+@pytest.fixture
+def spent(site):
+    """A site after two rounds, with copies of its ledger and second place after the first, taken while it is open."""
+    head_of(round_of(site, 1))
+    with site.ledger():
+        for name in ("ledger", "witness"):
+            shutil.copytree(site.folder / name, site.folder / "copy" / name)
+    assert (site.folder / "copy/ledger/north.sqlite-wal").exists()
+    site.head = head_of(round_of(site, 2))
+    return site
+
+
+@pytest.mark.parametrize("what", ["older copy", "deleted", "emptied", "no version"])
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_no_request_of_any_run_opens_a_fresh_budget(spent, caplog, kind: str, what: str) -> None:
+    ledger = spent.folder / "ledger"
+    shutil.copytree(ledger, spent.folder / "newest")
+    restore(ledger, spent.folder / "copy/ledger" if what == "older copy" else None)
+    ledger.mkdir(exist_ok=True)
+    if what == "emptied":
+        (ledger / "north.sqlite").touch()
+    elif what == "no version":
+        sqlite3.connect(ledger / "north.sqlite").execute("VACUUM").connection.close()
     for _ in range(2):
-        reply = round_of(site, 3, head) if ask == "train" else evaluate(site, head)
-        assert refusal_of(reply) == ("LEDGER_ROLLED_BACK", "ledger_head")
-    with site.ledger() as ledger:
-        assert ledger.spent("train").steps == (1 if what == "older copy" else 0)
-        assert ledger.spent("test").steps == 0
+        assert ask(spent, kind) == ("LEDGER_ERROR", "")
+    line = caplog.records[-1].getMessage()
+    assert str(ledger / "north.sqlite") in line
+    assert "ut " in line, "says what to put back"
+    restore(ledger, spent.folder / "newest")
+    head_of(round_of(spent, 3))
+    with spent.ledger() as opened:
+        assert opened.spent("train").steps == 3
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_both_places_put_back_are_noticed_by_the_servers_head(spent, kind: str) -> None:
+    for name in ("ledger", "witness"):
+        restore(spent.folder / name, spent.folder / "copy" / name)
+    for _ in range(2):
+        assert ask(spent, kind, spent.head) == ("LEDGER_ROLLED_BACK", "ledger_head")
+    with spent.ledger() as ledger:
+        assert (ledger.spent("train").steps, ledger.spent("test").steps) == (1, 0)
+
+
+def test_second_ledger_with_a_second_place_of_its_own_is_noticed_by_the_servers_head(spent) -> None:
+    other = {"path": "other/north.sqlite", "witness": "other witness/north.json", "cohort": "north again"}
+    spent.write(ROWS, ledger=LEDGER | other)
+    assert (spent.folder / "other/north.sqlite").exists()
+    assert ask(spent, "train", spent.head) == ("LEDGER_ROLLED_BACK", "ledger_head")
+
+
+def test_head_that_a_hostile_server_made_up_refuses_its_own_requests_only(spent) -> None:
+    with spent.ledger() as ledger:
+        before = ledger.entries()
+    for made_up in ("0" * 64, "f" * 64):
+        assert ask(spent, "train", made_up) == ("LEDGER_ROLLED_BACK", "ledger_head")
+    with spent.ledger() as ledger:
+        assert ledger.entries() == before
+    head_of(round_of(spent, 3, spent.head))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cohort": "renamed"},
+        {"path": "ledger/renamed.sqlite"},
+        {"path": "second/north.sqlite", "witness": "witness/north.json"},
+        {"witness": "elsewhere/north.json"},
+    ],
+    ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"],
+)
+def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spent, change: dict) -> None:
+    spent.write(ROWS, ledger=LEDGER | change)
+    assert ask(spent, "train") == ask(spent, "evaluate") == ("LEDGER_ERROR", "")
+    spent.write(ROWS)
+    head_of(round_of(spent, 3))
+
+
+@pytest.mark.parametrize("what", ["renamed", "and another split key", "and a corrected row"])
+def test_renamed_cohort_is_refused_even_where_it_was_made(spent, what: str) -> None:
+    rows = [*ROWS[:-1], ("p049", 0.5, 0.5, 1)] if what == "and a corrected row" else ROWS
+    key = "5f" * 16 if what == "and another split key" else "5e" * 16
+    spent.write(rows, ledger=LEDGER | {"cohort": "renamed"}, split={"test_fraction": 0.25, "key": key})
+    create_ledger(read_site_file(spent.path)).close()
+    assert ask(spent, "train") == ask(spent, "evaluate") == ("LEDGER_ERROR", "")
 
 
 def test_rounds_and_evaluation_with_the_true_head_are_answered(site) -> None:
@@ -96,9 +183,11 @@ def test_repeated_round_after_a_crash_draws_other_noise(site, monkeypatch) -> No
 
 
 def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> None:
-    monkeypatch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
-    assert refusal_of(round_of(site, 1)) == ("DATA_INVALID", "")
-    assert not (site.folder / "ledger/north.sqlite").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
+        assert refusal_of(round_of(site, 1)) == ("DATA_INVALID", "")
+    with site.ledger() as ledger:
+        assert ledger.spent("train").steps == 0
 
 
 @pytest.mark.parametrize("change", [{"epsilon": 80.0}, {"adjacency": "replace_one"}])

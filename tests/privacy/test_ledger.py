@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy import ledger as ledger_module
+from fl_dpbayes.privacy.data_version import DataVersion
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
@@ -21,6 +22,7 @@ from fl_dpbayes.privacy.ledger_state import Cohort, Spending
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.running_process import this_process
 from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.witness import LedgerPlace, repair_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 DELTA = 1e-5
@@ -30,6 +32,19 @@ PLAN = (GaussianEvent(10.0, 1.0, 20),)
 # Our process id had another process before us.
 DEAD = this_process().rpartition(":")[0] + ":0"
 RUN, OTHER_RUN = "a" * 16, "b" * 16
+
+
+def place_of(path, durability="normal"):
+    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
+
+
+def open_ledger(path, cohort, durability):
+    """Open a ledger, made on first use."""
+    place = place_of(path, durability)
+    try:
+        return Ledger.create(place, cohort)
+    except UserError:
+        return Ledger.open(place, cohort)
 
 
 def _spending(round_=1, *, run=RUN, plan=PLAN, first_step=None, steps=5, part="train", request=None, purpose="train"):
@@ -45,7 +60,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def ledger(path):
-    with Ledger.open(path, COHORT, "normal") as opened:
+    with open_ledger(path, COHORT, "normal") as opened:
         yield opened
 
 
@@ -194,7 +209,7 @@ def test_one_subsampled_run_is_accounted_by_its_loss_distribution_and_a_second_b
     cohort = dataclasses.replace(COHORT, epsilon=4.0)
     sigmas = np.linspace(1.2, 1.6, 20)
     plan = history_of_steps(sigmas, 0.1)
-    with Ledger.open(path, cohort, "normal") as ledger:
+    with open_ledger(path, cohort, "normal") as ledger:
         for round_ in (1, 2):
             _complete(ledger, _spending(round_, plan=plan))
         alone = ledger.spent("train")
@@ -209,7 +224,7 @@ def test_one_subsampled_run_is_accounted_by_its_loss_distribution_and_a_second_b
 def test_a_run_that_was_cut_off_leaves_its_unused_steps_to_the_next(path):
     plan = (GaussianEvent(1.0, 0.1, 400),)
     cohort = dataclasses.replace(COHORT, epsilon=pld_epsilon((GaussianEvent(1.0, 0.1, 100),), DELTA) + 1e-6)
-    with Ledger.open(path, cohort, "normal") as ledger:
+    with open_ledger(path, cohort, "normal") as ledger:
         _complete(ledger, _spending(1, plan=plan, steps=30, first_step=0))
         assert _complete(ledger, _spending(1, run=OTHER_RUN, plan=plan, steps=100, first_step=0)).steps == 70
         spent = ledger.spent("train")
@@ -222,7 +237,7 @@ def test_a_run_that_was_cut_off_leaves_its_unused_steps_to_the_next(path):
 def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(path):
     plan = (GaussianEvent(0.9, 0.1, 60), GaussianEvent(3.0, 0.1, 60))
     cohort = dataclasses.replace(COHORT, epsilon=pld_epsilon((GaussianEvent(0.9, 0.1, 50),), DELTA) + 1e-6)
-    with Ledger.open(path, cohort, "normal") as ledger:
+    with open_ledger(path, cohort, "normal") as ledger:
         assert _complete(ledger, _spending(2, plan=plan, steps=60, first_step=60)).steps == 50
         assert pld_epsilon((plan[0], GaussianEvent(3.0, 0.1, 50)), DELTA) > cohort.epsilon
         spent = ledger.spent("train")
@@ -231,13 +246,13 @@ def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(p
 
 
 def test_ledger_outlives_its_process_state(path):
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         _complete(ledger, _spending(1), b"kept")
         head = ledger.head()
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         assert ledger.head() == head
         assert ledger.reserve(_spending(1), echoed_head=head) == StoredReply(b"kept")
-    with Ledger.open_existing(path, COHORT.name) as ledger:
+    with Ledger.open_existing(place_of(path), COHORT.name) as ledger:
         assert ledger.cohort == COHORT
 
 
@@ -246,43 +261,213 @@ def test_ledger_outlives_its_process_state(path):
      ("unit", "record"), ("split", "another")],
 )  # fmt: skip
 def test_a_cohort_keeps_its_budget(path, field, value):
-    Ledger.open(path, COHORT, "normal").close()
+    open_ledger(path, COHORT, "normal").close()
     with pytest.raises(UserError, match=field) as caught:
-        Ledger.open(path, dataclasses.replace(COHORT, **{field: value}), "normal")
+        open_ledger(path, dataclasses.replace(COHORT, **{field: value}), "normal")
     assert repr(value) in str(caught.value)
     assert repr(getattr(COHORT, field)) in str(caught.value)
 
 
 def test_cohorts_in_one_file_do_not_share_a_budget(path, ledger):
     _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
-    with Ledger.open(path, dataclasses.replace(COHORT, name="cohort b"), "normal") as other:
+    with open_ledger(path, dataclasses.replace(COHORT, name="cohort b"), "normal") as other:
         assert other.spent("train").steps == 0
         assert isinstance(other.reserve(_spending(1)), Reserved)
     assert ledger.spent("train").steps == 25
 
 
+def _version(fingerprint, units=()):
+    return lambda key: DataVersion(fingerprint, tuple(units))
+
+
 def test_corrected_records_open_no_new_budget(ledger):
     _complete(ledger, _spending(1))
     for fingerprint in ("f1", "f1", "f2"):
-        ledger.record_data_version(fingerprint)
-    assert ledger.state().data_versions == ["f1", "f2"]
+        ledger.record_data_version(_version(fingerprint))
+    assert [version.fingerprint for version in ledger.state().data_versions] == ["f1", "f2"]
     assert ledger.spent("train").steps == 5
 
 
-@pytest.mark.parametrize("what", ["older copy", "deleted"])
-def test_rollback_is_noticed(path, tmp_path, what):
-    with Ledger.open(path, COHORT, "normal") as ledger:
+def test_cohort_with_the_units_of_another_is_neither_made_nor_used(path, ledger):
+    units = [f"{number:03}" for number in range(100)]
+    ledger.record_data_version(_version("f1", units))
+    other = dataclasses.replace(COHORT, name="cohort b")
+    mostly_the_same = _version("f2", [*units[50:], *(f"9{number:03}" for number in range(50))])
+    with pytest.raises(LedgerError, match=r"50% of these units are in cohort 'cohort a'.*ledger.cohort"):
+        Ledger.create(place_of(path), other, mostly_the_same)
+    with pytest.raises(LedgerError, match="holds no cohort 'cohort b'"):
+        Ledger.open(place_of(path), other)
+    with Ledger.create(place_of(path), other) as made:
+        with pytest.raises(LedgerError, match="cohort a"):
+            made.record_data_version(mostly_the_same)
+        made.record_data_version(_version("f3", [*units[:10], *(f"9{number:03}" for number in range(90))]))
+
+
+def test_ledger_is_made_once(path, ledger):
+    _complete(ledger, _spending(1))
+    with pytest.raises(UserError, match="holds cohort 'cohort a' already: nothing is made or overwritten"):
+        Ledger.create(place_of(path), COHORT)
+    assert ledger.spent("train").steps == 5
+
+
+def _older_copy(path, copy):
+    shutil.copy(copy, path)
+
+
+def _emptied(path, copy):
+    path.write_bytes(b"")
+
+
+def _dropped(path, copy):
+    with sqlite3.connect(path) as connection:
+        for table in ("chain", "reply", "secret"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 0")
+    connection.close()
+
+
+def _made_anew(path, copy):
+    Ledger.create(LedgerPlace(path, path.parent / "another witness", "normal"), COHORT).close()
+
+
+def _foreign(path, copy):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE patients (name TEXT)")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("replace", "reason"),
+    [
+        (_older_copy, "lacks entry"),
+        (lambda path, copy: None, "does not exist"),
+        (_emptied, "is empty"),
+        (_dropped, "no ledger of format"),
+        (_made_anew, "lacks entry"),
+        (_foreign, "no ledger of format"),
+    ],
+    ids=["older copy", "deleted", "emptied", "dropped", "made anew", "foreign"],
+)
+def test_ledger_that_is_not_what_its_second_place_knows_is_refused_until_it_is_put_back(
+    path, tmp_path, replace, reason
+):
+    with open_ledger(path, COHORT, "normal") as ledger:
         _complete(ledger, _spending(1))
     shutil.copy(path, tmp_path / "older.sqlite")
-    with Ledger.open(path, COHORT, "normal") as ledger:
+    with open_ledger(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(2))
+    newest = path.rename(tmp_path / "newest.sqlite")
+    if replace is _dropped:
+        shutil.copy(newest, path)
+    replace(path, tmp_path / "older.sqlite")
+    for action in (Ledger.open, Ledger.create):
+        with pytest.raises(LedgerError, match=reason) as caught:
+            action(place_of(path), COHORT)
+        assert str(path) in str(caught.value)
+        assert "ut " in str(caught.value), "says what to put back"
+    with pytest.raises(LedgerError, match=reason):
+        repair_witness(place_of(path))
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+    newest.rename(path)
+    with Ledger.open(place_of(path), COHORT) as ledger:
+        assert ledger.spent("train").steps == 10
+        assert isinstance(ledger.reserve(_spending(3)), Reserved)
+
+
+def test_open_ledger_that_is_put_back_meanwhile_is_refused_at_its_next_change(path, tmp_path):
+    with open_ledger(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(1))
+    shutil.copytree(path.parent, tmp_path / "copy")
+    with open_ledger(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(2))
+    older = LedgerPlace(tmp_path / "copy" / path.name, place_of(path).witness, "normal")
+    with Ledger.open_existing(older, COHORT.name) as ledger:
+        with pytest.raises(LedgerError, match="lacks entry"):
+            ledger.reserve(_spending(2))
+        assert ledger.spent("train").steps == 5
+        assert "lacks entry" in ledger.verify()[0]
+
+
+def test_both_put_back_are_noticed_by_the_servers_head(path, tmp_path):
+    with open_ledger(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(1))
+    shutil.copytree(path.parent, tmp_path / "older")
+    with open_ledger(path, COHORT, "normal") as ledger:
         head = _complete(ledger, _spending(2)).head
         assert isinstance(ledger.reserve(_spending(3), echoed_head=head), Reserved)
-    path.unlink()
-    if what == "older copy":
-        shutil.copy(tmp_path / "older.sqlite", path)
-    with Ledger.open(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(2))
-        assert ledger.reserve(_spending(3), echoed_head=head) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+    shutil.rmtree(path.parent)
+    (tmp_path / "older").rename(path.parent)
+    with Ledger.open(place_of(path), COHORT) as ledger:
+        before = ledger.head()
+        assert ledger.reserve(_spending(2), echoed_head=head) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+        assert ledger.head() == before
+
+
+@pytest.mark.parametrize("what", ["renamed", "copied"])
+def test_ledger_at_another_path_is_refused_until_its_second_place_is_told(path, what):
+    with open_ledger(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(1))
+    moved = path.with_name("moved.sqlite")
+    if what == "renamed":
+        path.rename(moved)
+    else:
+        shutil.copy(path, moved)
+    place = LedgerPlace(moved, place_of(path).witness, "normal")
+    with pytest.raises(LedgerError, match=r"belongs to the ledger at \.\./site.sqlite.*moved.sqlite.*repair"):
+        Ledger.open(place, COHORT)
+    assert repair_witness(place)
+    with Ledger.open(place, COHORT) as ledger:
+        assert ledger.spent("train").steps == 5
+        assert [entry.content["kind"] for entry in ledger.entries()][-1] == "second place made anew"
+    if what == "copied":
+        with pytest.raises(LedgerError, match="lacks entry"):
+            Ledger.open(place_of(path), COHORT)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"", b"{", b"[]", b'"text"', b'{"format":1,"ledger":"x","position":true,"head":"' + b"0" * 64 + b'"}',
+     b"[" * 60_000, b'{"format":1,"ledger":1,"position":1,"head":"00"}'],
+)  # fmt: skip
+def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_repaired(path, content):
+    with open_ledger(path, COHORT, "normal") as ledger:
+        _complete(ledger, _spending(1))
+        witness = place_of(path).witness
+        witness.unlink()
+        if content is not None:
+            witness.write_bytes(content)
+        with pytest.raises(LedgerError, match=r"does not exist: put it back|is unreadable: put it back"):
+            ledger.reserve(_spending(2))
+    with pytest.raises(LedgerError, match="repair"):
+        Ledger.open(place_of(path), COHORT)
+    with pytest.raises((LedgerError, UserError)):
+        Ledger.create(place_of(path), COHORT)
+    assert repair_witness(place_of(path))
+    assert not repair_witness(place_of(path))
+    with Ledger.open(place_of(path), COHORT) as ledger:
+        assert isinstance(ledger.reserve(_spending(2)), Reserved)
+
+
+def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, monkeypatch):
+    class Crash(BaseException):
+        pass
+
+    def crash(*_):
+        raise Crash
+
+    with open_ledger(path, COHORT, "normal") as ledger, monkeypatch.context() as patch:
+        first = ledger.reserve(_spending(1))
+        patch.setattr(ledger_module, "advance_witness", crash)
+        with pytest.raises(Crash):
+            ledger.commit(first.reservation, b"never sent")
+    seen = json.loads(place_of(path).witness.read_text())
+    with Ledger.open(place_of(path), COHORT) as ledger:
+        assert seen["position"] < len(ledger.entries())
+        assert ledger.spent("train").steps == 5
+        # Before a stored reply leaves, the second place knows of it: it cannot be forgotten and drawn again.
+        assert ledger.reserve(_spending(1)) == StoredReply(b"never sent")
+        assert json.loads(place_of(path).witness.read_text())["head"] == ledger.head()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +548,7 @@ def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(t
     true_spend: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "this_process", lambda: DEAD)
-        with Ledger.open(tmp_path_factory.mktemp("ledger") / "l.sqlite", COHORT, "normal") as ledger:
+        with open_ledger(tmp_path_factory.mktemp("ledger") / "l.sqlite", COHORT, "normal") as ledger:
             for run, round_, steps, end in requests:
                 answer = ledger.reserve(_spending(round_, run=str(run) * 16, steps=steps))
                 if isinstance(answer, Reserved):

@@ -1,28 +1,43 @@
-"""Several processes on one ledger, and processes that are killed: the record never falls below the true spend.
+"""Several processes on one ledger, processes that are killed, ledgers put back: the record never falls below the spend.
 
 The instants are drawn over the work's progress and then over time. Processes are forked from a fresh interpreter that
 has imported the ledger and nothing that runs threads.
 """
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+# Set FL_DPBAYES_LEDGER_KILLS=10 for ten times as many kills and restores.
+FACTOR = int(os.environ.get("FL_DPBAYES_LEDGER_KILLS", "1"))
+
 COMMON = """
-import dataclasses, json, os, random, signal, sys, time
+import dataclasses, json, os, random, shutil, signal, sys, time
 from pathlib import Path
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger_file import LedgerError
 from fl_dpbayes.privacy.ledger_state import Cohort, Spending
+from fl_dpbayes.privacy.witness import LedgerPlace, repair_witness
+from fl_dpbayes.protocol.refusal import RefusalCode
 
 folder = Path(sys.argv[1])
 
+def place_of(name, durability):
+    return LedgerPlace(folder / name, folder / "witness" / name, durability)
+
+def create_ledger(name, mu, durability):
+    epsilon = gdp_epsilon(mu, 1e-5)
+    Ledger.create(place_of(name, durability), Cohort("c", "patient", epsilon, 1e-5, "add_or_remove_one")).close()
+
 def open_ledger(name, mu, durability):
     cohort = Cohort("c", "patient", gdp_epsilon(mu, 1e-5), 1e-5, "add_or_remove_one")
-    return Ledger.open(folder / name, cohort, durability)
+    return Ledger.open(place_of(name, durability), cohort)
 
 def spending(run, round_, sigma, steps):
     plan = (GaussianEvent(sigma, 1.0, 10**6),)
@@ -43,6 +58,7 @@ def racer(number, gate):
                 ledger.commit(answer.reservation, b"reply")
     (folder / f"admitted-{number}").write_text(str(admitted))
 
+create_ledger("race.sqlite", (40.5 / 100) ** 0.5, "normal")
 gate, starter = os.pipe()
 children = []
 for number in range(4):
@@ -58,14 +74,14 @@ with open_ledger("race.sqlite", (40.5 / 100) ** 0.5, "normal") as ledger:
     print(json.dumps({"admitted": admitted, "recorded": ledger.spent("train").steps, "problems": ledger.verify()}))
 """
 
-KILL = """
-durability, kills, rng = sys.argv[2], int(sys.argv[3]), random.Random(int(sys.argv[4]))
+VICTIM = """
+durability, count, rng = sys.argv[2], int(sys.argv[3]), random.Random(int(sys.argv[4]))
 
 def append(file, text):
     os.write(file, (text + "\\n").encode())
     os.fsync(file)
 
-def victim(name, run, progress):
+def work(name, run, progress):
     tick = lambda: os.write(progress, b".")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     true_spend, sent = (os.open(folder / f"{name}.{what}", flags) for what in ("true", "sent"))
@@ -78,36 +94,155 @@ def victim(name, run, progress):
             if round_ % 5 == 0:
                 ledger.fail(answer.reservation)
                 continue
-            ledger.commit(answer.reservation, f"reply {run} {round_}".encode() * 500)
-            append(sent, json.dumps([run, round_]))
+            head = ledger.commit(answer.reservation, f"reply {run} {round_}".encode() * 500)
+            append(sent, json.dumps([run, round_, head]))
+
+class Victim:
+    def __init__(self, name, run):
+        self.watched, self.progress = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            work(name, run, self.progress)
+
+    def wait(self):
+        for _ in range(rng.randrange(12)):
+            os.read(self.watched, 1)
+        time.sleep(rng.uniform(0.0, 0.004))
+
+    def kill(self):
+        os.kill(self.child, signal.SIGKILL)
+        assert os.waitpid(self.child, 0)[1] == signal.SIGKILL
+        os.close(self.watched), os.close(self.progress)
 
 lines = lambda path: path.read_text().splitlines() if path.exists() else []
+true_spend = lambda name: sum(int(line) for line in lines(folder / f"{name}.true"))
+sent = lambda name: [json.loads(line) for line in lines(folder / f"{name}.sent")]
+"""
+
+KILL = """
+processes = int(sys.argv[5])
 report = {"problems": [], "below": 0, "lost replies": 0, "exact": 0}
 report |= {"killed with an open reservation": 0, "killed at birth": 0}
-for kill in range(kills):
-    name, run = f"ledger-{kill // 10}", f"{kill:016x}"
-    watched, progress = os.pipe()
-    child = os.fork()
-    if child == 0:
-        victim(name, run, progress)
-    for _ in range(rng.randrange(12)):
-        os.read(watched, 1)
-    time.sleep(rng.uniform(0.0, 0.004))
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    os.close(watched), os.close(progress)
-    true_spend = sum(int(line) for line in lines(folder / f"{name}.true"))
+for kill in range(count):
+    name, runs = f"ledger-{kill // 10}", [f"{kill:08x}{number:08x}" for number in range(processes)]
+    if kill % 10 == 0:
+        create_ledger(name, 5.0, durability)
+    victims = [Victim(name, run) for run in runs]
+    for victim in victims:
+        victim.wait()
+        victim.kill()
     with open_ledger(name, 5.0, durability) as ledger:
         rows, recorded = ledger.rows(), ledger.spent("train").steps
-        report["below"] += recorded < true_spend
-        report["exact"] += recorded == true_spend
+        report["below"] += recorded < true_spend(name)
+        report["exact"] += recorded == true_spend(name)
         report["problems"] += ledger.verify()
-        mine = [row for row in rows if row.run == run]
-        report["killed at birth"] += not mine
-        report["killed with an open reservation"] += bool(mine) and mine[-1].state == "reserved"
-        for run_, round_ in map(json.loads, lines(folder / f"{name}.sent")[-3:]):
+        for run in runs:
+            mine = [row for row in rows if row.run == run]
+            report["killed at birth"] += not mine
+            report["killed with an open reservation"] += bool(mine) and mine[-1].state == "reserved"
+        for run_, round_, _ in sent(name)[-3:]:
             answer = ledger.reserve(spending(run_, round_, 100.0, 7))
             report["lost replies"] += answer != StoredReply(f"reply {run_} {round_}".encode() * 500)
+print(json.dumps(report))
+"""
+
+RESTORE = """
+WAYS = ["older copy", "deleted", "emptied", "older copy under a running process", "both places"]
+report = {"below": 0, "restored": 0, "refused": 0, "nothing was lost": 0, "newest refused": 0, "problems": []}
+report |= {way: 0 for way in WAYS}
+
+def files(name):
+    return [path for path in folder.glob(f"{name}*") if path.suffix not in (".true", ".sent")]
+
+def keep(name, copy):
+    shutil.rmtree(folder / copy, ignore_errors=True)
+    (folder / copy).mkdir()
+    for path in files(name):
+        shutil.copy(path, folder / copy)
+    shutil.copy(place_of(name, durability).witness, folder / copy / "second place")
+
+def put_back(name, copy, witness):
+    for path in files(name):
+        path.unlink()
+    for path in (folder / copy).glob(f"{name}*"):
+        shutil.copy(path, folder)
+    if witness:
+        shutil.copy(folder / copy / "second place", place_of(name, durability).witness)
+
+for number in range(count):
+    name, way = f"ledger-{number}", WAYS[number % len(WAYS)]
+    create_ledger(name, 5.0, durability)
+    victim = Victim(name, f"{number:08x}{0:08x}")
+    victim.wait()
+    victim.kill()
+    keep(name, "older")
+    victims = [Victim(name, f"{number:08x}{run:08x}") for run in range(1, 2 + number % 2)]
+    for victim in victims:
+        victim.wait()
+    if way == "older copy under a running process":
+        put_back(name, "older", witness=False)
+        for victim in victims:
+            victim.kill()
+    else:
+        for victim in victims:
+            victim.kill()
+        keep(name, "newest")
+        if way == "deleted":
+            for path in files(name):
+                path.unlink()
+        elif way == "emptied":
+            for path in files(name):
+                path.unlink()
+            (folder / name).touch()
+        else:
+            put_back(name, "older", witness=way == "both places")
+    report["restored"] += 1
+    heads = [head for _, _, head in sent(name)]
+    try:
+        with open_ledger(name, 5.0, durability) as ledger:
+            answer = None
+            if way == "both places":  # what an administrator cannot put back is the server's head
+                answer = ledger.reserve(spending("f" * 16, 1, 100.0, 7), heads[-1] if heads else None)
+            refused = answer == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+            # Of what no reply has left for, only the second place knows.
+            known = true_spend(name) if way != "both places" else 7 * len(heads)
+            recorded = ledger.spent("train").steps
+            report["below"] += not refused and recorded < known
+            report["nothing was lost"] += not refused
+    except LedgerError:
+        refused = True
+    report["refused"] += refused
+    report[way] += refused
+    if way != "older copy under a running process":
+        put_back(name, "newest", witness=True)
+        with open_ledger(name, 5.0, durability) as ledger:
+            report["below"] += ledger.spent("train").steps < true_spend(name)
+            report["problems"] += ledger.verify()
+            answer = ledger.reserve(spending("e" * 16, 1, 100.0, 7), heads[-1] if heads else None)
+            report["newest refused"] += not isinstance(answer, Reserved)
+print(json.dumps(report))
+"""
+
+BIRTH = """
+report = {"unusable": 0, "cut": 0}
+for number in range(count):
+    name = f"ledger-{number}"
+    child = os.fork()
+    if child == 0:
+        create_ledger(name, 5.0, durability)
+        time.sleep(10)
+    time.sleep(rng.uniform(0.0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    try:
+        create_ledger(name, 5.0, durability)
+    except UserError:
+        pass  # it was done
+    except LedgerError as error:
+        assert "repair" in str(error), error
+        report["cut"] += repair_witness(place_of(name, durability))
+    with open_ledger(name, 5.0, durability) as ledger:
+        report["unusable"] += not isinstance(ledger.reserve(spending("a" * 16, 1, 100.0, 7)), Reserved)
 print(json.dumps(report))
 """
 
@@ -115,9 +250,10 @@ print(json.dumps(report))
 def _run(code, *arguments):
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", COMMON + code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=300 * FACTOR, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
+    print(finished.stdout)
     return json.loads(finished.stdout)
 
 
@@ -128,9 +264,12 @@ def test_processes_on_one_ledger_never_pass_the_budget_together(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("durability", "kills", "seed"), [("normal", 150, 1), ("full", 100, 2)])
-def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed):
-    report = _run(KILL, tmp_path, durability, kills, seed)
+@pytest.mark.parametrize(
+    ("durability", "kills", "seed", "processes"),
+    [("normal", 150, 1, 1), ("full", 100, 2, 1), ("full", 134, 3, 1), ("full", 33, 4, 2)],
+)
+def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed, processes):
+    report = _run(VICTIM + KILL, tmp_path, durability, FACTOR * kills, seed, processes)
     assert report["below"] == 0
     assert report["lost replies"] == 0
     assert report["problems"] == []
@@ -138,3 +277,21 @@ def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_pa
     assert report["killed with an open reservation"] > kills / 20
     assert report["killed at birth"] > 0
     assert report["exact"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("durability", "restores", "seed"), [("full", 50, 5)])
+def test_ledger_put_back_at_any_instant_is_refused_or_lacks_nothing(tmp_path, durability, restores, seed):
+    report = _run(VICTIM + RESTORE, tmp_path, durability, FACTOR * restores, seed)
+    assert report["below"] == 0
+    assert report["newest refused"] == 0
+    assert report["problems"] == []
+    assert report["restored"] == FACTOR * restores == report["refused"] + report["nothing was lost"]
+    assert report["deleted"] == report["emptied"] == FACTOR * restores / 5
+    assert report["refused"] > FACTOR * restores * 0.6
+
+
+@pytest.mark.slow
+def test_making_that_was_killed_can_be_ended(tmp_path):
+    report = _run(VICTIM + BIRTH, tmp_path, "full", 40 * FACTOR, 6)
+    assert report["unusable"] == 0

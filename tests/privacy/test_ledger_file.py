@@ -60,9 +60,24 @@ def test_file_is_private_and_durable(tmp_path, durability, synchronous):
 
 
 def test_missing_file_is_not_made_for_a_reader(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(LedgerError, match=r"does not exist: no request makes one.*site ledger create"):
         open_ledger_file(tmp_path / "l.sqlite", "full", create=False)
     assert os.listdir(tmp_path) == []
+
+
+def test_empty_file_is_not_made_a_ledger_for_a_reader(tmp_path):
+    (tmp_path / "l.sqlite").touch()
+    with pytest.raises(LedgerError, match=r"is empty: no request makes one.*site ledger create"):
+        open_ledger_file(tmp_path / "l.sqlite", "full", create=False)
+    assert os.listdir(tmp_path) == ["l.sqlite"]
+    assert (tmp_path / "l.sqlite").stat().st_size == 0
+
+
+def test_name_with_characters_of_an_address_is_a_name(tmp_path):
+    path = tmp_path / "north #1?mode=ro&50%.sqlite"
+    open_ledger_file(path, "full", create=True).close()
+    open_ledger_file(path, "full", create=False).close()
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_damaged_file_is_a_ledger_error(tmp_path):
@@ -81,8 +96,9 @@ def test_other_database_is_refused(tmp_path):
     connection = sqlite3.connect(tmp_path / "l.sqlite")
     connection.execute("CREATE TABLE patients (name TEXT)")
     connection.close()
-    with pytest.raises(UserError, match="no ledger of format 1"):
-        open_ledger_file(tmp_path / "l.sqlite", "full", create=True)
+    for create in (True, False):
+        with pytest.raises(LedgerError, match=r"no ledger of format 2: set ledger.path"):
+            open_ledger_file(tmp_path / "l.sqlite", "full", create=create)
 
 
 def test_transaction_leaves_nothing_behind_when_it_fails(tmp_path):

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved
 from fl_dpbayes.privacy.ledger_state import PARTS, Cohort, Spending
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
+from fl_dpbayes.privacy.witness import LedgerPlace
 
 EPSILON, DELTA = 3.0, 1e-5
 COHORT = Cohort("cohort", "patient", EPSILON, DELTA, "add_or_remove_one")
@@ -16,6 +18,19 @@ HISTORIES = {
     "recalibration": (GaussianEvent(20.0, 1.0, 40),),
     "test": (GaussianEvent(6.0, 1.0, 2),),
 }
+
+
+def place_of(path, durability="normal"):
+    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
+
+
+def open_ledger(path, cohort, durability):
+    """Open a ledger, made on first use."""
+    place = place_of(path, durability)
+    try:
+        return Ledger.create(place, cohort)
+    except UserError:
+        return Ledger.open(place, cohort)
 
 
 def spend(ledger: Ledger, part: str, run: str = "a" * 16):
@@ -30,7 +45,7 @@ def spend(ledger: Ledger, part: str, run: str = "a" * 16):
 
 @pytest.mark.parametrize("order", [PARTS, PARTS[::-1]])
 def test_each_part_costs_what_it_would_alone_whatever_the_others_spent(tmp_path, order) -> None:
-    with Ledger.open(tmp_path / "together.sqlite", COHORT, "normal") as ledger:
+    with open_ledger(tmp_path / "together.sqlite", COHORT, "normal") as ledger:
         for part in order:
             assert spend(ledger, part).steps == HISTORIES[part][0].steps
         together = {part: ledger.spent(part).epsilon for part in PARTS}
@@ -40,7 +55,7 @@ def test_each_part_costs_what_it_would_alone_whatever_the_others_spent(tmp_path,
 
 
 def test_a_part_that_is_spent_leaves_the_others_theirs(tmp_path) -> None:
-    with Ledger.open(tmp_path / "one.sqlite", COHORT, "normal") as ledger:
+    with open_ledger(tmp_path / "one.sqlite", COHORT, "normal") as ledger:
         for number in range(9):
             answer = spend(ledger, "recalibration", f"{number}" * 16)
         assert isinstance(answer, Refused)

@@ -5,6 +5,7 @@ import sqlite3
 
 import pytest
 
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy import ledger as ledger_module
 from fl_dpbayes.privacy import running_process
 from fl_dpbayes.privacy.events import GaussianEvent
@@ -14,6 +15,7 @@ from fl_dpbayes.privacy.ledger_file import LedgerError, transaction
 from fl_dpbayes.privacy.ledger_state import Cohort, Spending
 from fl_dpbayes.privacy.running_process import this_process
 from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.witness import LedgerPlace
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
@@ -25,16 +27,29 @@ IN_ANOTHER_CONTAINER = f"{BOOT}:{int(NAMESPACE) + 1}:77:1"
 AT_WORK = Refused(RefusalCode.ALREADY_RESERVED, "round")
 
 
+def place_of(path, durability="normal"):
+    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
+
+
+def open_ledger(path, cohort, durability):
+    """Open a ledger, made on first use."""
+    place = place_of(path, durability)
+    try:
+        return Ledger.create(place, cohort)
+    except UserError:
+        return Ledger.open(place, cohort)
+
+
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "l.sqlite"
+    return tmp_path / "ledger" / "l.sqlite"
 
 
 def _reserve_as(process, path, durability="full"):
     """Reserve as a process that ends, or goes on elsewhere, without closing its ledger."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "this_process", lambda: process)
-        ledger = Ledger.open(path, COHORT, durability)
+        ledger = open_ledger(path, COHORT, durability)
         answer = ledger.reserve(SPENDING)
         ledger._connection.close()
         return answer
@@ -42,14 +57,14 @@ def _reserve_as(process, path, durability="full"):
 
 def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_charge(path, tmp_path):
     reserved = _reserve_as(BEFORE_THE_POWER_CUT, path, "normal")
-    shutil.copy(path, tmp_path / "on disk")
-    with pytest.MonkeyPatch.context() as patch, Ledger.open(path, COHORT, "normal") as ledger:
+    shutil.copytree(path.parent, tmp_path / "on disk")
+    with pytest.MonkeyPatch.context() as patch, open_ledger(path, COHORT, "normal") as ledger:
         patch.setattr(ledger_module, "this_process", lambda: BEFORE_THE_POWER_CUT)
         ledger.commit(reserved.reservation, b"answer 1, sent")
-    for left in path.parent.glob("l.sqlite*"):
-        left.unlink()
-    shutil.copy(tmp_path / "on disk", path)
-    with Ledger.open(path, COHORT, "normal") as ledger:
+    # The second place is not synced either.
+    shutil.rmtree(path.parent)
+    (tmp_path / "on disk").rename(path.parent)
+    with open_ledger(path, COHORT, "normal") as ledger:
         again = ledger.reserve(SPENDING)
         ledger.commit(again.reservation, b"answer 2, sent")
         assert ledger.spent("train").steps == 10
@@ -72,7 +87,7 @@ def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_c
 )
 def test_who_left_the_work_decides_what_its_repetition_costs(path, holder, durability, now, steps):
     first = _reserve_as(holder, path, durability)
-    with Ledger.open(path, COHORT, now) as ledger:
+    with open_ledger(path, COHORT, now) as ledger:
         again = ledger.reserve(SPENDING)
         assert (again.reservation == first.reservation) == (steps == 5)
         assert ledger.spent("train").steps == steps
@@ -86,13 +101,13 @@ def test_durability_that_an_old_ledger_does_not_tell_is_the_weaker_one(path, mon
     with monkeypatch.context() as patch:
         patch.setattr(ledger_module, "append_entry", without_durability)
         _reserve_as(BEFORE_THE_POWER_CUT, path, "full")
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         ledger.reserve(SPENDING)
         assert ledger.spent("train").steps == 10
 
 
 def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it(path, tmp_path, monkeypatch):
-    with Ledger.open(path, COHORT, "full") as holder, Ledger.open(path, COHORT, "full") as other:
+    with open_ledger(path, COHORT, "full") as holder, open_ledger(path, COHORT, "full") as other:
         held = holder.reserve(SPENDING)
         with monkeypatch.context() as patch:
             patch.setattr(running_process, "_PROC", tmp_path)
@@ -104,7 +119,7 @@ def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it
 
 def test_process_that_was_taken_for_dead_ends_nothing(path, monkeypatch):
     first = _reserve_as(DEAD, path)
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         again = ledger.reserve(SPENDING)
         assert again.reservation == first.reservation
         with monkeypatch.context() as patch:
@@ -118,7 +133,7 @@ def test_process_that_was_taken_for_dead_ends_nothing(path, monkeypatch):
 
 def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
     _reserve_as(DEAD, path)
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         with monkeypatch.context() as patch:
             # While the first holder is not known to be dead, the request is charged a second time.
             patch.setattr("fl_dpbayes.privacy.takeover.process_status", lambda name: "unknown")
@@ -130,7 +145,7 @@ def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
 
 
 def _interrupted(path, interrupt):
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         assert isinstance(ledger.reserve(SPENDING), Reserved)
         raise interrupt
 
@@ -140,7 +155,7 @@ def test_interrupted_process_that_lives_on_has_given_the_work_up(path, interrupt
     for _ in range(2):
         with pytest.raises(interrupt):
             _interrupted(path, interrupt)
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         assert ledger.spent("train").steps == 10
         last = ledger.reserve(SPENDING)
         ledger.commit(last.reservation, b"reply")
@@ -154,7 +169,7 @@ def test_interrupted_process_that_died_is_taken_over(path):
         patch.setattr(ledger_module, "this_process", lambda: DEAD)
         with pytest.raises(KeyboardInterrupt):
             _interrupted(path, KeyboardInterrupt)
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         (first,) = ledger.rows()
         assert first.interrupted
         assert ledger.reserve(SPENDING).reservation == first.identity
@@ -166,7 +181,7 @@ def test_work_is_taken_over_three_times_at_most(path):
     assert MOST_TAKEOVERS == 3
     assert len(set(reservations[:4])) == 1
     assert reservations[4] != reservations[0]
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         assert ledger.spent("train").steps == 10
         assert ledger.verify() == []
 
@@ -180,7 +195,7 @@ def _append(path, kind, **content):
 
 def test_verify_notices_too_many_takeovers(path):
     reserved = _reserve_as(DEAD, path)
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         for _ in range(4):
             assert ledger.verify() == []
             _append(path, "taken over", reservation=reserved.reservation, process=DEAD, durability="full")
@@ -191,7 +206,7 @@ def test_verify_notices_too_many_takeovers(path):
 @pytest.mark.parametrize("kind", ["taken over", "done", "failed", "interrupted"])
 @pytest.mark.parametrize("end", ["done", "failed", "unknown"])
 def test_entry_about_work_that_is_not_open_stops_the_ledger(path, kind, end):
-    with Ledger.open(path, COHORT, "full") as ledger:
+    with open_ledger(path, COHORT, "full") as ledger:
         reserved = ledger.reserve(SPENDING)
         if end == "done":
             ledger.commit(reserved.reservation, b"reply")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger import Ledger
 
@@ -105,7 +106,7 @@ def test_run_goes_on_when_the_process_of_one_site_is_killed(tmp_path: Path) -> N
     for path in sorted((folder / "sites").glob("*.toml")):
         site_file = read_site_file(path)
         if site_file.role == "train":
-            with Ledger.open_existing(site_file.ledger.path, site_file.ledger.cohort) as ledger:
+            with Ledger.open_existing(ledger_place(site_file.ledger), site_file.ledger.cohort) as ledger:
                 assert ledger.verify() == []
                 assert ledger.spent("train").epsilon <= site_file.ledger.epsilon
 

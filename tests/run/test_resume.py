@@ -24,6 +24,7 @@ from pathlib import Path
 import clients.app, fl_dpbayes.run.resume, fl_dpbayes.scenario, server.app, server.federation
 from fl_dpbayes import cli
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger import Ledger
 
 folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
@@ -56,7 +57,7 @@ def spent(name):
     for path in sorted((folder / name / "sites").glob("*.toml")):
         settings = read_site_file(path).ledger
         if settings.path.is_file():
-            with Ledger.open_existing(settings.path, settings.cohort) as ledger:
+            with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
                 sums = [ledger.spent(part) for part in ("train", "test", "recalibration")]
                 row = [[part.steps, part.epsilon, part.method] for part in sums]
                 found[path.stem] = [row, ledger.verify()]

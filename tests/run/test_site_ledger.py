@@ -10,17 +10,33 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes.data.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
-from fl_dpbayes.data.specs import BuiltIn
+from fl_dpbayes.data.specs import BuiltIn, Table
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_state import Cohort, Spending
-from fl_dpbayes.run.site_ledger import export_ledger, show_ledger, verify_ledger
+from fl_dpbayes.privacy.witness import LedgerPlace
+from fl_dpbayes.run.site_ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
+
+
+def place_of(path, durability="normal"):
+    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
+
+
+def open_ledger(path, cohort, durability):
+    """Open a ledger, made on first use."""
+    place = place_of(path, durability)
+    try:
+        return Ledger.create(place, cohort)
+    except UserError:
+        return Ledger.open(place, cohort)
 
 
 @pytest.fixture
 def site_file(tmp_path):
-    settings = LedgerSettings(path="ledger.sqlite", cohort="ward [7]", epsilon=3.0, delta=1e-5)
+    settings = LedgerSettings(
+        path="ledger.sqlite", witness="witness/ledger.sqlite.json", cohort="ward [7]", epsilon=3.0, delta=1e-5
+    )
     record = SiteFile(
         name="north", role="train", source=BuiltIn(kind="digits"), units=100, split=Split(key="0" * 32),
         policy=Policy(max_run_epsilon=3.0), ledger=settings,
@@ -32,7 +48,7 @@ def site_file(tmp_path):
 @pytest.fixture
 def spent_site(site_file):
     cohort = Cohort("ward [7]", "patient", 3.0, 1e-5, "add_or_remove_one")
-    with Ledger.open(site_file.parent / "ledger.sqlite", cohort, "normal") as ledger:
+    with open_ledger(site_file.parent / "ledger.sqlite", cohort, "normal") as ledger:
         for round_ in (1, 2):
             plan = (GaussianEvent(8.0, 1.0, 20),)
             spending = Spending("train", "ab" * 8, round_, "train", str(round_), "p", plan, (round_ - 1) * 5, 5)
@@ -99,9 +115,9 @@ def test_export_can_be_checked_without_this_project(spent_site):
 
 
 def test_site_without_a_ledger_is_told_so(site_file, tmp_path):
-    for action in (export_ledger, lambda path: verify_ledger(path, _console())):
-        with pytest.raises(UserError, match="does not exist"):
-            action(site_file)
+    with pytest.raises(UserError, match=r"does not exist.*site ledger create"):
+        export_ledger(site_file)
+    assert verify_ledger(site_file, _console()) == 1
     record = SiteFile(
         name="far", role="held_out", source=BuiltIn(kind="digits"), units=100, split=Split(key="0" * 32),
         policy=Policy(max_run_epsilon=3.0),
@@ -121,3 +137,96 @@ def test_damaged_file_is_told_without_a_traceback(site_file):
     with pytest.raises(UserError, match="not a database"):
         show_ledger(site_file, _console())
     assert verify_ledger(site_file, _console()) == 1
+
+
+@pytest.fixture
+def hospital(tmp_path):
+    """Write the site file of a hospital of 150 patients, with changes."""
+
+    def write(name="north", patients=range(150), **changes):
+        folder = tmp_path / "hospital"
+        folder.mkdir(exist_ok=True)
+        rows = "".join(f"p{number},{number % 7},{number % 2}\n" for number in patients)
+        (folder / f"{name}.csv").write_text(f"patient,x,sick\n{rows}")
+        place = {"path": "ledger/l.sqlite", "witness": "witness/l.json"}
+        source = Table(
+            kind="table", path=f"{name}.csv", label="sick", classes=2, features=("x",), unit_column="patient"
+        )
+        record = SiteFile(
+            name=name, role="train", units=120, split=Split(key=changes.pop("key", "0" * 32)),
+            source=source, policy=Policy(max_run_epsilon=3.0),
+            ledger=LedgerSettings(**place | {"cohort": "2026", "epsilon": 3.0, "delta": 1e-5} | changes),
+        )  # fmt: skip
+        write_site_file(record, folder / f"{name}.toml")
+        return folder / f"{name}.toml"
+
+    return write
+
+
+def test_ledger_is_made_once_by_a_command(hospital):
+    console = _console()
+    create_ledger(hospital(), console)
+    for part in ("made cohort 2026", "l.sqlite", "l.json", "epsilon 3", "unit patient"):
+        assert part in console.file.getvalue()
+    with pytest.raises(UserError, match="nothing is made or overwritten"):
+        create_ledger(hospital(), _console())
+    assert verify_ledger(hospital(), _console()) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cohort": "2027"},
+        {"cohort": "2027", "key": "1" * 32},
+        {"cohort": "2027", "name": "copy", "patients": [*range(1, 150), 500]},
+        {"cohort": "2027", "patients": range(140)},
+    ],
+    ids=["renamed cohort", "and another key", "second site file and a changed row", "fewer rows"],
+)
+def test_second_cohort_of_the_same_patients_is_refused(hospital, changes):
+    create_ledger(hospital(), _console())
+    with pytest.raises(UserError, match=r"% of these units are in cohort '2026'.*ledger.cohort"):
+        create_ledger(hospital(**changes), _console())
+    with pytest.raises(UserError, match="no cohort '2027'"):
+        show_ledger(hospital(**changes), _console())
+
+
+def test_second_cohort_of_other_patients_is_made(hospital):
+    create_ledger(hospital(), _console())
+    create_ledger(hospital(cohort="2027", patients=range(200, 350)), _console())
+    console = _console()
+    show_ledger(hospital(cohort="2027"), console)
+    assert "Cohort 2027" in console.file.getvalue()
+
+
+def test_second_ledger_with_the_same_second_place_is_refused(hospital):
+    create_ledger(hospital(), _console())
+    with pytest.raises(UserError, match="does not exist"):
+        create_ledger(hospital(path="another/l.sqlite", cohort="2027"), _console())
+
+
+def test_repair_renews_a_lost_second_place_and_never_a_ledger_that_is_behind(hospital):
+    site_file = hospital()
+    create_ledger(site_file, _console())
+    witness, ledger = (site_file.parent / name for name in ("witness/l.json", "ledger/l.sqlite"))
+    console = _console()
+    repair_ledger(site_file, console)
+    witness.unlink()
+    assert verify_ledger(site_file, console) == 1
+    repair_ledger(site_file, console)
+    show_ledger(site_file, console)
+    for part in (
+        "nothing to repair",
+        "does not exist: put it back",
+        "anew; the ledger keeps a note",
+        "was made anew on",
+    ):
+        assert part in console.file.getvalue()
+    ledger.write_bytes(b"")
+    with pytest.raises(UserError, match=r"is empty.*newest copy"):
+        repair_ledger(site_file, console)
+
+
+def test_second_place_lies_in_another_folder():
+    with pytest.raises(ValueError, match="lies in the folder of path"):
+        LedgerSettings(path="a/l.sqlite", witness="a/l.json", cohort="c", epsilon=3.0, delta=1e-5)

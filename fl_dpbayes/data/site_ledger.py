@@ -1,0 +1,88 @@
+"""A site's ledger as its site file names it: made once, by a command or a simulation, and opened by requests."""
+
+from pathlib import Path
+
+from fl_dpbayes.data.fingerprint import data_version
+from fl_dpbayes.data.load import source_unit
+from fl_dpbayes.data.site import Site
+from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger_state import Cohort
+from fl_dpbayes.privacy.splits import split_name
+from fl_dpbayes.privacy.witness import LedgerPlace
+
+
+def ledger_place(settings: LedgerSettings) -> LedgerPlace:
+    """Say where a ledger and its second place lie."""
+    return LedgerPlace(settings.path, settings.witness, settings.durability)
+
+
+def cohort_of(site_file: SiteFile) -> Cohort:
+    """Describe the cohort of a site file, without reading a record.
+
+    Raises:
+        UserError: if the site file names no ledger.
+    """
+    settings, split = _settings(site_file), site_file.split
+    # A site that does not train keeps every unit for testing.
+    fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
+    return Cohort(
+        name=settings.cohort,
+        unit=source_unit(site_file.source),
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        adjacency=settings.adjacency,
+        split=split_name(split.key, *fractions),
+    )
+
+
+def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
+    """Make the cohort of a site file, and its ledger if there is none yet; nothing is overwritten.
+
+    Args:
+        site_file: the site, its paths absolute.
+        site: its records, to be compared with those of the ledger's other cohorts now; None: by the first request.
+
+    Returns:
+        The ledger.
+
+    Raises:
+        UserError: if the site file names no ledger, or the cohort is there already.
+        LedgerError: if the file or its second place does not fit, or another cohort has these records.
+    """
+    describe = None if site is None else lambda key: data_version(site, key)
+    return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
+
+
+def open_ledger(site_file: SiteFile, site: Site) -> Ledger:
+    """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
+
+    Raises:
+        UserError: if the cohort was made with another budget.
+        LedgerError: if ledger or cohort was not made, the ledger is not the one that its second place knows, or
+            another cohort has these records.
+    """
+    ledger = Ledger.open(ledger_place(_settings(site_file)), cohort_of(site_file))
+    try:
+        ledger.record_data_version(lambda key: data_version(site, key))
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def prepare_simulated_ledger(site_file: SiteFile) -> None:
+    """Make the ledger of a virtual site, unless it is there; what a cut-off preparation left behind is made anew."""
+    settings = _settings(site_file)
+    if settings.path.exists() and settings.witness.exists():
+        return
+    for left in (settings.witness, settings.path, *(Path(f"{settings.path}{end}") for end in ("-wal", "-shm"))):
+        left.unlink(missing_ok=True)
+    create_ledger(site_file).close()
+
+
+def _settings(site_file: SiteFile) -> LedgerSettings:
+    if site_file.ledger is None:
+        raise UserError(f"the site file of {site_file.name!r} names no ledger: only sites that train need one")
+    return site_file.ledger

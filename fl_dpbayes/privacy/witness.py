@@ -1,0 +1,193 @@
+"""The second place of a ledger: a small file elsewhere that knows its last head, so that an older copy shows.
+
+The ledger is written first, then its second place, and only then does work begin or a reply leave. So after a crash
+the ledger may be ahead of its second place, by entries whose work never began or whose reply was never sent; it is
+never behind, unless somebody put back, emptied, deleted or replaced it. docs/ledger.md has the argument.
+"""
+
+import json
+import os
+import re
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_dpbayes.privacy.hash_chain import append_entry, read_chain
+from fl_dpbayes.privacy.ledger_file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
+
+FORMAT = 1
+MOST_BYTES = 65_536
+RENEWED = "second place made anew"
+_HEAD = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class LedgerPlace:
+    """Where a ledger lies.
+
+    Attributes:
+        path: its file, on a local disk; it may hold several cohorts.
+        witness: its second place, in another folder and best on another disk.
+        durability: `full` survives a power cut, `normal` the death of the process.
+    """
+
+    path: Path
+    witness: Path
+    durability: Durability
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a second place knows: where its ledger lies, seen from its own folder, and the last entry it saw."""
+
+    ledger: str
+    position: int
+    head: str
+
+
+def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
+    """Check, under the ledger's lock, that a ledger holds what its second place has seen.
+
+    Args:
+        place: of the ledger.
+        connection: to its file, whose chain is sound.
+
+    Returns:
+        What the second place has seen.
+
+    Raises:
+        LedgerError: if the second place is missing, unreadable or another ledger's, or the ledger is behind it.
+    """
+    seen = read_witness(place)
+    _require_not_behind(place, connection, seen)
+    if seen.ledger != _seen_from(place):
+        raise LedgerError(
+            f"the second place {place.witness} belongs to the ledger at {seen.ledger} (seen from its folder), not to "
+            f"{place.path}: set ledger.path and ledger.witness in the site file back; if the ledger was moved for "
+            "good, run  fl-dpbayes site ledger repair SITE_FILE"
+        )
+    return seen
+
+
+def advance_witness(place: LedgerPlace, connection: sqlite3.Connection) -> None:
+    """Tell the second place the ledger's last head, under the ledger's lock, so that it never steps back.
+
+    Raises:
+        LedgerError: as `check_witness`, or if it cannot be written.
+    """
+    seen = check_witness(place, connection)
+    position, head = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
+    if position != seen.position:
+        write_witness(place, position, head)
+
+
+def read_witness(place: LedgerPlace) -> Seen:
+    """Read a second place.
+
+    Raises:
+        LedgerError: if it is missing or unreadable.
+    """
+    remedy = (
+        "put it back; only if it is lost and the ledger is surely the newest, run  fl-dpbayes site ledger repair "
+        "SITE_FILE  (docs/ledger.md says what that gives up)"
+    )
+    try:
+        with place.witness.open("rb") as file:
+            seen = _parsed(file.read(MOST_BYTES))
+    except FileNotFoundError:
+        raise LedgerError(f"the second place {place.witness} of ledger {place.path} does not exist: {remedy}") from None
+    except OSError as error:
+        raise LedgerError(f"the second place {place.witness} cannot be read: {error.strerror}") from None
+    if seen is None:
+        raise LedgerError(f"the second place {place.witness} of ledger {place.path} is unreadable: {remedy}")
+    return seen
+
+
+def write_witness(place: LedgerPlace, position: int, head: str) -> None:
+    """Replace a second place; a crash leaves the old one or the new one.
+
+    Args:
+        place: of the ledger, whose lock is held.
+        position: of its last entry, >= 1.
+        head: of that entry.
+
+    Raises:
+        LedgerError: if it cannot be written.
+    """
+    text = json.dumps({"format": FORMAT, "ledger": _seen_from(place), "position": position, "head": head})
+    partial = place.witness.with_name(f".{place.witness.name}.partial")
+    with ledger_errors():
+        place.witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            if place.durability == "full":
+                os.fsync(file.fileno())
+        os.replace(partial, place.witness)
+        if place.durability == "full":
+            _sync(place.witness.parent)
+
+
+def repair_witness(place: LedgerPlace) -> bool:
+    """Make a second place anew from a ledger, where it is lost or unreadable or the ledger was moved.
+
+    The chain keeps an entry of it: from then on only the server's head tells whether the ledger was the newest.
+
+    Returns:
+        Whether there was anything to repair.
+
+    Raises:
+        LedgerError: if the ledger is missing or damaged, or is behind its second place.
+    """
+    connection = open_ledger_file(place.path, place.durability, create=False)
+    try:
+        with transaction(connection):
+            read_chain(connection)
+            try:
+                seen = read_witness(place)
+            except LedgerError:
+                seen = None
+            if seen is not None:
+                _require_not_behind(place, connection, seen)
+                if seen.ledger == _seen_from(place):
+                    return False
+            entry = append_entry(connection, RENEWED, {"cohort": ""})
+        with transaction(connection):
+            write_witness(place, entry.position, entry.head)
+        return True
+    finally:
+        connection.close()
+
+
+def _parsed(text: bytes) -> Seen | None:
+    try:
+        content = json.loads(text)
+        seen = Seen(content["ledger"], content["position"], content["head"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    sound = isinstance(seen.ledger, str) and type(seen.position) is int and _HEAD.fullmatch(str(seen.head))
+    return seen if sound and content.get("format") == FORMAT else None
+
+
+def _require_not_behind(place: LedgerPlace, connection: sqlite3.Connection, seen: Seen) -> None:
+    row = connection.execute("SELECT head FROM chain WHERE position = ?", (seen.position,)).fetchone()
+    if row is None or row[0] != seen.head:
+        raise LedgerError(
+            f"ledger {place.path} lacks entry {seen.position}, which its second place {place.witness} has seen: it is "
+            "an older copy, was emptied or made anew. Put the newest one back; if it is lost, what was spent since is "
+            "unknown, so the whole budget of these records counts as spent"
+        )
+
+
+def _seen_from(place: LedgerPlace) -> str:
+    # Relative, so that a folder that holds both may be moved.
+    return os.path.relpath(place.path.resolve(), place.witness.resolve().parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""The server keeps the heads of the sites' ledgers across runs: one put back between two runs is refused."""
+
+import json
+import shutil
+
+import pytest
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.simulation import SITES_FOLDER
+from fl_dpbayes.storage.sealed_json import write_sealed_json
+from server.federation import run_federation
+from server.ledger_heads import HEADS_FILE, MOST_SITES, keep_heads, read_heads
+
+
+@pytest.fixture
+def hospitals(federation):
+    """A federation whose nodes name their own site files, as hospitals do, so that no run makes their ledgers."""
+    prepared = federation("simulation.cohort_epsilon=20", name="hospitals")
+    for number, path in enumerate(sorted((prepared.folder / SITES_FOLDER).glob("*.toml"))):
+        prepared.grid._contexts[number + 1].node_config["site-file"] = str(path)
+
+    def run(name: str) -> None:
+        folder = prepared.folder.parent / "runs" / name
+        folder.mkdir(parents=True)
+        run_federation(prepared.grid, prepared.scenario.model_copy(update={"seed": len(name)}), folder, "")
+
+    prepared.run_anew = run
+    prepared.heads = prepared.folder.parent / "runs" / HEADS_FILE
+    return prepared
+
+
+def trained(hospitals) -> list[str | None]:
+    """Return the heads that the last run's first requests echoed, and forget the requests."""
+    records = [json.loads(message.content["config"]["record"]) for message in hospitals.grid.requests
+               if message.metadata.message_type == "train"]  # fmt: skip
+    hospitals.grid.requests.clear()
+    return [record["ledger_head"] for record in records if record["round"] == 1]
+
+
+@pytest.mark.slow
+def test_next_run_echoes_the_heads_of_the_last_and_refuses_ledgers_put_back(hospitals) -> None:
+    shutil.copytree(hospitals.folder / "ledgers", hospitals.folder / "copy/ledgers")
+    shutil.copytree(hospitals.folder / "witnesses", hospitals.folder / "copy/witnesses")
+    hospitals.run_anew("a")
+    assert trained(hospitals) == [None] * 4
+    after_one = read_heads(hospitals.heads)
+    assert len(after_one) == 4
+    hospitals.run_anew("bb")
+    assert trained(hospitals) == list(after_one.values())
+    # An administrator puts both of a site's places back; the server's head is left as it was.
+    for folder in ("ledgers", "witnesses"):
+        shutil.rmtree(hospitals.folder / folder)
+        (hospitals.folder / "copy" / folder).rename(hospitals.folder / folder)
+    with pytest.raises(UserError, match=r"north.*LEDGER_ROLLED_BACK ledger_head"):
+        hospitals.run_anew("ccc")
+
+
+def test_simulation_keeps_no_heads_beside_its_run(federation) -> None:
+    one = federation()
+    one.run()
+    assert not (one.folder.parent / HEADS_FILE).exists()
+
+
+def test_heads_of_other_sites_stay_and_the_oldest_go(tmp_path) -> None:
+    path = tmp_path / HEADS_FILE
+    assert read_heads(path) == read_heads(None) == {}
+    keep_heads(None, {"north": "0" * 64})
+    keep_heads(path, {f"site-{number}": "0" * 64 for number in range(MOST_SITES)})
+    keep_heads(path, {"site-1": "1" * 64, "north": "2" * 64})
+    kept = read_heads(path)
+    assert (len(kept), kept["north"], kept["site-1"], "site-0" in kept) == (MOST_SITES, "2" * 64, "1" * 64, False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", {"format": 1, "heads": {"north": "00"}}, {"format": 1, "heads": {"no rth": "0" * 64}},
+     {"format": 1, "heads": {}, "more": 1}, "changed"],
+    ids=["empty", "list", "short head", "bad name", "unknown key", "changed"],
+)  # fmt: skip
+def test_damaged_file_is_named_with_the_remedy(tmp_path, content) -> None:
+    path = tmp_path / HEADS_FILE
+    if isinstance(content, dict):
+        write_sealed_json(path, content)
+    elif content == "changed":
+        keep_heads(path, {"north": "0" * 64})
+        path.write_text(path.read_text().replace("0" * 64, "0" * 63 + "1"))
+    else:
+        path.write_text(content)
+    with pytest.raises(UserError, match=r"ledger-heads.json.*put back its last copy"):
+        read_heads(path)
