@@ -5,7 +5,7 @@ import math
 from fl_dpbayes.data.fingerprint import fingerprint
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
-from fl_dpbayes.privacy.events import write_history
+from fl_dpbayes.privacy.events import joined, write_history
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_state import Cohort, Part
 from fl_dpbayes.privacy.splits import split_name
@@ -59,7 +59,7 @@ def privacy_statement(ledger: Ledger, part: Part, site: Site, *, seeded: bool) -
         mu_kind=spent.mu.kind,
         steps=spent.steps,
         budget=_finite(cohort.epsilon),
-        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)),
+        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(joined(spent.history))),
         seeded=seeded,
     )
 
