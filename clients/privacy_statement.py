@@ -3,7 +3,7 @@
 import math
 
 from fl_dpbayes.data.site import Site
-from fl_dpbayes.privacy.events import write_history
+from fl_dpbayes.privacy.events import joined, write_history
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_state import Part
 from fl_dpbayes.protocol.train import PrivacyStatement
@@ -34,7 +34,7 @@ def privacy_statement(ledger: Ledger, part: Part, site: Site, *, seeded: bool) -
         mu_kind=spent.mu.kind,
         steps=spent.steps,
         budget=_finite(cohort.epsilon),
-        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(spent.history)),
+        history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(joined(spent.history))),
         seeded=seeded,
     )
 

@@ -20,10 +20,10 @@ from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.events import History, history_of_steps
+from fl_dpbayes.privacy.events import History, history_of_steps, joined
 from fl_dpbayes.privacy.filter import noise_of_steps
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger_state import Spending
+from fl_dpbayes.privacy.ledger_state import Spending, slice_history
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
@@ -32,7 +32,7 @@ from fl_dpbayes.protocol.precision import encode_samples
 from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
 from fl_dpbayes.samplers.slots import state_arrays, state_vectors
 from fl_dpbayes.schedules.planned import noise_without_privacy
@@ -68,6 +68,7 @@ def train_chain(
     part = model_inputs(site_file, request.model, site.train)
     with open_ledger(site_file, site) as ledger:
         history = _planned_history(ledger, site, request)
+        _check_statement_fits(ledger, history, request.first_step)
         available = min(request.steps, sum(event.steps for event in history) - request.first_step)
         if available < 1:
             raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
@@ -114,6 +115,13 @@ def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> Histo
     return history_of_steps(sigmas[:fitting], privacy.sampling_rate)
 
 
+def _check_statement_fits(ledger: Ledger, history: History, first_step: int) -> None:
+    # Found before a step is paid for: a cost that is too long to state could not be released.
+    rest = slice_history(history, first_step, sum(event.steps for event in history))
+    if len(joined((*ledger.state().spent_in("train"), *rest))) > MAX_HISTORY:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")
+
+
 def _run_and_commit(
     ledger: Ledger,
     reserved: Reserved,
@@ -132,7 +140,7 @@ def _run_and_commit(
         if len(result.samples):
             samples = vector_to_arrays(torch.from_numpy(result.samples), module)
             arrays |= encode_samples(samples, request.precision)
-        reply = _reply(ledger, reserved, site, request, result, seeded=site_file.insecure_seed is not None)
+        reply = _reply(ledger, reserved, site, request, seeded=site_file.insecure_seed is not None)
         head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
     except Exception:
         # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
@@ -195,9 +203,7 @@ def _streams(site_file: SiteFile, request: TrainRequest) -> Streams:
     return Streams.from_insecure_seed(site_file.insecure_seed, context)
 
 
-def _reply(
-    ledger: Ledger, reserved: Reserved, site: Site, request: TrainRequest, result: ChainResult, *, seeded: bool
-) -> TrainReply:
+def _reply(ledger: Ledger, reserved: Reserved, site: Site, request: TrainRequest, *, seeded: bool) -> TrainReply:
     return TrainReply(
         run=request.run,
         round=request.round,
@@ -205,13 +211,6 @@ def _reply(
         status="OK" if reserved.steps == request.steps else "PARTIAL",
         first_step=request.first_step,
         steps=reserved.steps,
-        sample_steps=result.sample_steps,
-        sample_weights=result.sample_weights,
-        sample_temperatures=result.sample_temperatures,
-        step_weight=result.step_weight,
-        temperature_mean=result.temperature_mean,
-        temperature_low=result.temperature_low,
-        temperature_high=result.temperature_high,
         privacy=privacy_statement(ledger, "train", site, seeded=seeded),
         ledger_head=reserved.head,
     )

@@ -14,6 +14,7 @@ from fl_dpbayes.calibration.reliability import reliability_bins
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card, Role
 from fl_dpbayes.protocol.evaluate import (
@@ -26,6 +27,7 @@ from fl_dpbayes.protocol.evaluate import (
     subgroup_prefix,
 )
 from fl_dpbayes.protocol.train import PrivacyStatement
+from server.check_statement import checked_statement
 from server.conformal_rows import conformal_rows
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.mean_over_sites import mean_rows
@@ -79,6 +81,7 @@ class Evaluation:
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0)
+        privacy = _checked_cost(card, request, record.privacy) if record.privacy is not None else None
         one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
         shapes: dict[str, tuple[int, ...]] = {}
         prefixes = [subgroup_prefix(number) + "/" for number in range(len(record.groups))]
@@ -105,8 +108,8 @@ class Evaluation:
         self.subgroups += subgroups
         if record.groups_left_out:
             self._left_out[card.name] = record.groups_left_out
-        if record.privacy is not None:
-            self.statements[card.name] = record.privacy
+        if privacy is not None:
+            self.statements[card.name] = privacy
 
     def rows(self, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Summarise pooled roles first, then the means over the sites of each, then sites.
@@ -225,6 +228,13 @@ class Evaluation:
                 if members and len(members) == len(measured):
                     pooled.append((f"pooled:{role}", role, predictor, reduce(_merge, members)))
         return pooled
+
+
+def _checked_cost(card: Card, request: EvaluateRequest, statement: PrivacyStatement) -> PrivacyStatement:
+    if statement.units != card.units:
+        raise ValueError("its privacy statement does not fit its card")
+    own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
+    return checked_statement(statement, own, own, None, request.delta)
 
 
 def _reliability(key: dict[str, Any], statistics: Statistics) -> list[dict[str, Any]]:

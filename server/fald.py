@@ -43,10 +43,10 @@ class FALDStrategy(PosteriorStrategy):
             self.record.warn(warning)
         last_step = max(reply.last_step for reply in replies.values())
         temperature = averaged_temperature(
-            {site: reply.temperature for site, reply in replies.items()}, self.site_weights
+            {site: reply.stretch.temperature for site, reply in replies.items()}, self.site_weights
         )
         kept = self._is_kept(last_step + 1)
-        size = max(reply.last_step_size for reply in replies.values())
+        size = max(reply.stretch.last_step_size for reply in replies.values())
         sample = PosteriorSamples(
             arrays={name: array[: int(kept)] for name, array in point_of(state).arrays.items()},
             weights=np.full(int(kept), size),

@@ -11,12 +11,12 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
-from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, CountingPlan, RecalibrationMap
+from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from server.evaluation_counts import check_counts, check_noise
 from server.messages import read_arrays
 
 
-def counting_noise(plan: CountingPlan) -> float:
+def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
     """Return the noise multiplier that follows from a plan; 0 without privacy, or where no noise meets its budget."""
     if plan.epsilon is None:
         return 0.0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy.most_noise import most_noise
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.precision import rounding_error
 from fl_dpbayes.protocol.train import TrainRequest
@@ -36,7 +36,7 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     """
     plan, began = request.plan, {slot: without_prefix(slot, start) for slot in ("parameters", "momentum")}
     try:
-        noise = most_noise(plan, units)
+        noise = (1 + NOISE_TOLERANCE) * planned_noise(plan, units)
     except UserError:
         # The site says in its own refusal that no noise fits; what it would have done is not known here.
         return

@@ -16,7 +16,9 @@ from flwr.serverapp import Grid
 from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.recalibration import (
     PARAMETER_BOUND,
@@ -30,9 +32,10 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.recalibration_section import recalibration_plan
+from server.check_statement import checked_statement
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation
-from server.isotonic_counts import checked_counts, counting_noise, counts_warning
+from server.isotonic_counts import checked_counts, counts_warning, planned_multiplier
 from server.messages import DROPPED, encoded, read_reply
 from server.progress import EventLog
 from server.rejection import RejectedError, rejecting
@@ -97,7 +100,7 @@ def recalibrate_sites(
         return None
     plan, timeout = recalibration_plan(scenario.recalibration, scenario.privacy), scenario.resources.round_timeout
     counting = isinstance(plan, CountingPlan)
-    noise_multiplier = counting_noise(plan) if isinstance(plan, CountingPlan) else 0.0
+    noise_multiplier = planned_multiplier(plan)
     parameters = np.zeros(0 if counting else parameter_count(plan.method, federation.roster.task.classes))
     own: dict[str, npt.NDArray[np.float64]] = {}
     counted: dict[str, NoisedTable] = {}
@@ -120,15 +123,17 @@ def recalibrate_sites(
             try:
                 with rejecting():
                     answer = _checked(reply, request, member)
-                    if counting and isinstance(answer, RecalibrateReply):
-                        counted[name] = checked_counts(reply, answer, member.card, noise_multiplier)
+                    if isinstance(answer, RecalibrateReply):
+                        privacy = _checked_cost(answer, request, member.card, noise_multiplier, statements.get(name))
+                        if counting:
+                            counted[name] = checked_counts(reply, answer, member.card, noise_multiplier)
             except RejectedError as error:
                 problems[name] = f"rejected: {error}"
                 continue
             if isinstance(answer, Refusal):
                 problems[name] = answer.describe()
                 continue
-            own[name], statements[name] = np.array(answer.parameters or ()), answer.privacy
+            own[name], statements[name] = np.array(answer.parameters or ()), privacy
             ledger_heads[name] = answer.ledger_head
         problems |= dict.fromkeys(exchange.unanswered(), NO_REPLY)
         for name, problem in problems.items():
@@ -242,9 +247,25 @@ def _checked(reply: Message, request: RecalibrateRequest, member: Member) -> Rec
         raise ValueError("it ran other steps than it was asked to")
     if (answer.status == "OK") != (answer.steps == request.steps):
         raise ValueError(f"status {answer.status} does not fit {answer.steps} of {request.steps} steps")
-    if len(answer.parameters or ()) != len(request.start or ()) or answer.privacy.delta != request.plan.delta:
-        raise ValueError("its parameters or its privacy statement do not fit the request")
+    if len(answer.parameters or ()) != len(request.start or ()):
+        raise ValueError("its parameters do not fit the request")
     return answer
+
+
+def _checked_cost(
+    answer: RecalibrateReply,
+    request: RecalibrateRequest,
+    card: Card,
+    noise_multiplier: float,
+    previous: PrivacyStatement | None,
+) -> PrivacyStatement:
+    # How many of its units a site keeps for recalibration it alone decides.
+    if answer.privacy.units > card.units or answer.privacy.adjacency != request.plan.adjacency:
+        raise ValueError("its privacy statement does not fit the site's card or the request")
+    own, reached = (
+        (GaussianEvent(noise_multiplier, 1.0, steps),) for steps in (answer.steps, answer.first_step + answer.steps)
+    )
+    return checked_statement(answer.privacy, own, reached, previous, request.plan.delta)
 
 
 def _map(plan: RecalibrationPlan, parameters: npt.NDArray[np.float64]) -> RecalibrationMap:

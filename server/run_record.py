@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply
+from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.records import (
     PRIVACY_COLUMNS,
     PRIVACY_FILE,
@@ -18,6 +18,7 @@ from fl_dpbayes.report.records import (
     write_csv,
 )
 from fl_dpbayes.storage.journal import Entry, Journal
+from server.check_reply import CheckedReply
 
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
 NOT_ASKED = "NOT ASKED"
@@ -31,13 +32,13 @@ class SiteOutcome:
     site: str
     status: str
     detail: str = ""
-    reply: TrainReply | None = None
+    reply: CheckedReply | None = None
     bytes_up: int = 0
 
     @classmethod
-    def answered(cls, site: str, reply: TrainReply, bytes_up: int) -> "SiteOutcome":
-        """A checked reply with status OK or PARTIAL."""
-        return cls(site, reply.status, reply=reply, bytes_up=bytes_up)
+    def answered(cls, site: str, status: str, reply: CheckedReply, bytes_up: int) -> "SiteOutcome":
+        """A checked reply with status OK or PARTIAL, kept without its arrays."""
+        return cls(site, status, reply=reply.without_arrays(), bytes_up=bytes_up)
 
     @classmethod
     def refused(cls, site: str, refusal: Refusal) -> "SiteOutcome":
@@ -269,12 +270,11 @@ class RunRecord:
             known, history = self.statements.get(outcome.site), outcome.reply.privacy.history
             kept = _common(known.history, history) if known else 0
             reply = _ReplyEntry(
-                samples=len(outcome.reply.sample_steps),
+                samples=len(outcome.reply.stretch.weights),
                 temperature=(
-                    outcome.reply.step_weight,
-                    outcome.reply.temperature_mean,
-                    outcome.reply.temperature_low,
-                    outcome.reply.temperature_high,
+                    outcome.reply.stretch.step_weight,
+                    outcome.reply.stretch.temperature,
+                    *outcome.reply.stretch.temperature_range,
                 ),
                 privacy=outcome.reply.privacy.model_dump(mode="json", exclude={"history"}),
                 kept=kept,

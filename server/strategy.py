@@ -341,7 +341,8 @@ class PosteriorStrategy(Strategy):
             with rejecting():
                 record = read_reply(reply, TrainReply, member.node_id)
                 if not isinstance(record, Refusal):
-                    checked = check_train_reply(reply, record, request, member.card, self.federation.shapes)
+                    previous = self.record.statements.get(name)
+                    checked = check_train_reply(reply, record, request, member.card, self.federation.shapes, previous)
                     check_reachable(checked, request, member.card.units, start)
         except RejectedError as error:
             return SiteOutcome.rejected(name, str(error)), None
@@ -350,4 +351,4 @@ class PosteriorStrategy(Strategy):
                 self._participation.finish(name)
             return SiteOutcome.refused(name, record), None
         self._ledger_heads[name] = record.ledger_head
-        return SiteOutcome.answered(name, record, array_bytes(reply)), checked
+        return SiteOutcome.answered(name, record.status, checked, array_bytes(reply)), checked

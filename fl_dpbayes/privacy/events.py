@@ -56,6 +56,12 @@ def history_of_steps(noise_multipliers: Iterable[float], sampling_rate: float) -
     )
 
 
+def joined(history: Iterable[GaussianEvent]) -> History:
+    """Join neighbours of equal noise and sampling rate into one event."""
+    kinds = groupby(history, key=lambda event: (event.noise_multiplier, event.sampling_rate))
+    return tuple(GaussianEvent(*kind, sum(event.steps for event in group)) for kind, group in kinds)
+
+
 def read_history(rows: Sequence[Sequence[float]]) -> History:
     """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`.
 

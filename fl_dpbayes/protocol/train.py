@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.protocol.outside_text import OutsideText
-from fl_dpbayes.protocol.plan import Adjacency, TrainingPlan
+from fl_dpbayes.protocol.plan import Adjacency, Probability, TrainingPlan
 from fl_dpbayes.protocol.precision import STORED, Precision
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.sampler import state_slots
@@ -14,7 +14,11 @@ from fl_dpbayes.protocol.task import Model, Task
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 NonNegative = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, le=1)]
+StepCount = Annotated[int, Field(ge=0, le=10**12)]
 MAX_SAMPLES_PER_REPLY = 1000
+# Kinds of step in a cohort's whole history; where noise changes in every step, as many steps.
+MAX_HISTORY = 100_000
 # A site's ledger keeps the reply as one value of its database, which SQLite bounds at 10^9 bytes.
 MAX_REPLY_BYTES = 512 * 2**20
 
@@ -83,31 +87,31 @@ class PrivacyStatement(Record):
     """What a run has cost a cohort so far, as its site accounts for it.
 
     `epsilon`, `mu` and `budget` are null where they are infinite. `history` lists `[noise_multiplier, sampling_rate,
-    steps]`.
+    steps]`, neighbours of equal noise and rate joined.
     """
 
     cohort: OutsideText
     unit: OutsideText
     units: PositiveInt
     adjacency: Adjacency
-    delta: float
-    epsilon: float | None
+    delta: Probability
+    epsilon: NonNegative | None
     epsilon_method: Literal["pld", "rdp filter", "gdp filter"]
-    mu: float | None
+    mu: NonNegative | None
     mu_kind: Literal["exact", "clt"]
-    steps: Annotated[int, Field(ge=0)]
-    budget: float | None
-    history: tuple[tuple[float, float, int], ...]
+    steps: StepCount
+    budget: PositiveFloat | None
+    history: Annotated[tuple[tuple[NonNegative, Rate, StepCount], ...], Field(max_length=MAX_HISTORY)]
     seeded: bool
 
 
 class TrainReply(Record):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
 
-    Samples are rounded as the request's `precision` says, see `encode_samples`.
+    Samples are rounded as the request's `precision` says, see `encode_samples`. Which steps they come from, their
+    weights and temperatures follow from the plan, so they are not stated.
 
-    PARTIAL: only a prefix of the steps fitted the budget. `sample_weights` are the step sizes a_t of the samples,
-    `sample_temperatures` their instantaneous temperatures T_t.
+    PARTIAL: only a prefix of the steps fitted the budget.
     """
 
     protocol: Literal[1] = 1
@@ -117,19 +121,5 @@ class TrainReply(Record):
     status: Literal["OK", "PARTIAL"]
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
-    sample_steps: Annotated[tuple[int, ...], Field(max_length=MAX_SAMPLES_PER_REPLY)]
-    sample_weights: Annotated[tuple[NonNegative, ...], Field(max_length=MAX_SAMPLES_PER_REPLY)]
-    sample_temperatures: Annotated[tuple[NonNegative, ...], Field(max_length=MAX_SAMPLES_PER_REPLY)]
-    step_weight: NonNegative
-    temperature_mean: NonNegative
-    temperature_low: NonNegative
-    temperature_high: NonNegative
     privacy: PrivacyStatement
     ledger_head: Digest
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "TrainReply":
-        lengths = {len(self.sample_steps), len(self.sample_weights), len(self.sample_temperatures)}
-        if len(lengths) != 1:
-            raise ValueError("sample_steps, sample_weights and sample_temperatures differ in length")
-        return self

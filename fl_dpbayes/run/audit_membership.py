@@ -18,6 +18,7 @@ from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.run.audit_site import request_training
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from fl_dpbayes.scenario import Scenario, training_plan
+from fl_dpbayes.schedules.planned import planned_step_sizes
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 Array = npt.NDArray[np.float64]
@@ -57,7 +58,7 @@ def attack_membership(
     module = build_model(scenario.model, site.task, seed=scenario.seed)
     last = state_arrays(initial_slots(plan.sampler, to_vector(module)), module)
     samples: list[Arrays] = []
-    weights: list[float] = []
+    weights, sizes = list[float](), planned_step_sizes(plan)
     epsilon: float | None = None
     for round_number in range(1, plan.total_rounds + 1):
         reply, arrays = request_training(
@@ -72,9 +73,10 @@ def attack_membership(
             steps=plan.steps_per_round,
         )
         last, epsilon = without_prefix("last", arrays), reply.privacy.epsilon
-        if reply.sample_weights:
+        stretch = range(reply.first_step, reply.first_step + reply.steps)
+        if kept := [float(sizes[step]) for step in stretch if plan.is_kept(step)]:
             samples.append(without_prefix("samples", arrays))
-            weights += reply.sample_weights
+            weights += kept
         on_round()
         if reply.status == "PARTIAL":
             break

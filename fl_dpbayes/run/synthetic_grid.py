@@ -14,7 +14,6 @@ from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.task import Task
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header, write_header
-from fl_dpbayes.schedules.planned import planned_step_sizes
 
 UNITS = 1000
 
@@ -108,8 +107,7 @@ def _kept(request: TrainRequest) -> list[int]:
 
 
 def _train_reply(request: TrainRequest) -> TrainReply:
-    kept, plan = _kept(request), request.plan
-    sizes = planned_step_sizes(plan)
+    plan, reached = request.plan, request.first_step + request.steps
     return TrainReply(
         run=request.run,
         round=request.round,
@@ -117,13 +115,6 @@ def _train_reply(request: TrainRequest) -> TrainReply:
         status="OK",
         first_step=request.first_step,
         steps=request.steps,
-        sample_steps=tuple(kept),
-        sample_weights=tuple(float(sizes[step]) for step in kept),
-        sample_temperatures=(1.0,) * len(kept),
-        step_weight=float(sizes[request.first_step : request.first_step + request.steps].sum()),
-        temperature_mean=1.0,
-        temperature_low=1.0,
-        temperature_high=1.0,
         privacy=PrivacyStatement(
             cohort="made up",
             unit="record",
@@ -133,10 +124,10 @@ def _train_reply(request: TrainRequest) -> TrainReply:
             epsilon=None,
             epsilon_method="pld",
             mu=None,
-            mu_kind="exact",
-            steps=request.first_step + request.steps,
+            mu_kind="exact" if plan.privacy.sampling_rate == 1 else "clt",
+            steps=reached,
             budget=None,
-            history=(),
+            history=((0.0, plan.privacy.sampling_rate, reached),),
             seeded=True,
         ),
         ledger_head="0" * 64,

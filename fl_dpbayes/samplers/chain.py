@@ -19,8 +19,7 @@ from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.minibatch import BatchGradient
 from fl_dpbayes.samplers.slots import from_slots, to_slots
-from fl_dpbayes.schedules.noise import temperatures
-from fl_dpbayes.schedules.planned import friction, planned_step_sizes
+from fl_dpbayes.schedules.planned import planned_step_sizes, planned_temperatures
 
 Slots = Mapping[str, torch.Tensor]
 
@@ -59,10 +58,7 @@ class ChainResult:
         sample_steps: step after which each was kept (0-based, of the whole run), M numbers.
         sample_weights: step size a_t of each (Welling and Teh weigh averages over a chain by it).
         sample_temperatures: T_t of each.
-        step_weight: sum of a_t over the stretch.
         temperature_mean: a_t-weighted mean of T_t over the stretch.
-        temperature_low: smallest T_t of the stretch.
-        temperature_high: largest T_t of the stretch.
         last: the last state's vectors by name, each of shape (d,), float32.
     """
 
@@ -70,10 +66,7 @@ class ChainResult:
     sample_steps: tuple[int, ...]
     sample_weights: tuple[float, ...]
     sample_temperatures: tuple[float, ...]
-    step_weight: float
     temperature_mean: float
-    temperature_low: float
-    temperature_high: float
     last: dict[str, npt.NDArray[np.float32]]
 
 
@@ -146,14 +139,7 @@ def run_chain(
     privacy = plan.privacy
     expected_batch_size = privacy.sampling_rate * units
     sizes = planned_step_sizes(plan)
-    run_temperatures = temperatures(
-        sizes,
-        noise_multipliers,
-        clip_norm=privacy.noise_unit,
-        expected_batch_size=expected_batch_size,
-        units=units,
-        friction=friction(plan.sampler),
-    )
+    run_temperatures = planned_temperatures(plan, noise_multipliers, units)
     algorithm = build_algorithm(plan.sampler, module, plan.prior_share, cavity)
     algorithm.module.to(device)
     batch_gradient = BatchGradient(
@@ -209,9 +195,6 @@ def run_chain(
         sample_steps=tuple(kept_steps),
         sample_weights=tuple(float(sizes[number]) for number in kept_steps),
         sample_temperatures=tuple(float(run_temperatures[number]) for number in kept_steps),
-        step_weight=float(sizes[stretch].sum()),
         temperature_mean=float(np.average(run_temperatures[stretch], weights=sizes[stretch])),
-        temperature_low=float(run_temperatures[stretch].min()),
-        temperature_high=float(run_temperatures[stretch].max()),
         last=last,
     )

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.sampler import SGD, SGHMC, MCDropout, Sampler
-from fl_dpbayes.schedules.noise import langevin_noise
+from fl_dpbayes.schedules.noise import langevin_noise, temperatures
 from fl_dpbayes.schedules.step_size import step_sizes
 
 Array = npt.NDArray[np.float64]
@@ -90,6 +90,29 @@ def noise_without_privacy(plan: TrainingPlan, privacy: NoPrivacyPlan, units: int
         privacy.temperature,
         clip_norm=privacy.noise_unit,
         expected_batch_size=privacy.sampling_rate * units,
+        units=units,
+        friction=friction(plan.sampler),
+    )
+
+
+def planned_temperatures(plan: TrainingPlan, noise_multipliers: Array, units: int) -> Array:
+    """Return the instantaneous temperature T_t of every step of a plan, by the formula of `temperatures`.
+
+    Args:
+        plan: the whole run's plan.
+        noise_multipliers: sigma_t in the plan's noise unit, shape (plan.total_steps,).
+        units: n, above zero.
+
+    Returns:
+        Shape (plan.total_steps,); 0 for a sampler without a temperature.
+    """
+    if not has_temperature(plan.sampler):
+        return np.zeros(plan.total_steps)
+    return temperatures(
+        planned_step_sizes(plan),
+        noise_multipliers,
+        clip_norm=plan.privacy.noise_unit,
+        expected_batch_size=plan.privacy.sampling_rate * units,
         units=units,
         friction=friction(plan.sampler),
     )

@@ -9,6 +9,8 @@ from flwr.app import Array, Message, RecordDict
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.account import account
+from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.protocol.card import MAX_UNITS
 from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
 from fl_dpbayes.report.html import write_report
@@ -68,6 +70,28 @@ def huge_header(reply: Message, first: RecordDict) -> None:
     reply.content["config"]["record"] += " " * MAX_HEADER_BYTES
 
 
+def with_statement(**changes):
+    return with_record(lambda record: record["privacy"].update(changes))
+
+
+def less_noise_stated(privacy) -> None:
+    """State twice the noise that was planned, and exactly what that would cost."""
+    privacy["history"] = [[2 * sigma, rate, steps] for sigma, rate, steps in privacy["history"]]
+    restate(privacy)
+
+
+def last_round_alone(privacy) -> None:
+    """State only what this round did."""
+    sigma, rate, _ = privacy["history"][0]
+    privacy.update(history=[[sigma, rate, 2]], steps=2)
+    restate(privacy)
+
+
+def restate(privacy) -> None:
+    found = account(read_history(privacy["history"]), privacy["delta"])
+    privacy.update(epsilon=found.epsilon_pld, mu=found.mu)
+
+
 # What a hostile site does in the second round and later, one after the other, and what its rejection says.
 FAULTS = [
     (other_round, "another request"),
@@ -75,9 +99,23 @@ FAULTS = [
     (renamed, "array names differ"),
     (with_arrays(lambda values: values.astype(np.float16)), "not float32"),
     (with_arrays(lambda values: values * np.float32(np.nan)), "not finite"),
-    (with_record(lambda record: record.pop("sample_weights")), "sample_weights: Field required"),
+    (with_record(lambda record: record.pop("steps")), "steps: Field required"),
     (with_record(lambda record: record["privacy"].update(units=-record["privacy"]["units"])), "privacy.units"),
     (with_record(lambda record: record["privacy"].update(units=100 * record["privacy"]["units"])), "site's card"),
+    (with_statement(epsilon=-5.0), "privacy.epsilon"),
+    (with_statement(epsilon=1e300), "its history allows at most"),
+    (with_statement(epsilon=0.01), "its history costs"),
+    (with_statement(mu=-3.0), "privacy.mu"),
+    (with_statement(mu=0.01), "mu is not that of its history"),
+    (with_statement(steps=10**18), "privacy.steps"),
+    (with_statement(steps=10**6), "miscounts the steps"),
+    (with_statement(adjacency="replace_one"), "site's card"),
+    (with_statement(delta=1e-6), "another delta"),
+    (with_statement(cohort="another"), "another account"),
+    (with_record(lambda record: less_noise_stated(record["privacy"])), "lacks steps of this run"),
+    (with_record(lambda record: last_round_alone(record["privacy"])), "lacks steps of this run"),
+    (with_statement(history=[[1.0, 1.0, 1]] * 600_000), "privacy.history"),
+    (with_record(lambda record: record.update(sample_temperatures=[1e-300])), "sample_temperatures"),
     (with_arrays(lambda values: 100 * np.abs(values) + 100), "lies"),
     (other_node, "another node"),
     (huge_header, "the header has"),

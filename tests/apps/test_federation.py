@@ -126,8 +126,8 @@ BAD_REPLIES = {
     "privacy statement": lambda config, arrays: config.update(
         {"record": config["record"].replace('"delta":0.001', '"delta":0.002')}
     ),
-    "sample weights": lambda config, arrays: config.update(
-        {"record": config["record"].replace('"sample_weights":[2.0', '"sample_weights":[200.0')}
+    "sample_weights": lambda config, arrays: config.update(
+        {"record": config["record"].replace('"steps":', '"sample_weights":[200.0],"steps":', 1)}
     ),
     "header is not text": lambda config, arrays: config.update({"record": 5}),
 }

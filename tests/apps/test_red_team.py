@@ -44,7 +44,7 @@ def spoil_one_site(run, spoil) -> None:
 
 def crafted_temperatures(config, arrays) -> None:
     record = json.loads(config["record"])
-    record["sample_temperatures"] = [1e-300] * len(record["sample_temperatures"])
+    record["sample_temperatures"] = [1e-300]
     config["record"] = json.dumps(record)
 
 

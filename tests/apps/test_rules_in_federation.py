@@ -16,8 +16,11 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import without_prefix
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.scenario import load_scenario
+from server.planned_stretch import planned_stretch
 
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
@@ -189,25 +192,25 @@ def test_fedpa_averages_before_burn_in_and_then_moves_along_the_deltas(federatio
         "training={rounds=3, steps_per_round=4, burn_in=4, thinning=1}",
     )
     starts: dict[str, dict] = {}
-    replies: dict[str, dict] = {}
+    replies: dict[str, dict[str, PosteriorSamples]] = {}
+    lasts: dict[str, list[dict]] = {}
 
     def keep(request: Message, reply: Message) -> Message:
         if request.metadata.message_type == "train":
             number = request.metadata.group_id
             starts[number] = parameters_of(request.content, "start")
-            replies.setdefault(number, {})[run.site_of(request)] = reply.content
+            replies.setdefault(number, {})[run.site_of(request)] = _samples_of(request, reply)
+            lasts.setdefault(number, []).append(parameters_of(reply.content, "last"))
         return reply
 
     run.grid.change = keep
     run.run()
-    lasts = [parameters_of(content, "last") for content in replies["1"].values()]
     for name, array in starts["2"].items():
-        np.testing.assert_allclose(array, np.mean([last[name] for last in lasts], axis=0), atol=1e-6)
-    for start, content, end in (
+        np.testing.assert_allclose(array, np.mean([last[name] for last in lasts["1"]], axis=0), atol=1e-6)
+    for start, samples, end in (
         (starts["2"], replies["2"], starts["3"]),
         (starts["3"], replies["3"], {name: array[0] for name, array in posterior_of(run).arrays.items()}),
     ):
-        samples = {site: _samples_of(each) for site, each in content.items()}
         expected = fedpa.combine(
             start, samples, dict.fromkeys(samples, 0.25), shrinkage=3.0, prior_scale=1.0, learning_rate=0.15
         ).samples.arrays
@@ -215,12 +218,14 @@ def test_fedpa_averages_before_burn_in_and_then_moves_along_the_deltas(federatio
             np.testing.assert_array_equal(array, expected[name][0])
 
 
-def _samples_of(content) -> PosteriorSamples:
-    record = json.loads(str(content["config"]["record"]))
+def _samples_of(asked: Message, answer: Message) -> PosteriorSamples:
+    request = read_header(TrainRequest, asked.content["config"]["record"])
+    record = read_header(TrainReply, answer.content["config"]["record"])
+    stretch = planned_stretch(request.plan, record.privacy.units, record.first_step, record.steps)
     return PosteriorSamples(
-        parameters_of(content, "samples"),
-        np.array(record["sample_weights"]),
-        np.array(record["sample_temperatures"]),
+        parameters_of(answer.content, "samples"),
+        stretch.weights,
+        stretch.temperatures,
     )
 
 

@@ -1,0 +1,174 @@
+"""Does a site's statement of its spending cost what it says? Its epsilon and mu are computed again from its history."""
+
+import math
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
+
+import numpy as np
+
+from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
+from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
+from fl_dpbayes.privacy.gdp import gdp_mu
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE
+from fl_dpbayes.privacy.pld import composition_work, pld_epsilon
+from fl_dpbayes.protocol.plan import Adjacency
+from fl_dpbayes.protocol.train import PrivacyStatement
+
+# Two grids of a privacy-loss distribution differ by less (see `pld_epsilon`).
+EPSILON_TOLERANCE = 2e-3
+MU_TOLERANCE = 1e-6
+# What a history may cost the server, in kinds of step and in points that are transformed: a fraction of a second.
+MOST_KINDS, MOST_RATES, MOST_WORK = 64, 4, 2**21
+
+
+Kind = tuple[float, float]
+Events = tuple[tuple[float, float, int], ...]
+
+
+def checked_statement(
+    statement: PrivacyStatement, own: History, reached: History, previous: PrivacyStatement | None, delta: float
+) -> PrivacyStatement:
+    """Check what a site says of its spending against its own history and against what the server asked for.
+
+    Epsilon is at least what the history costs by its privacy-loss distribution. It is at most what the planned steps up
+    to the last one cost, where the history holds no more of them, and else at most the budget, beyond which no filter
+    admits a step.
+
+    Args:
+        statement: the site's word, within the bounds of its record.
+        own: what the site was asked for and says it did, as the server computes it.
+        reached: the planned steps up to the last of them.
+        previous: the last accepted statement of the same part of the site's units in this run.
+        delta: of the request.
+
+    Returns:
+        The statement, its epsilon no lower than what the server computes.
+
+    Raises:
+        ValueError: saying in a few words what does not fit.
+    """
+    if statement.delta != delta:
+        raise ValueError("its privacy statement is for another delta")
+    if previous is not None and _account_of(previous) != _account_of(statement):
+        raise ValueError("its privacy statement is of another account than before")
+    history = read_history(statement.history)
+    if statement.steps != sum(event.steps for event in history):
+        raise ValueError("its privacy statement miscounts the steps of its history")
+    before = read_history(previous.history) if previous is not None else ()
+    if not _covers(history, (*before, *own)):
+        raise ValueError("its privacy history lacks steps of this run at the planned noise")
+    mu = gdp_mu(history, statement.adjacency)
+    if (statement.mu_kind, statement.mu is None) != (mu.kind, math.isinf(mu.mu)) or not math.isclose(
+        mu.mu, math.inf if statement.mu is None else statement.mu, rel_tol=MU_TOLERANCE
+    ):
+        raise ValueError("its privacy statement's mu is not that of its history")
+    least, most = _epsilon_range(statement, history, reached)
+    epsilon = math.inf if statement.epsilon is None else statement.epsilon
+    if epsilon < (1 - EPSILON_TOLERANCE) * least:
+        raise ValueError(f"it states epsilon {epsilon:.4g}, its history costs {least:.4g}")
+    if epsilon > (1 + EPSILON_TOLERANCE) * most:
+        raise ValueError(f"it states epsilon {epsilon:.4g}, its history allows at most {most:.4g}")
+    return statement if epsilon >= least else statement.model_copy(update={"epsilon": least})
+
+
+def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> tuple[float, float]:
+    """Bound what a history costs from both sides, in bounded time.
+
+    Both are its epsilon where that takes a fraction of a second. Else steps share as many kinds as do, with more noise
+    and a lower sampling rate for the lower bound, less noise and a higher rate for the upper one.
+
+    Args:
+        history: what was done.
+        delta: in (0, 1).
+        adjacency: which data sets count as neighbours.
+
+    Returns:
+        Lower and upper bound, equal where exact.
+    """
+    kinds: dict[Kind, int] = {}
+    for event in history:
+        kind = (event.noise_multiplier, event.sampling_rate)
+        kinds[kind] = kinds.get(kind, 0) + event.steps
+    if len(kinds) <= MOST_KINDS:
+        exact = _epsilon(_events(kinds), delta, adjacency)
+        if exact is not None:
+            return exact, exact
+    # All in one kind transform one grid, which is never too much.
+    for most in (MOST_KINDS // 2, 1):
+        least, greatest = (_epsilon(_shared(kinds, most, up), delta, adjacency) for up in (True, False))
+        if least is not None and greatest is not None:
+            return least, greatest
+    raise AssertionError("one kind of step transforms one grid")
+
+
+def _account_of(statement: PrivacyStatement) -> tuple[object, ...]:
+    return statement.cohort, statement.unit, statement.units, statement.adjacency, statement.budget, statement.seeded
+
+
+def _covers(history: History, needed: History) -> bool:
+    """Say whether each needed step has a partner of the same rate in the history with hardly more noise.
+
+    The sets of partners are nested, so counting decides.
+    """
+    for rate in {event.sampling_rate for event in needed}:
+        wanted, counts = _sorted_steps(needed, rate)
+        found, present = _sorted_steps(history, rate)
+        positions = np.searchsorted(found, wanted * (1 + NOISE_TOLERANCE), side="right")
+        if (np.concatenate([[0], present])[positions] < counts).any():
+            return False
+    return True
+
+
+def _sorted_steps(history: History, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    events = sorted((event.noise_multiplier, event.steps) for event in history if event.sampling_rate == rate)
+    return np.array([sigma for sigma, _ in events]), np.cumsum([steps for _, steps in events], dtype=np.int64)
+
+
+def _epsilon_range(statement: PrivacyStatement, history: History, reached: History) -> tuple[float, float]:
+    delta, adjacency = statement.delta, statement.adjacency
+    least, most = epsilon_bounds(history, delta, adjacency)
+    if statement.epsilon_method == "pld" and statement.steps <= sum(event.steps for event in reached):
+        return least, epsilon_bounds(reached, delta, adjacency)[1]
+    if statement.budget is not None:
+        return least, statement.budget
+    if statement.epsilon_method == "pld":
+        return least, most
+    name: RuleName = statement.epsilon_method
+    unlimited = Budget(math.inf, delta, adjacency, filter_orders(math.inf, delta))
+    return least, filter_epsilon(SpendingRule(name), history, unlimited)
+
+
+def _shared(kinds: dict[Kind, int], most: int, up: bool) -> Events:
+    """Let steps share at most so many kinds, which cost less than theirs (`up`: noise up, rate down) or more."""
+    rates = _rounded([rate for _, rate in kinds], min(MOST_RATES, most), not up)
+    sigmas = _rounded([sigma for sigma, _ in kinds], most // len(set(rates)), up)
+    joined: dict[Kind, int] = {}
+    for kind, steps in zip(zip(sigmas, rates, strict=True), kinds.values(), strict=True):
+        joined[kind] = joined.get(kind, 0) + steps
+    return _events(joined)
+
+
+def _rounded(values: list[float], most: int, up: bool) -> list[float]:
+    """Round values up or down to at most so many, evenly spread over those that there are."""
+    distinct = sorted(set(values))
+    if len(distinct) <= most:
+        return values
+    if up:
+        edges = distinct[-1 :: -math.ceil(len(distinct) / most)][::-1]
+        return [edges[bisect_left(edges, value)] for value in values]
+    edges = distinct[:: math.ceil(len(distinct) / most)]
+    return [edges[bisect_right(edges, value) - 1] for value in values]
+
+
+def _events(kinds: dict[Kind, int]) -> Events:
+    return tuple((sigma, rate, steps) for (sigma, rate), steps in sorted(kinds.items()))
+
+
+# Sites of equal noise and rate share an account.
+@lru_cache(maxsize=256)
+def _epsilon(events: Events, delta: float, adjacency: Adjacency) -> float | None:
+    """Return epsilon, or None where it would take too long."""
+    history = tuple(GaussianEvent(*event) for event in events)
+    if len(events) > 1 and composition_work(history, delta, adjacency) > MOST_WORK:
+        return None
+    return pld_epsilon(history, delta, adjacency)

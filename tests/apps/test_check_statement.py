@@ -1,0 +1,157 @@
+"""What a site says of its spending is computed again: nothing below its history's cost, nothing above its budget."""
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.privacy.account import account
+from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, write_history
+from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import SGLD, Adam, ConstantStepSize, ExponentialStepSize
+from fl_dpbayes.protocol.train import PrivacyStatement
+from server.check_statement import checked_statement, epsilon_bounds
+from server.planned_stretch import planned_stretch
+
+DELTA = 1e-5
+OWN = (GaussianEvent(1.2, 0.1, 20),)
+EARLIER = (GaussianEvent(2.0, 0.05, 300),)
+
+
+def stated(of_history, epsilon=None, method="pld", budget=8.0, **changes) -> PrivacyStatement:
+    found = account(of_history, DELTA)
+    return PrivacyStatement.model_validate(
+        {
+            "cohort": "north", "unit": "patient", "units": 50, "adjacency": "add_or_remove_one", "delta": DELTA,
+            "epsilon": found.epsilon_pld if epsilon is None else epsilon, "epsilon_method": method, "mu": found.mu,
+            "mu_kind": found.mu_kind, "steps": sum(event.steps for event in of_history), "budget": budget,
+            "history": write_history(of_history), "seeded": False,
+        }
+        | changes
+    )  # fmt: skip
+
+
+def test_statement_of_a_single_run_is_its_account_and_nothing_else() -> None:
+    good = stated(OWN)
+    assert checked_statement(good, OWN, OWN, None, DELTA) == good
+    for share, said in ((0.99, "its history costs"), (1.01, "allows at most")):
+        with pytest.raises(ValueError, match=said):
+            checked_statement(good.model_copy(update={"epsilon": share * good.epsilon}), OWN, OWN, None, DELTA)
+
+
+def test_run_that_missed_a_round_may_state_the_cost_of_the_steps_up_to_its_last() -> None:
+    reached = (GaussianEvent(1.2, 0.1, 60),)
+    whole = pld_epsilon(reached, DELTA)
+    assert checked_statement(stated(OWN, whole), OWN, reached, None, DELTA).epsilon == whole
+
+
+def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None:
+    history = (*EARLIER, *OWN)
+    budget = Budget(8.0, DELTA, "add_or_remove_one", filter_orders(8.0, DELTA))
+    rule = choose_rule(EARLIER, budget)
+    by_filter = filter_epsilon(rule, history, budget)
+    assert rule.name == "rdp filter"
+    assert checked_statement(stated(history, by_filter, rule.name), OWN, OWN, None, DELTA).epsilon == by_filter
+    unlimited = Budget(float("inf"), DELTA, "add_or_remove_one", filter_orders(float("inf"), DELTA))
+    without = stated(history, filter_epsilon(rule, history, unlimited), rule.name, budget=None)
+    assert checked_statement(without, OWN, OWN, None, DELTA) == without
+    for statement in (
+        stated(history, 8.1, rule.name),
+        stated(history, pld_epsilon(EARLIER, DELTA), rule.name),
+        without.model_copy(update={"epsilon": 1e300}),
+    ):
+        with pytest.raises(ValueError, match="its history"):
+            checked_statement(statement, OWN, OWN, None, DELTA)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (GaussianEvent(1.21, 0.1, 20),),
+        (GaussianEvent(1.2, 0.1, 19),),
+        (GaussianEvent(1.2, 0.09, 20),),
+        (GaussianEvent(1.2, 0.1, 10), GaussianEvent(1.5, 0.1, 10)),
+    ],
+    ids=["more noise", "a step less", "another rate", "more noise later"],
+)
+def test_history_without_the_run_s_own_steps_is_refused(history) -> None:
+    with pytest.raises(ValueError, match="lacks steps of this run"):
+        checked_statement(stated(history), OWN, OWN, None, DELTA)
+
+
+def test_history_grows_by_each_round_and_never_shrinks() -> None:
+    twice = (GaussianEvent(1.2, 0.1, 40),)
+    first = stated(OWN)
+    assert checked_statement(stated(twice), OWN, twice, first, DELTA).steps == 40
+    with pytest.raises(ValueError, match="lacks steps of this run"):
+        checked_statement(first, OWN, twice, first, DELTA)
+    with pytest.raises(ValueError, match="another account"):
+        checked_statement(stated(twice, cohort="south"), OWN, twice, first, DELTA)
+
+
+OUTSIDE = [
+    ("epsilon", -5.0), ("mu", -3.0), ("steps", 10**18), ("steps", -1), ("delta", 0.0), ("budget", -1.0),
+    ("adjacency", "none"), ("history", [[-1.0, 0.1, 1]]), ("history", [[1.0, 1.1, 1]]), ("history", [[1.0, 0.1, -1]]),
+    ("history", [[1.0, 0.1, 1]] * 100_001),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(OUTSIDE)))
+def test_statement_outside_its_bounds_is_no_record(number) -> None:
+    field, value = OUTSIDE[number]
+    with pytest.raises(ValueError, match=field):
+        PrivacyStatement.model_validate(stated(OWN).model_dump() | {field: value})
+
+
+def test_statement_without_privacy_is_infinite() -> None:
+    exact = (GaussianEvent(0.0, 0.1, 20),)
+    infinite = stated(exact, epsilon=0.0, mu=None, budget=None).model_copy(update={"epsilon": None})
+    assert checked_statement(infinite, exact, exact, None, DELTA) == infinite
+    with pytest.raises(ValueError, match="its history costs inf"):
+        checked_statement(infinite.model_copy(update={"epsilon": 3.0}), exact, exact, None, DELTA)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_of_long_histories_enclose_their_epsilon(seed) -> None:
+    generator = np.random.default_rng(seed)
+    noise, rates = np.geomspace(1.0, 3.0, 90), generator.choice([0.01, 0.02, 0.05, 0.1, 0.2, 0.3], 90)
+    history = tuple(GaussianEvent(float(s), float(q), 3) for s, q in zip(noise, rates, strict=True))
+    least, most = epsilon_bounds(history, DELTA, "add_or_remove_one")
+    assert least < pld_epsilon(history, DELTA) < most
+
+
+def test_bounds_of_decaying_noise_are_close() -> None:
+    history = history_of_steps(np.geomspace(1.0, 3.0, 500), 0.02)
+    least, most = epsilon_bounds(history, DELTA, "add_or_remove_one")
+    assert most / least < 1.1
+
+
+def test_neighbours_of_equal_noise_are_joined() -> None:
+    assert joined([*OWN, *OWN, *EARLIER, *OWN]) == (GaussianEvent(1.2, 0.1, 40), *EARLIER, *OWN)
+
+
+def plan_of(sampler) -> TrainingPlan:
+    return TrainingPlan(
+        rounds=2, steps_per_round=6, burn_in=3, thinning=2, sampler=sampler, chain_start="own_last",
+        privacy=PrivacyPlan(epsilon=2.0, delta=DELTA, noise_multiplier=1.5, clip_norm=0.5, sampling_rate=0.1),
+    )  # fmt: skip
+
+
+def test_stretch_is_computed_from_the_plan_alone_golden() -> None:
+    sampler = SGLD(step_size=ExponentialStepSize(initial=2.0, decay=0.5))
+    stretch = planned_stretch(plan_of(sampler), 200, 4, 5)
+    # T_t = a_t n (sigma C / B)^2 / 2 with B = 20; kept are the states after 5, 7 and 9 steps.
+    sizes = 2.0 * 0.5 ** np.arange(4, 9)
+    temperatures = sizes * 200 * (1.5 * 0.5 / 20) ** 2 / 2
+    np.testing.assert_allclose(stretch.weights, sizes[[0, 2, 4]])
+    np.testing.assert_allclose(stretch.temperatures, temperatures[[0, 2, 4]])
+    assert stretch.temperature == pytest.approx((sizes * temperatures).sum() / sizes.sum())
+    assert stretch.temperature_range == pytest.approx((temperatures[-1], temperatures[0]))
+    assert (stretch.step_weight, stretch.last_step_size) == pytest.approx((sizes.sum(), sizes[-1]))
+    assert stretch.history == (GaussianEvent(1.5, 0.1, 5),)
+    assert stretch.reached == (GaussianEvent(1.5, 0.1, 9),)
+
+
+def test_sampler_without_a_temperature_has_temperature_zero() -> None:
+    adam = Adam(kind="dp-adam", step_size=ConstantStepSize(initial=0.1))
+    assert not planned_stretch(plan_of(adam), 200, 0, 6).temperatures.any()
