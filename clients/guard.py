@@ -12,6 +12,7 @@ from flwr.app import Context, Message
 from clients.messages import refusal_message
 from clients.refused import RefusedError
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.row_check import RowsDependError
 from fl_dpbayes.privacy.ledger import LedgerError
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.samplers.chain import ChainDivergedError
@@ -43,6 +44,9 @@ def guarded(handler: Handler) -> Handler:
         except ChainDivergedError as error:
             logger.error("%s", error)
             refusal = Refusal(code=RefusalCode.DIVERGED)
+        except RowsDependError as error:
+            logger.error("%s", error)
+            refusal = Refusal(code=RefusalCode.NOT_REPEATABLE)
         except UserError as error:
             logger.error("%s", error)
             refusal = Refusal(code=RefusalCode.DATA_INVALID)

@@ -54,6 +54,7 @@ FINAL_REFUSALS = frozenset(
         RefusalCode.ROLE_DENIED,
         RefusalCode.LEDGER_ROLLED_BACK,
         RefusalCode.PLAN_CHANGED,
+        RefusalCode.NOT_REPEATABLE,
     }
 )
 

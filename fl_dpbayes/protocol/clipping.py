@@ -18,9 +18,10 @@ class FlatClipping(Record):
 
 
 class GlobalClipping(Record):
-    """Factor C / Z if |g| <= Z, else 0 (Bu et al. 2021, global clipping).
+    """Factor C / Z if |g| <= Z, falling linearly to 0 at 2 Z (Bu et al. 2021, global clipping, there 0 beyond Z).
 
-    Every gradient within the bound Z >= C is scaled alike, so that their directions' mixture stays as it was.
+    Every gradient within the bound Z >= C is scaled alike, so that their directions' mixture stays as it was. A factor
+    that dropped to 0 at once would let the last bit of a norm move a contribution by C.
     """
 
     kind: Literal["global"] = "global"

@@ -1,0 +1,137 @@
+"""The check on made-up rows finds passes in which a row's result is not its own."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_dpbayes.models import row_check
+from fl_dpbayes.models.row_check import RowsDependError, checked_rows, drawn_modules, rows_stand_alone, structure
+
+
+class RowNumber(nn.Module):
+    def forward(self, features):
+        return features + 1e-6 * torch.arange(len(features))[:, None]
+
+
+class OneBit(nn.Module):
+    """Rows beside a row of zeros are one bit larger."""
+
+    def forward(self, features):
+        beside = (features == 0).all(dim=1).roll(1)[:, None]
+        return torch.where(beside, torch.nextafter(features, features + 1), features)
+
+
+class LeakyNaN(nn.Module):
+    def forward(self, features):
+        return features + 0 * features.sum()
+
+
+class RowCount(nn.Module):
+    """Right at one row count, wrong where rows look at their neighbours."""
+
+    def __init__(self, good):
+        super().__init__()
+        self.good = good
+
+    def forward(self, features):
+        return features if len(features) == self.good else features + features.roll(1, dims=0)
+
+
+class Unrepeatable(nn.Module):
+    calls = 0
+
+    def forward(self, features):
+        Unrepeatable.calls += 1
+        return features + Unrepeatable.calls
+
+
+def stands_alone(module, rows, shape=(5,), dtype=torch.float32):
+    features = torch.randn((rows, *shape), generator=torch.Generator().manual_seed(rows)).to(dtype)
+    with torch.no_grad():
+        return all(
+            rows_stand_alone(
+                lambda part, _, drawn=drawn: [drawn(part)], features, torch.zeros(rows), np.random.default_rng(0)
+            )
+            for drawn in drawn_modules(module.to(dtype))
+        )
+
+
+@pytest.mark.parametrize("module", [RowNumber(), OneBit(), LeakyNaN(), Unrepeatable()], ids=lambda m: type(m).__name__)
+def test_planted_dependence_is_found(module) -> None:
+    assert not stands_alone(module, 64)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(5, 3),
+        nn.Linear(5, 1),
+        nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
+        nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)),
+    ],
+    ids=["linear", "one unit", "vector tails", "normalised"],
+)
+@pytest.mark.parametrize("rows", [1, 64, 256])
+def test_plain_layers_stand_alone_at_multiples_of_64(module, rows) -> None:
+    assert stands_alone(module, rows)
+
+
+def found_by_force(module, rows, width, dtype):
+    """Say whether any of 300 permutations and replacements changes a bit."""
+    module = next(iter(drawn_modules(module.to(dtype))))
+    generator = np.random.default_rng(1)
+    features = torch.randn((rows, width), generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.no_grad():
+        expected = module(features)
+        for _ in range(300):
+            order = torch.from_numpy(generator.permutation(rows))
+            moved = features[order].clone()
+            kept = torch.from_numpy(generator.random(rows) < 0.5)
+            moved[~kept] = float(generator.choice(row_check.NEIGHBOURS))
+            if not torch.equal(module(moved)[kept], expected[order][kept]):
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("module", "rows", "width", "dtype"),
+    [
+        (nn.Sigmoid(), 20, 3, torch.float32),
+        (nn.Sequential(nn.Linear(784, 1), nn.ReLU(), nn.Linear(1, 2)), 17, 784, torch.float32),
+        (nn.Linear(784, 10), 64, 784, torch.bfloat16),
+    ],
+    ids=["sigmoid of 20 rows", "one unit of 17 rows", "bfloat16"],
+)
+def test_what_this_processor_mixes_is_found(module, rows, width, dtype) -> None:
+    # Which of them depend is the processor's business: what brute force finds, the check must find.
+    if not found_by_force(module, rows, width, dtype):
+        pytest.skip("rows do not depend on each other here")
+    assert not stands_alone(module, rows, (width,), dtype)
+
+
+def test_next_number_of_rows_is_taken_and_at_last_one_row(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(row_check, "_known", {})
+    tried = []
+
+    def fits(good):
+        return lambda rows: tried.append(rows) or stands_alone(RowCount(good), rows)
+
+    assert checked_rows("a", 64, fits(256)) == 256
+    assert tried == [64, 128, 256]
+    assert checked_rows("a", 64, fits(64)) == 256  # Once per process.
+    assert tried == [64, 128, 256]
+    with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
+        assert checked_rows("b", 64, fits(1)) == 1
+    assert "one by one" in caplog.text
+    with pytest.raises(RowsDependError, match="another device"):
+        checked_rows("c", 64, lambda rows: stands_alone(Unrepeatable(), rows))
+
+
+def test_structure_tells_architectures_apart_and_not_values() -> None:
+    assert structure(nn.Linear(5, 3)) == structure(nn.Linear(5, 3))
+    others = [nn.Linear(5, 4), nn.Linear(5, 3, bias=False), nn.Linear(5, 3).bfloat16(), nn.Conv2d(5, 3, 1)]
+    assert len({structure(module) for module in [nn.Linear(5, 3), *others]}) == 5
+    assert structure(RowCount(1)) != structure(RowCount(2))

@@ -1,0 +1,222 @@
+"""Every pass over records has one public number of rows, padding counts for nothing, and rounding stays below eta."""
+
+import logging
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.gradients import book_keeping, units, variational, vmap
+from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy
+from fl_dpbayes.gradients.pass_shape import rounding_eta, wanted_rows
+from fl_dpbayes.gradients.stochastic import resampled
+from fl_dpbayes.models import row_check
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.fixed_shape import padded
+from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.samplers.minibatch import BatchGradient
+
+SHAPE = (1, 8, 8)
+
+
+def drawn(model, seed=0):
+    module = build_model(model, Task(input_shape=SHAPE, classes=3), seed=0)
+    load_vector(module, torch.randn(len(to_vector(module)), generator=torch.Generator().manual_seed(seed)))
+    return module
+
+
+def normalised():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def gradient_of(module, count, *, each=1, units=None, **changes):
+    generator = np.random.default_rng(0)
+    settings = {
+        "units": 90 if units is None else units,
+        "sampling_rate": 1.0,
+        "clip_norm": 0.5,
+        "sampling_generator": np.random.default_rng(1),
+        "pre_noise_generator": np.random.default_rng(2),
+        "resample_generator": np.random.default_rng(3),
+        "device": "cpu",
+    }
+    return BatchGradient(
+        module,
+        generator.standard_normal((count * each, *SHAPE)).astype(np.float32),
+        generator.integers(0, 3, count * each),
+        np.repeat(np.arange(count), each),
+        **(settings | changes),
+    )
+
+
+# What trains, its settings, and how many rows a pass has at 90 declared units: 90 + 3 sqrt(90), up to a multiple of 64.
+ENGINES = {
+    "logistic": (lambda: drawn(LogisticModel()), {}, 128),
+    "mlp": (lambda: drawn(MLPModel(hidden=(5,))), {}, 128),
+    "cnn": (lambda: drawn(CNNModel(channels=(2, 3), hidden=4)), {}, 64),
+    "vmap": (normalised, {}, 128),
+    "patients": (lambda: drawn(MLPModel(hidden=(5,))), {"each": 3}, 128),
+    "pre-noise": (lambda: drawn(MLPModel(hidden=(5,))), {"pre_noise": 0.1}, 128),
+    "masks": (lambda: DropoutModule(drawn(MLPModel(hidden=(5,))), 0.3), {}, 128),
+    "weight draws": (
+        lambda: VariationalModule(drawn(MLPModel(hidden=(5,))), 2),
+        {"loss": mean_over_draws(summed_cross_entropy)},
+        64,
+    ),
+}
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Numbers of rows of all passes over records."""
+    seen = []
+    for module, name in (
+        (book_keeping, "per_layer_gradients"),
+        (variational, "drawn_layers"),
+        (vmap, "per_example_gradients"),
+        (units, "per_example_gradients"),
+    ):
+
+        def watched(original, model, features, *rest):
+            seen.append(len(features))
+            return original(model, features, *rest)
+
+        monkeypatch.setattr(module, name, partial(watched, getattr(module, name)))
+    return seen
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("count", [1, 15, 16, 91, 200])
+def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
+    build, settings, rows = ENGINES[name]
+    gradient = gradient_of(build(), count, **settings)
+    del passes[:]
+    found = gradient()
+    assert found.units == count
+    assert set(passes) == {rows}
+    assert 0 < float(found.total.norm()) <= 0.5 * count
+
+
+WAYS = {
+    "logistic": lambda part, labels: book_keeping.per_layer_gradients(
+        drawn(LogisticModel()), part, labels, summed_cross_entropy
+    ),
+    "mlp": lambda part, labels: book_keeping.per_layer_gradients(
+        drawn(MLPModel(hidden=(5,))), part, labels, summed_cross_entropy
+    ),
+    "cnn": lambda part, labels: book_keeping.per_layer_gradients(
+        drawn(CNNModel(channels=(2, 3), hidden=4)), part, labels, summed_cross_entropy
+    ),
+    "weight draws": lambda part, labels: variational.drawn_layers(
+        resampled(VariationalModule(drawn(MLPModel(hidden=(5,))), 2), part, np.random.default_rng(0))[0],
+        part,
+        labels,
+        mean_over_draws(summed_cross_entropy),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("rows", [64, 128])
+def test_a_record_has_the_same_bits_at_every_place_beside_every_neighbour(name, rows) -> None:
+    features = torch.randn((rows, *SHAPE), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(rows) % 3
+    results = {}
+    for count in (1, 15, 16, rows):
+        for place in {0, count // 2, count - 1}:
+            mine = torch.arange(count)
+            mine[place] = 0
+            part, part_labels, _ = padded(rows, features[mine], labels[mine])
+            part[[other for other in range(count) if other != place][: count // 3]] = float("nan")
+            results[count, place] = [values[place] for layer in WAYS[name](part, part_labels) for values in layer.rows]
+    alone = results[1, 0]
+    assert all(torch.equal(*pair) for found in results.values() for pair in zip(found, alone, strict=True))
+
+
+class UnitLength(nn.Module):
+    """Divides by a row's length, whose gradient is NaN at a row of zeros."""
+
+    def forward(self, features):
+        return features / features.norm(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("engine", [book_keeping, vmap])
+def test_padding_with_gradients_that_are_nan_contributes_nothing_and_is_not_counted(engine) -> None:
+    module = nn.Sequential(nn.Linear(4, 5, bias=False), UnitLength(), nn.Linear(5, 3))
+    features = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(7) % 3
+    loss = torch.nn.functional.cross_entropy(module(torch.zeros(1, 4)), labels[:1])
+    assert not torch.autograd.grad(loss, module[0].weight)[0].isfinite().all()
+    found = engine.clipped_sum(module, features, labels, clip_norm=0.3)
+    assert found.total.isfinite().all()
+    assert found.units == 7
+    without = engine.clipped_sum(module, features, labels, clip_norm=0.3, rows=7)
+    torch.testing.assert_close(found.total, without.total, rtol=1e-5, atol=1e-7)
+    assert found.clipped == without.clipped > 0
+
+
+def test_rows_follow_from_declared_numbers_alone() -> None:
+    module = drawn(MLPModel(hidden=(5,)))
+    for count in (1, 80, 99):
+        assert gradient_of(module, count)._rows == 128
+    assert [wanted_rows(module, "book_keeping", size) for size in (0.5, 30, 60, 900, 1e6)] == [64, 64, 128, 1024, 1024]
+    wide = nn.Linear(2**20, 1)
+    assert wanted_rows(wide, "vmap", 500) == 1
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), nn.Sequential(nn.Conv2d(1, 16, 7), nn.Flatten(), nn.Linear(64, 3))],
+    ids=["dense", "positions that cancel"],
+)
+def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(one_record_sums, module) -> None:
+    found, exact, eta = one_record_sums(module, 300)
+    rounding = float(np.linalg.norm((found - exact).astype(np.float64)))
+    assert rounding <= eta * 0.5 / 100
+    assert eta <= 2e-5
+
+
+@pytest.fixture
+def one_record_sums():
+    """The sum over records, the sum of each record's own contribution in extended precision, and eta."""
+
+    def sums(module, count):
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn((count, *SHAPE), generator=generator)
+        labels = torch.arange(count) % 3
+        found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.5).total
+        exact = np.zeros(len(found), np.longdouble)
+        for record, label in zip(features, labels, strict=True):
+            exact += book_keeping.clipped_sum(module, record[None], label[None], clip_norm=0.5).total.numpy()
+        eta = rounding_eta(module, "book_keeping", SHAPE, torch.int64, summed_cross_entropy, 64, count)
+        return found.numpy().astype(np.longdouble), exact, eta
+
+    return sums
+
+
+def test_units_too_many_for_the_rounding_are_refused() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 16, 7), nn.Flatten(), nn.Linear(64, 3))
+    with pytest.raises(UserError, match=r"2000000 units by .* of the clip norm, allowed is 0\.001"):
+        gradient_of(module, 5, units=1_000_000)
+
+
+class Leaky(nn.Module):
+    """Leaves finite rows alone; one row that is not finite spoils all."""
+
+    def forward(self, features):
+        return features + 0 * features.sum()
+
+
+def test_model_whose_rows_mix_is_computed_row_by_row(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(row_check, "_known", {})
+    with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
+        gradient = gradient_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 5), Leaky(), nn.Linear(5, 3)), 5)
+    assert "one by one" in caplog.text
+    assert gradient._rows == 1
+    assert gradient().units == 5
