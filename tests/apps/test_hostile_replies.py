@@ -24,9 +24,10 @@ WEIGHT = "last/parameters/1.weight"
 
 def array(**changes) -> Callable[[Message], None]:
     def spoil(reply: Message) -> None:
-        one = reply.content["arrays"][WEIGHT]
+        name = WEIGHT if WEIGHT in reply.content["arrays"] else min(reply.content["arrays"])
+        one = reply.content["arrays"][name]
         parts = {"dtype": one.dtype, "shape": one.shape, "stype": one.stype, "data": one.data}
-        reply.content["arrays"][WEIGHT] = Array(**(parts | changes))
+        reply.content["arrays"][name] = Array(**(parts | changes))
 
     return spoil
 
