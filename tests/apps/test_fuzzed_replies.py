@@ -28,6 +28,7 @@ from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
 from fl_dpbayes.scenario import load_scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
+from fl_dpbayes.storage.journal import JOURNAL_FILE, Journal, JournalMark
 from server.admission import admission_rules
 from server.evaluation_stage import EvaluationStage
 from server.federation import STRATEGIES
@@ -91,6 +92,10 @@ class Answering:
 
     def send_and_receive(self, messages, *, timeout=None):
         return self.answer(numbered(messages))
+
+
+def record_in(folder: Path) -> RunRecord:
+    return RunRecord(folder, Journal(folder / JOURNAL_FILE, JournalMark()))
 
 
 def numbered(messages) -> list[Message]:
@@ -228,7 +233,7 @@ class Sites:
     def train_requests(self, folder: Path):
         federation = self.federation(folder)
         kind = STRATEGIES.get(self.scenario.aggregation.rule, IndependentChainsStrategy)
-        strategy = kind(federation, RunRecord(folder), Events(folder))
+        strategy = kind(federation, record_in(folder), Events(folder))
         start = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
         return strategy, numbered(strategy.configure_train(1, start, ConfigRecord(), self.grid))
 
@@ -249,7 +254,7 @@ class Sites:
         return posterior.read_bytes(), "" if outcome.usable else outcome.detail
 
     def recalibrated(self, answer, folder: Path):
-        record = RunRecord(folder)
+        record = record_in(folder)
         found = recalibrate_sites(
             Answering(lambda messages: answer(messages)), self.federation(folder), self.posterior, {}, record,
             Events(folder),
@@ -263,7 +268,7 @@ class Sites:
         return (found.average, dict(found.own), dict(found.statements)), said
 
     def evaluation_requests(self, folder: Path):
-        record, events = RunRecord(folder), Events(folder)
+        record, events = record_in(folder), Events(folder)
         stage = EvaluationStage(self.federation(folder), 1, self.maps, {}, record, events)
         requests = numbered(stage.requests({"last": self.last, "posterior": self.posterior}))
         return (stage, record, events), requests
