@@ -35,8 +35,8 @@ class AveragingRule(Record):
     """An average of states, which can be made robust against hostile or broken sites.
 
     `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
-    A median of many noisy states has pi/2 times the variance of their mean, which the temperatures of FALD's samples
-    do not show. `norm_bound`: the greatest norm of a site's move from its start.
+    A median of many noisy states has pi/2 times the variance of their mean, and nobody knows whose posterior it
+    samples, so the states of a robust FALD have no temperature. `norm_bound`: the greatest norm of a site's move from its start.
     """
 
     site_weights: SiteWeights = "units"

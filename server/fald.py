@@ -4,18 +4,28 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fl_dpbayes.aggregation.drift import DriftMeter
 from fl_dpbayes.aggregation.fald import averaged_temperature
+from fl_dpbayes.aggregation.weights import unit_weights
 from fl_dpbayes.aggregation_section import FALD
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import StoredSamples
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.scenario import training_plan
 from server.check_reply import CheckedReply
+from server.fixed import Federation
+from server.progress import EventLog
 from server.robust_average import average_of_states
+from server.run_record import RunRecord
+from server.site_samples import PerSite
 from server.strategy import PosteriorStrategy, point_of
 
 AVERAGED = "averaged chain"
+# In standard deviations of the posterior: with as much, a 95 % interval holds the truth 83 times in 100.
+LARGEST_DRIFT = 1.0
+# Sites weigh as their sizes but for rounding.
+EQUAL_WEIGHTS = 1e-9
 
 
 class FALDStrategy(PosteriorStrategy):
@@ -23,6 +33,13 @@ class FALDStrategy(PosteriorStrategy):
 
     `burn_in` and `thinning` of the scenario apply to the averaged chain: at most one of its states is kept per round.
     """
+
+    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
+        super().__init__(federation, record, events)
+        rule = federation.scenario.aggregation
+        assert isinstance(rule, FALD)
+        self._rule = rule
+        self._drift = DriftMeter(self.plan.steps_per_round)
 
     def site_plan(self, sites: int) -> TrainingPlan:
         """Return the scenario's plan with 1/K of the prior (convention A); sites send their last state only."""
@@ -35,16 +52,16 @@ class FALDStrategy(PosteriorStrategy):
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
-        rule = self.federation.scenario.aggregation
-        assert isinstance(rule, FALD)
-        states = self.bank.states_of(list(replies), self.chain_of(round_number))
-        state, warnings = average_of_states(states, arrays, rule, self.site_weights)
+        chain = self.chain_of(round_number)
+        states = self.bank.states_of(list(replies), chain)
+        state, warnings = average_of_states(states, arrays, self._rule, self.site_weights)
         for warning in warnings:
             self.record.warn(warning)
         last_step = max(reply.last_step for reply in replies.values())
-        temperature = averaged_temperature(
-            {site: reply.stretch.temperature for site, reply in replies.items()}, self.site_weights
-        )
+        if self._beyond_burn_in(last_step + 1) > 0:
+            positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
+            self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
+        temperature = self._temperature(replies)
         kept = self._is_kept(last_step + 1)
         size = max(reply.stretch.last_step_size for reply in replies.values())
         sample = PosteriorSamples(
@@ -52,23 +69,87 @@ class FALDStrategy(PosteriorStrategy):
             weights=np.full(int(kept), size),
             temperatures=np.full(int(kept), temperature),
         )
-        self.bank.add(AVERAGED, round_number, self.chain_of(round_number), sample, state)
+        self.bank.add(AVERAGED, round_number, chain, sample, state)
         return state
+
+    def _temperature(self, replies: Mapping[str, CheckedReply]) -> float:
+        if not follows_the_mean(self._rule):
+            return 0.0
+        heat = {site: reply.stretch.temperature for site, reply in replies.items()}
+        return averaged_temperature(heat, self.site_weights, self._units())
+
+    def _units(self) -> dict[str, int]:
+        return {member.card.name: member.card.units for member in self.federation.roster.training}
 
     def _is_kept(self, steps: int) -> bool:
         training = self.federation.scenario.training
-        beyond = (steps - 1) % self.plan.chain_steps + 1 - training.burn_in
+        beyond = self._beyond_burn_in(steps)
         return beyond > 0 and beyond % training.thinning < training.steps_per_round
+
+    def _beyond_burn_in(self, steps: int) -> int:
+        return (steps - 1) % self.plan.chain_steps + 1 - self.federation.scenario.training.burn_in
 
     def chain_names(self) -> list[str]:
         """Name the one averaged chain."""
         return [AVERAGED]
 
     def posterior(self) -> StoredSamples | None:
-        """Return the averaged states after burn-in."""
+        """Return the averaged states after burn-in; say where they are not draws of the posterior."""
+        for sentence in (*target_warnings(self._rule, self.site_weights, self._units()), *self._drift_warnings()):
+            self.record.warn(sentence)
         return self.bank.stored(AVERAGED)
+
+    def averaged_temperature(self) -> float | None:
+        """Return the mean temperature of the averaged states; None before the first, and where they have none."""
+        stored = self.bank.stored(AVERAGED)
+        if stored is None or not (stored.temperatures > 0).all():
+            return None
+        return float(np.average(stored.temperatures, weights=stored.weights))
+
+    def _drift_warnings(self) -> tuple[str, ...]:
+        drift = self._drift.drift()
+        if drift is None or drift <= LARGEST_DRIFT:
+            return ()
+        return (
+            f"between two averages the sites drift apart: after {self.plan.steps_per_round} steps of their own the "
+            f"averaged chain's mean can be off by about {drift:.1f} standard deviations of the chain, at whatever "
+            "temperature: lower training.steps_per_round (with 1 there is no drift), or choose a rule on independent "
+            "chains",
+        )
 
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""
         states = [point_of(state) for state in self.bank.last_states(AVERAGED)]
         return concatenate(states) if states else None
+
+
+def follows_the_mean(rule: FALD) -> bool:
+    """Say whether the averaged state is the weighted mean of what sites sent, whose noise has a known temperature."""
+    return rule.robust == "none" and rule.norm_bound is None
+
+
+def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[str, ...]:
+    """Say where the averaged chain does not target the posterior given all records, each counted once.
+
+    Args:
+        rule: the scenario's choice.
+        weights: site -> w_k.
+        units: site -> declared number of units n_k.
+
+    Returns:
+        At most one sentence.
+    """
+    if rule.robust != "none":
+        return (
+            f"aggregation.robust {rule.robust!r}: the averaged states follow no posterior of a known temperature, so "
+            "none is shown for them",
+        )
+    counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
+    least, most = min(counted, key=lambda site: counted[site]), max(counted, key=lambda site: counted[site])
+    if counted[most] - counted[least] <= EQUAL_WEIGHTS:
+        return ()
+    return (
+        f"the averaged chain targets a reweighted posterior: a record of {most} counts {counted[most]:.3g} times, one "
+        f"of {least} {counted[least]:.3g} times; with aggregation.site_weights = 'units' and no largest_share each "
+        "counts once",
+    )

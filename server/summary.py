@@ -18,6 +18,7 @@ from server.convergence import (
     optimiser_warnings,
     temperature_warnings,
 )
+from server.fald import FALDStrategy
 from server.fixed import Federation
 from server.folded_warnings import folded
 from server.recalibration import Recalibration
@@ -77,6 +78,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             }
             for member in members
         ],
+        "clipped": scenario.privacy.clip_norm is not None,
+        "averaged_temperature": strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
         "privacy": [_privacy(member.card.name, record, recalibration) for member in federation.roster.training],
         "participation": [
             {"site": member.card.name, "statuses": record.participation(member.card.name)}

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.aggregation.chains import Chain, at_unit_temperature, chains, sample_shapes
+from fl_dpbayes.aggregation.conflict import conflict_warnings
 from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.precision import diagonal_gaussian, weighted_variance
+from fl_dpbayes.aggregation.precision import diagonal_gaussian, effective_draws, weighted_variance
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Array = npt.NDArray[np.float64]
@@ -104,7 +105,7 @@ def combine_wasserstein(
     def coordinates(chain: Chain) -> tuple[Array, tuple[str, ...]]:
         return np.stack([chain.mean, np.sqrt(weighted_variance(chain))]), ()
 
-    (mean, deviation), shapes, warnings = _averaged(coordinates, site_samples, site_weights)
+    (mean, deviation), _, shapes, warnings = _averaged(coordinates, site_samples, site_weights)
     noise = generator.standard_normal((draws, len(mean)))
     return posterior_aggregate(mean + deviation * noise, shapes, warnings)
 
@@ -138,15 +139,22 @@ def combine_reverse_kl(
         gaussian, warnings = diagonal_gaussian(chain)
         return np.stack([gaussian.precision, gaussian.precision_mean]), warnings
 
-    (precision, shift), shapes, warnings = _averaged(coordinates, site_samples, site_weights)
-    return posterior_aggregate(NaturalGaussian(precision, shift).sample(draws, generator), shapes, warnings)
+    (precision, shift), weight, shapes, warnings = _averaged(coordinates, site_samples, site_weights)
+    posterior = NaturalGaussian(precision, shift)
+    factors = (
+        (diagonal_gaussian(chain)[0].power(site_weights[chain.site] / weight), effective_draws(chain))
+        for chain in map(at_unit_temperature, chains(site_samples))
+        if site_weights[chain.site] > 0
+    )
+    warnings += conflict_warnings(factors, posterior)
+    return posterior_aggregate(posterior.sample(draws, generator), shapes, warnings)
 
 
 def _averaged(
     coordinates: Callable[[Chain], tuple[Array, tuple[str, ...]]],
     site_samples: Mapping[str, PosteriorSamples],
     site_weights: Mapping[str, float],
-) -> tuple[Array, dict[str, tuple[int, ...]], list[str]]:
+) -> tuple[Array, float, dict[str, tuple[int, ...]], list[str]]:
     shapes = sample_shapes(site_samples)
     total, weight, warnings = np.zeros(()), 0.0, list[str]()
     for chain in map(at_unit_temperature, chains(site_samples)):
@@ -156,4 +164,4 @@ def _averaged(
         warnings += [*chain.warnings, *found]
     if not weight > 0:
         raise ValueError("no site with a positive weight sent a sample")
-    return total / weight, shapes, warnings
+    return total / weight, weight, shapes, warnings

@@ -27,6 +27,7 @@ class Chain:
         draws: shape (M, d), M >= 1.
         weights: weight of each draw, summing to 1, shape (M,).
         temperatures: temperature of each draw, >= 0, shape (M,).
+        shapes: parameter name -> shape, in the order of the columns.
         warnings: what a rule that averages weights should say about this site.
     """
 
@@ -34,12 +35,21 @@ class Chain:
     draws: npt.NDArray[np.float64]
     weights: npt.NDArray[np.float64]
     temperatures: npt.NDArray[np.float64]
+    shapes: Shapes
     warnings: tuple[str, ...] = ()
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
         """Weighted mean of the draws, shape (d,)."""
         return self.weights @ self.draws
+
+    def parameter(self, column: int) -> str:
+        """Name a column by its array and its place in it, such as `1.weight[0, 3]`."""
+        for name, shape in self.shapes.items():
+            if column < math.prod(shape):
+                return f"{name}[{', '.join(str(place) for place in np.unravel_index(column, shape))}]"
+            column -= math.prod(shape)
+        raise IndexError("there are fewer columns")
 
 
 def chains(site_samples: Mapping[str, PosteriorSamples]) -> Iterator[Chain]:
@@ -66,6 +76,7 @@ def chains(site_samples: Mapping[str, PosteriorSamples]) -> Iterator[Chain]:
             draws=_flatten(site, samples.arrays, shapes),
             weights=weights / weights.sum(),
             temperatures=np.asarray(samples.temperatures, np.float64),
+            shapes=shapes,
         )
         if reference is None:
             reference = (site, chain.mean)

@@ -13,12 +13,14 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.aggregation.chains import Chain, at_unit_temperature, chains, sample_shapes
-from fl_dpbayes.aggregation.precision import diagonal_gaussian, full_gaussian
+from fl_dpbayes.aggregation.conflict import conflict_warnings
+from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.aggregation.precision import diagonal_gaussian, effective_draws, full_gaussian
 from fl_dpbayes.aggregation.prior_share import prior_share_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Array = npt.NDArray[np.float64]
-Weigh = Callable[[Chain], tuple[Array, tuple[str, ...]]]
+Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[str, ...]]]
 
 
 def weighted_average(draws: Sequence[Array], weights: Sequence[Array]) -> Array:
@@ -62,7 +64,7 @@ def combine_diagonal(
     References:
         As `weighted_average`.
     """
-    return _combine(_diagonal_weight, site_samples, prior_share, draws, generator)
+    return _combine(diagonal_gaussian, site_samples, prior_share, draws, generator)
 
 
 def combine_full(
@@ -88,7 +90,7 @@ def combine_full(
     References:
         As `weighted_average`.
     """
-    return _combine(_full_weight, site_samples, prior_share, draws, generator)
+    return _combine(full_gaussian, site_samples, prior_share, draws, generator)
 
 
 def combine_uniform(
@@ -114,26 +116,33 @@ def combine_uniform(
     References:
         As `weighted_average`.
     """
-    return _combine(_uniform_weight, site_samples, prior_share, draws, generator)
+    return _combine(None, site_samples, prior_share, draws, generator)
 
 
 def _combine(
-    weigh: Weigh,
+    estimate: Estimate | None,
     site_samples: Mapping[str, PosteriorSamples],
     prior_share: float,
     draws: int,
     generator: np.random.Generator,
 ) -> Aggregate:
     shapes = sample_shapes(site_samples)
-    weighted, total = np.zeros(()), np.zeros(())
+    weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())
     sites, warnings = 0, list[str]()
     for chain in map(at_unit_temperature, chains(site_samples)):
-        weight, found = weigh(chain)
+        weight, found = np.ones(chain.draws.shape[1]), tuple[str, ...]()
+        if estimate is not None:
+            gaussian, found = estimate(chain)
+            weight, shift = gaussian.precision, shift + gaussian.precision_mean
         weighted = weighted + _weighted(chain.draws[_paired(chain.weights, draws, generator)], weight)
         total = total + weight
         sites += 1
         warnings += [*chain.warnings, *found]
     warnings += prior_share_warnings(sites, prior_share)
+    if estimate is not None:
+        again = map(at_unit_temperature, chains(site_samples))
+        factors = ((estimate(chain)[0], effective_draws(chain)) for chain in again)
+        warnings += conflict_warnings(factors, NaturalGaussian(total, shift))
     return posterior_aggregate(_solved(weighted, total), shapes, warnings)
 
 
@@ -143,20 +152,6 @@ def _paired(weights: Array, draws: int, generator: np.random.Generator) -> npt.N
     points = (np.arange(draws) + generator.random()) / draws
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), points), len(weights) - 1)
     return generator.permutation(chosen)
-
-
-def _diagonal_weight(chain: Chain) -> tuple[Array, tuple[str, ...]]:
-    gaussian, warnings = diagonal_gaussian(chain)
-    return gaussian.precision, warnings
-
-
-def _full_weight(chain: Chain) -> tuple[Array, tuple[str, ...]]:
-    gaussian, warnings = full_gaussian(chain)
-    return gaussian.precision, warnings
-
-
-def _uniform_weight(chain: Chain) -> tuple[Array, tuple[str, ...]]:
-    return np.ones(chain.draws.shape[1]), ()
 
 
 def _weighted(draws: Array, weight: Array) -> Array:

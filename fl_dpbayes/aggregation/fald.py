@@ -2,11 +2,11 @@
 
 Convention A: each site targets p(w)^{1/K} p(D_k|w), so its request carries the prior share s = 1/K. Every round starts
 at the broadcast state, each site takes E steps on the mean gradient of its own records, and the server averages the
-states by w_k = n_k/N. One sample per round: the averaged state.
+states by w_k. One sample per round: the averaged state.
 
-With E = 1 and w_k = n_k/N the averaged chain is Langevin dynamics on the posterior given all records, at temperature
-T = sum_k w_k T_k. With E > 1 the sites drift towards their own posteriors between averages, a bias that grows with E
-and with how much the sites differ.
+With E = 1 the averaged chain is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k = n_k/N the posterior
+given all records, at temperature T = N sum_k w_k^2 T_k / n_k. With E > 1 the sites drift towards their own posteriors
+between averages, a bias that grows with E and with how much the sites differ (`drift`).
 """
 
 from collections.abc import Mapping
@@ -44,18 +44,22 @@ def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, floa
     return {name: array.astype(np.float32) for name, array in sums.items()}
 
 
-def averaged_temperature(temperatures: Mapping[str, float], site_weights: Mapping[str, float]) -> float:
-    """Return the temperature of the averaged chain, T = sum_k w_k T_k (exact for E = 1 and w_k = n_k/N).
+def averaged_temperature(
+    temperatures: Mapping[str, float], site_weights: Mapping[str, float], units: Mapping[str, int]
+) -> float:
+    """Return the temperature of the chain of weighted means, T = N sum_k w_k^2 T_k / n_k.
 
-    With T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), the noise of the averaged update has variance
-    a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = (2 a / N) sum_k w_k T_k, which is that of Langevin dynamics over N records.
+    A step adds a^2 sum_k w_k^2 sigma_k^2 C^2 / B_k^2 = 2 a sum_k w_k^2 T_k / n_k to the mean's variance, by
+    T_k = a n_k sigma_k^2 C^2 / (2 B_k^2), and Langevin dynamics of N records at temperature T adds 2 a T / N. For
+    w_k = n_k/N it is sum_k w_k T_k. A median or a trimmed mean of states has no such temperature.
 
     Args:
         temperatures: site -> T_k >= 0.
         site_weights: site -> w_k; renormalised over the sites present.
+        units: site -> declared number of units n_k, above 0; N is their sum over the sites present.
 
     Returns:
-        T >= 0.
+        T >= 0, relative to the posterior in which each record of site k counts w_k N / n_k times.
 
     Raises:
         ValueError: if there is no site, or all weights are 0.
@@ -63,4 +67,5 @@ def averaged_temperature(temperatures: Mapping[str, float], site_weights: Mappin
     total = sum(site_weights[site] for site in temperatures)
     if not temperatures or total <= 0:
         raise ValueError("no site with a positive weight sent a temperature")
-    return sum(site_weights[site] / total * temperature for site, temperature in temperatures.items())
+    parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())
+    return sum(units[site] for site in temperatures) * sum(parts)

@@ -15,13 +15,19 @@ from fl_dpbayes.counted import counted
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
 
 _COORDINATES = 64
+# Standard errors from which on neighbouring draws count as correlated.
+_SIGNIFICANT = 3.0
+# Of standard deviations in one matrix: their precisions then differ by 10^10, of the 10^16 that float64 tells apart.
+_LEAST_SPREAD = 1e-5
 
 
 def effective_draws(chain: Chain) -> float:
     """Return how many independent, equally weighted draws are worth as much as the chain.
 
     n = (1 / sum_t v_t^2) * min(1, ESS / M): Kish's size for the weights, times the share that autocorrelation leaves,
-    measured on up to 64 evenly spaced coordinates together.
+    measured on up to 64 evenly spaced coordinates together. The share is 1 unless neighbouring draws are correlated by
+    3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from
+    independent draws.
 
     Args:
         chain: M draws.
@@ -42,12 +48,26 @@ def effective_draws(chain: Chain) -> float:
     if not moving.shape[1]:
         return size
     standardised = (moving - moving.mean(axis=0)) / spread[spread > 0]
+    if not _correlated(standardised):
+        return size
     half = count // 2
     # Centring makes the means of the two halves opposite, which halves the variance between them that would show a
     # slow chain; this restores it.
     for part in (standardised[:half], standardised[-half:]):
         part += (np.sqrt(2) - 1) * part.mean(axis=0)
     return size * min(1.0, effective_sample_size(standardised.T) / standardised.size)
+
+
+def _correlated(standardised: npt.NDArray[np.float64]) -> bool:
+    """Say whether neighbouring draws are correlated beyond chance.
+
+    Of M independent draws the lag-1 correlation of p coordinates together has mean -1/M and variance 1 / (M p*), with
+    p* = p^2 / sum_ij R_ij^2 coordinates that are independent of each other, R their correlations.
+    """
+    count, parameters = standardised.shape
+    neighbours = float((standardised[:-1] * standardised[1:]).sum()) / standardised.size
+    independent = parameters**2 / float(np.square(standardised.T @ standardised / count).sum())
+    return neighbours + 1 / count > _SIGNIFICANT / np.sqrt(count * independent)
 
 
 def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
@@ -91,7 +111,8 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
         The Gaussian with precision (d, d), and warnings.
 
     Raises:
-        ValueError: if there are fewer than d + 4 draws, or their covariance is singular.
+        ValueError: if there are fewer than d + 4 draws, their covariance is singular, or a parameter varies so little
+            that the others' precisions are lost in its rounding.
 
     References:
         The mean of the inverse Wishart distribution.
@@ -100,6 +121,7 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
     mean = chain.mean
     rows = deviations(chain)
     covariance = (rows.T * chain.weights) @ rows / (1 - np.square(chain.weights).sum())
+    _check_scales(chain, np.sqrt(np.diag(covariance)))
     try:
         precision = factor * cho_solve(cho_factor(covariance, lower=True), np.eye(len(mean)))
     except np.linalg.LinAlgError:
@@ -107,6 +129,17 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
             f"the covariance of site {chain.site!r} is singular: use the diagonal or the low-rank form"
         ) from None
     return NaturalGaussian(precision, precision @ mean), warnings
+
+
+def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
+    least, most = int(spread.argmin()), int(spread.argmax())
+    if spread[least] >= _LEAST_SPREAD * spread[most]:
+        return
+    raise ValueError(
+        f"parameter {chain.parameter(least)} of site {chain.site!r} hardly varies between its samples (standard "
+        f"deviation {spread[least]:.2g}, that of {chain.parameter(most)} is {spread[most]:.2g}), so that no precision "
+        "of the others can be told beside its own: use the diagonal form, or aggregate the layers that are sampled only"
+    )
 
 
 def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:

@@ -12,8 +12,9 @@ import numpy as np
 
 from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.aggregation.chains import Chain, at_unit_temperature, chains, sample_shapes
+from fl_dpbayes.aggregation.conflict import conflict_warnings
 from fl_dpbayes.aggregation.natural import NaturalGaussian, centred_prior, floored, prior_precision
-from fl_dpbayes.aggregation.precision import diagonal_gaussian, full_gaussian
+from fl_dpbayes.aggregation.precision import diagonal_gaussian, effective_draws, full_gaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[str, ...]]]
@@ -143,4 +144,6 @@ def _combine(
     joined = product([total], prior_scale=prior_scale, prior_share=sites * prior_share)
     posterior, raised = floored(joined, prior_precision(prior_scale))
     warnings += floor_warnings(raised, len(posterior.precision_mean))
+    again = map(at_unit_temperature, chains(site_samples))
+    warnings += conflict_warnings(((estimate(chain)[0], effective_draws(chain)) for chain in again), posterior)
     return posterior_aggregate(posterior.sample(draws, generator), shapes, warnings)

@@ -18,7 +18,7 @@ Rate = Annotated[float, Field(ge=0, le=1)]
 StepCount = Annotated[int, Field(ge=0, le=10**12)]
 MAX_SAMPLES_PER_REPLY = 1000
 # Kinds of step in a cohort's whole history; where noise changes in every step, as many steps.
-MAX_HISTORY = 100_000
+MAX_HISTORY = 20_000
 # A site's ledger keeps the reply as one value of its database, which SQLite bounds at 10^9 bytes.
 MAX_REPLY_BYTES = 512 * 2**20
 

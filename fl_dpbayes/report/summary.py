@@ -280,6 +280,8 @@ class Summary(SummaryPart):
     private: bool = True
     resumed_after: tuple[int, ...] = ()
     settings: tuple[SettingRecord, ...] = ()
+    clipped: bool = True
+    averaged_temperature: Number = None
     chains: int = 1
     recalibration: RecalibrationRecord | None = None
     aggregation: Text = ""

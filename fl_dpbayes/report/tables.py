@@ -7,7 +7,7 @@ from rich.table import Table
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary, parse_summary
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
-from fl_dpbayes.report.wording import in_reading_order, neighbours, place_name, tempered
+from fl_dpbayes.report.wording import in_reading_order, neighbours, place_name, temperature_notes, tempered
 
 WIDTH = 100
 EVALUATION_STATUS = "evaluation"
@@ -30,8 +30,8 @@ def _privacy_caption(summary: Summary) -> str:
         parts.append("Not private: epsilon is infinite.")
     if summary.evaluation_privacy:
         parts.append(f"Rows of status {EVALUATION_STATUS}: what noised test results cost, on other units.")
-    if tempered(summary):
-        parts.append("temp.: Langevin temperature, 1 is the posterior.")
+    if notes := temperature_notes(summary):
+        parts.append(f"temp.: Langevin temperature {'; '.join(notes)}.")
     if summary.seeded:
         parts.append("seeded: not private.")
     return " ".join(parts)

@@ -55,8 +55,8 @@ _BEFORE = (
 {% else %}
 <p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
 {% endif %}
-{% if tempered %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range; 1 is the
-Bayesian posterior.</p>
+{% if temperatures %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
+{{ temperatures | join("; ") }}.</p>
 {% endif %}
 {% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
 <p class="note">Recalibration used units that

@@ -54,6 +54,22 @@ def tempered(run: Summary) -> bool:
     return any(row.temperature is not None for row in run.privacy)
 
 
+def temperature_notes(run: Summary) -> list[str]:
+    """Say what the temperatures of a run's sites are, and what they leave out; nothing where there are none."""
+    if not tempered(run):
+        return []
+    notes = ["of the noise alone, 1 is the posterior"]
+    if run.aggregation == "fald":
+        found = run.averaged_temperature
+        notes.append("the averaged chain's is " + ("not known" if found is None else f"{found:.3g}"))
+    if run.clipped:
+        notes.append(
+            "clipped gradients pull less, so where many are clipped the chain is hotter than shown and its target "
+            "another; the clipped share stays at each site, in its own trace"
+        )
+    return notes
+
+
 def place_name(row: CalibrationRecord) -> str:
     """Name where a row was measured."""
     if row.mean_of_sites:

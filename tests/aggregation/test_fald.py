@@ -81,4 +81,7 @@ def test_one_local_step_is_exact_and_more_drift_towards_the_mean_of_means(linear
 
 
 def test_temperature_of_the_average_golden():
-    assert averaged_temperature({"a": 2.0, "b": 6.0}, {"a": 3.0, "b": 1.0}) == pytest.approx(3.0)
+    heat, units = {"a": 2.0, "b": 6.0}, {"a": 30, "b": 10}
+    assert averaged_temperature(heat, {"a": 3.0, "b": 1.0}, units) == pytest.approx(3.0)
+    # N (w_a^2 T_a / n_a + w_b^2 T_b / n_b) = 40 (2 / 30 + 6 / 10) / 4
+    assert averaged_temperature(heat, {"a": 1.0, "b": 1.0}, units) == pytest.approx(20 / 3)

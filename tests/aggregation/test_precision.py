@@ -48,6 +48,18 @@ def test_full_precision_is_unbiased(assert_within_standard_errors):
     assert_within_standard_errors(precisions, np.linalg.inv(covariance))
 
 
+@pytest.mark.parametrize("form", [diagonal_gaussian, full_gaussian])
+@pytest.mark.parametrize(("dimensions", "count"), [(1, 8), (1, 40), (2, 12), (5, 16)])
+def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions, count, assert_within_standard_errors):
+    found = []
+    for seed in range(1500):
+        draws = np.random.default_rng([dimensions, count, seed]).normal(size=(count, dimensions))
+        precision = form(chain_of(draws))[0].precision
+        found.append(np.trace(precision) / dimensions if precision.ndim == 2 else precision.mean())
+    # The tails of one in a thousand chains that are taken for correlated are within the error.
+    assert_within_standard_errors(np.array(found)[:, np.newaxis], 1.0)
+
+
 def test_weighted_variance_is_unbiased(assert_within_standard_errors):
     weights = np.array([1.0, 2.0, 0.5, 4.0, 1.0])
     draws = np.random.default_rng(3).normal(size=(5, 50_000))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from fl_dpbayes.aggregation.drift import DriftMeter
 from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
-from fl_dpbayes.aggregation.weights import unit_weights
+from fl_dpbayes.aggregation.weights import capped_weights, uniform_weights, unit_weights
 from fl_dpbayes.aggregation_section import Consensus, Mixture, Product, prior_share
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
@@ -21,6 +22,7 @@ from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.schedules.noise import langevin_noise
 from server.combine_sites import combine_sites
+from server.fald import LARGEST_DRIFT
 
 CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
 SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))
@@ -90,13 +92,13 @@ def run_site(site, share, start, *, steps, seed):
         ),
     )  # fmt: skip
     result = run_chain(
-        nn.Linear(PARAMETERS, CHAINS, bias=False), features, targets, np.arange(units), plan=plan,
+        nn.Linear(PARAMETERS, len(start), bias=False), features, targets, np.arange(units), plan=plan,
         noise_multipliers=noise, units=units, first_step=0, steps=steps,
         start={"parameters": torch.from_numpy(start.ravel())}, loss=squared_error,
         streams=ChainStreams(*[np.random.default_rng([seed, number]) for number in range(4)]),
     )  # fmt: skip
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
-    return result.samples.reshape(CHAINS, PARAMETERS), result.temperature_mean
+    return result.samples.reshape(start.shape), result.temperature_mean
 
 
 def released(rule):
@@ -146,19 +148,70 @@ def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
         np.testing.assert_allclose(found, exact, rtol=1e-10)
 
 
-@pytest.mark.slow
-def test_averaged_chain_of_single_steps_lands_on_the_pooled_posterior():
-    share, units = 1 / len(SITES), sum(units for units, _ in SITES.values())
-    weights = unit_weights({site: units for site, (units, _) in SITES.items()})
-    state = np.zeros((CHAINS, PARAMETERS), np.float32)
-    for number in range(60):
-        replies = {site: run_site(site, share, state, steps=1, seed=100 * number + place)
+UNITS = {site: units for site, (units, _) in SITES.items()}
+WEIGHTS = {
+    "units": unit_weights(UNITS),
+    "uniform": uniform_weights(UNITS),
+    "capped": capped_weights(unit_weights(UNITS), 0.3),
+}
+
+
+def averaged(weights, *, rounds, steps, chains, meter=None, burn_in=0):
+    """Average the sites' chains in every round; return the states and the temperature that is claimed for them."""
+    state = np.zeros((chains, PARAMETERS), np.float32)
+    for number in range(rounds):
+        replies = {site: run_site(site, 1 / len(SITES), state, steps=steps, seed=100 * number + place)
                    for place, site in enumerate(SITES)}  # fmt: skip
-        state = average_states({site: {"w": draws} for site, (draws, _) in replies.items()}, weights)["w"]
-    temperature = averaged_temperature({site: heat for site, (_, heat) in replies.items()}, weights)
-    pooled_precision, mean = pooled_posterior()
-    precision = pooled_precision @ (np.eye(PARAMETERS) - STEP_SIZE * pooled_precision / units / 2) / temperature
+        states = {site: {"w": draws} for site, (draws, _) in replies.items()}
+        state = average_states(states, weights)["w"]
+        if meter is not None and number >= burn_in:
+            meter.add(states, {"w": state}, weights)
+    return state, averaged_temperature({site: heat for site, (_, heat) in replies.items()}, weights, UNITS)
+
+
+def reweighted_posterior(weights):
+    """Precision and mean of p(w) prod_k p(D_k|w)^(w_k N / n_k), its prior shared between the sites alike."""
+    total, share = sum(UNITS.values()), 1 / len(SITES)
+    parts = {site: weights[site] * total * curvature(site, share) for site in SITES}
+    precision = sum(parts.values())
+    return precision, np.linalg.solve(
+        precision, sum(part @ site_moments(site, share, 0.0)[1] for site, part in parts.items())
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weighting", WEIGHTS)
+def test_averaged_chain_of_single_steps_has_the_temperature_that_is_claimed(weighting):
+    weights, units = WEIGHTS[weighting], sum(UNITS.values())
+    state, temperature = averaged(weights, rounds=60, steps=1, chains=8000)
+    posterior, mean = reweighted_posterior(weights)
+    precision = posterior @ (np.eye(PARAMETERS) - STEP_SIZE * posterior / units / 2) / temperature
     assert_law(state.astype(np.float64), mean, precision)
+    if weighting == "units":
+        for found, exact in zip((posterior, mean), pooled_posterior(), strict=True):
+            np.testing.assert_allclose(found, exact, rtol=1e-10)
+    else:
+        # What the formula for weights by size would claim is too low.
+        assert temperature > 1.05 * sum(weights[site] * heat for site, (_, heat) in SITES.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 10])
+def test_drift_of_ten_steps_a_round_is_measured_and_of_one_is_none(steps):
+    weights, chains = WEIGHTS["units"], 64
+    meter = DriftMeter(steps)
+    state, temperature = averaged(weights, rounds=60, steps=steps, chains=chains, meter=meter, burn_in=20)
+    precision, mean = pooled_posterior()
+    off = np.linalg.cholesky(precision).T @ (state.mean(axis=0) - mean) / np.sqrt(temperature)
+    found, true = meter.drift(), np.sqrt(np.square(off).mean())
+    error = 1 / np.sqrt(chains)
+    if steps == 1:
+        assert found == 0
+        assert true < 4 * error
+    else:
+        assert found > LARGEST_DRIFT
+        # As much as it may be, and no more than thrice as much as it is.
+        assert true - 4 * error < found < 3 * true
 
 
 @pytest.mark.slow

@@ -117,15 +117,14 @@ def test_what_python_does_not_count_stays_below_64_mebibytes_too() -> None:
 
 
 def test_numbers_that_json_does_not_know_are_named_by_their_field() -> None:
-    with pytest.raises(ValueError, match=r"^step_weight: .*finite"):
-        read_header(TrainReply, json.dumps({**_reply(), "step_weight": np.inf}))
+    with pytest.raises(ValueError, match=r"^privacy\.epsilon: .*finite"):
+        read_header(TrainReply, json.dumps(_reply() | {"privacy": _reply()["privacy"] | {"epsilon": np.inf}}))
 
 
 def _reply() -> dict:
     return {
         "run": "ab" * 16, "round": 1, "request": "0" * 64, "status": "OK", "first_step": 0, "steps": 1,
-        "sample_steps": [0], "sample_weights": [1.0], "sample_temperatures": [1.0], "step_weight": 1.0,
-        "temperature_mean": 1.0, "temperature_low": 1.0, "temperature_high": 1.0, "ledger_head": "0" * 64,
+        "ledger_head": "0" * 64,
         "privacy": {"cohort": "c", "unit": "patient", "units": 40, "adjacency": "add_or_remove_one", "delta": 1e-3,
                     "epsilon": 1.0, "epsilon_method": "pld", "mu": 1.0, "mu_kind": "exact", "steps": 1, "budget": 8.0,
                     "history": [[1.0, 1.0, 1]], "seeded": False},

@@ -12,6 +12,7 @@ import torch
 
 from fl_dpbayes.aggregation import fedpa
 from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
+from fl_dpbayes.aggregation.weights import unit_weights
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import arrays_to_vector, to_vector, vector_to_arrays
 from fl_dpbayes.models.priors import Cavity
@@ -140,7 +141,8 @@ def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget
     sites = {
         name: SiteChain(hospitals, name, records, plan, solved, seed) for name, records in hospitals.training.items()
     }
-    weights = {name: float(len(records.labels)) for name, records in hospitals.training.items()}
+    units = {name: len(records.labels) for name, records in hospitals.training.items()}
+    weights = unit_weights(units)
     state, kept = next(iter(sites.values())).start, []
     for first in range(0, STEPS, plan.steps_per_round):
         ends = {name: site.stretch(first, plan.steps_per_round, state) for name, site in sites.items()}
@@ -148,7 +150,7 @@ def averaged_chain(hospitals: Hospitals, settings: ChainSettings, budget: Budget
         # Like the strategy: at most one state is kept per round.
         beyond = first + plan.steps_per_round - BURN_IN
         if beyond > 0 and beyond % THINNING < plan.steps_per_round:
-            temperature = averaged_temperature({name: end.temperature for name, end in ends.items()}, weights)
+            temperature = averaged_temperature({name: end.temperature for name, end in ends.items()}, weights, units)
             arrays = {name: array[np.newaxis] for name, array in state.items()}
             kept.append(PosteriorSamples(arrays, np.ones(1), np.array([temperature])))
     return Chains({"averaged chain": concatenate(kept)}, solved.history)

@@ -1,0 +1,109 @@
+"""How far sites drift apart between two averages, measured on the states that they release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.protocol.arrays import Arrays
+
+Array = npt.NDArray[np.float64]
+
+_COORDINATES = 256
+# With so many standard errors, a mean of noise is not taken for a drift.
+_SIGNIFICANT = 4.0
+
+
+@dataclass
+class _Moments:
+    """Sums over rounds of vectors of p numbers."""
+
+    count: int = 0
+    total: Array = field(default_factory=lambda: np.zeros(()))
+    squares: float = 0.0
+
+    def add(self, vector: Array) -> None:
+        self.count += 1
+        self.total = self.total + vector
+        self.squares += float(vector @ vector)
+
+    @property
+    def mean_square(self) -> float:
+        """|mean|^2 / p."""
+        return float(np.square(self.total / self.count).mean())
+
+    @property
+    def variance(self) -> float:
+        """Variance over rounds, averaged over the p numbers; needs two rounds."""
+        return max(0.0, self.squares / self.total.size - self.count * self.mean_square) / (self.count - 1)
+
+
+class DriftMeter:
+    """Collects rounds of a chain of averages whose sites take E steps from each average.
+
+    In equilibrium site k ends d_k = -(I - M_k)(m - m_k) from the average on the mean, M_k = (I - a H_k)^E, with H_k and
+    m_k the curvature and mode of its own part of the posterior and sum_k w_k d_k = 0. The average's mean m solves this;
+    the posterior's solves sum_k w_k H_k (m - m_k) = 0. To first order in a they differ by
+
+        ((E - 1) / (2 E)) H^-1 sum_k w_k H_k d_k,    H = sum_k w_k H_k,
+
+    0 for one step, or for sites of equal curvature. With curvatures that differ by as much as they amount to, that is
+    about (E - 1) / (2 E) sqrt(sum_k w_k |d_k|^2), which released states tell.
+    """
+
+    def __init__(self, local_steps: int) -> None:
+        """Start with no round; `local_steps` is E."""
+        self._local_steps = local_steps
+        self._average = _Moments()
+        self._sites: dict[str, _Moments] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, states: Mapping[str, Arrays], average: Arrays, site_weights: Mapping[str, float]) -> None:
+        """Add a round; of each state up to 256 evenly spaced numbers are looked at.
+
+        Args:
+            states: site -> last state, looked at one by one.
+            average: of the states.
+            site_weights: site -> w_k > 0.
+        """
+        if self._local_steps == 1:
+            return
+        centre = _chosen(average)
+        self._average.add(centre)
+        for site, state in states.items():
+            self._sites.setdefault(site, _Moments()).add(_chosen(state) - centre)
+            self._weights[site] = site_weights[site]
+
+    def drift(self) -> float | None:
+        """Estimate how far the averaged chain's mean is from the posterior's, in standard deviations of the chain.
+
+        Returns:
+            Root mean square over parameters; 0 where no site is away from the average by more than noise explains, or
+            at one step a round. None before the second round.
+        """
+        if self._local_steps == 1:
+            return 0.0
+        sites = {site: found for site, found in self._sites.items() if found.count > 1}
+        if not sites or self._average.count < 2 or self._average.variance <= 0:
+            return None
+        total = sum(self._weights[site] for site in sites)
+        shares = {site: self._weights[site] / total for site in sites}
+        noise = sum(shares[site] * found.variance / found.count for site, found in sites.items())
+        away = sum(shares[site] * found.mean_square for site, found in sites.items()) - noise
+        if away <= _SIGNIFICANT * np.sqrt(2 / self._average.total.size) * noise:
+            return 0.0
+        part = (self._local_steps - 1) / (2 * self._local_steps)
+        return float(part * np.sqrt(away / self._average.variance))
+
+
+def _chosen(state: Arrays) -> Array:
+    """Pick up to 256 numbers of a state, evenly spaced."""
+    size = sum(array.size for array in state.values())
+    places = np.linspace(0, size - 1, min(size, _COORDINATES)).astype(int)
+    chosen, first = [], 0
+    for array in state.values():
+        inside = places[(places >= first) & (places < first + array.size)] - first
+        chosen.append(array.reshape(-1)[inside].astype(np.float64))
+        first += array.size
+    return np.concatenate(chosen)
