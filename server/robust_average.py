@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fl_dpbayes.aggregation.alignment import state_warnings
 from fl_dpbayes.aggregation.fald import average_states
-from fl_dpbayes.aggregation.robust import bound_move, coordinate_median, trimmed_mean
+from fl_dpbayes.aggregation.robust import bound_moves, coordinate_median, trimmed_mean
 from fl_dpbayes.aggregation_section import AveragingRule
 from fl_dpbayes.protocol.arrays import Arrays
 
@@ -14,29 +14,28 @@ def average_of_states(
 ) -> tuple[Arrays, tuple[str, ...]]:
     """Average states by a rule's settings.
 
-    The weighted average looks at one state at a time; the robust ones hold one array of all sites, a norm bound all
-    states.
+    The weighted average looks at one state at a time; the robust ones hold one array of all sites, a bound on moves
+    all states.
 
     Args:
         states: site -> state, at least one.
-        start: where all of them started, which a norm bound counts from.
+        start: where all of them started, which moves count from.
         rule: the scenario's choice.
-        site_weights: site -> w_k, for the average that is not robust.
+        site_weights: site -> w_k, for a bound on moves and for the average that is not robust.
 
     Returns:
         The average, and a sentence for each site whose hidden units are in another order or whose move was shortened,
         and for sites too few to trim.
     """
     warnings = list(state_warnings(states))
-    if rule.norm_bound is not None:
-        bounded = {}
-        for site, state in states.items():
-            bounded[site], factor = bound_move(state, start, rule.norm_bound)
-            if factor < 1:
-                warnings.append(
-                    f"{site} moved further than aggregation.norm_bound, {rule.norm_bound:g}, and was shortened to it"
-                )
-        states = bounded
+    if rule.move_bound != "none":
+        states, shortened = bound_moves(states, start, site_weights, rule.move_bound)
+        warnings += [
+            f"{site} moved the average more than aggregation.move_bound, {rule.move_bound:g}, times as far as the "
+            "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The "
+            "posterior counts its records less, and its temperature is not that shown"
+            for site in shortened
+        ]
     if rule.robust == "median":
         return coordinate_median(states), tuple(warnings)
     if rule.robust == "none":
