@@ -7,7 +7,7 @@ number start from the same broadcast weights. The mixture needs no such alignmen
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.counted import counted
 from fl_dpbayes.distillation_section import Distillation, PredBayes
@@ -18,6 +18,16 @@ from fl_dpbayes.schedules.planned import has_temperature
 from fl_dpbayes.site_weighing import LargestShare, SiteWeights, cannot_be_kept
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
+
+
+def _bound_or_none(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != "none" and not (number and value >= 1):
+        raise ValueError(f"move_bound is {value!r}: give a number from 1 on, or 'none'")
+    return value
+
+
+MoveBound = Annotated[float | Literal["none"], BeforeValidator(_bound_or_none)]
 
 
 class Mixture(Record):
@@ -36,14 +46,16 @@ class AveragingRule(Record):
 
     `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
     A median of many noisy states has pi/2 times the variance of their mean, and nobody knows whose posterior it
-    samples, so the states of a robust FALD have no temperature. `norm_bound`: the greatest norm of a site's move from its start.
+    samples, so the states of a robust FALD have no temperature. `move_bound`: of three sites or more none moves the
+    average more than so many times as far as the median site; honest sites hardly ever do
+    (docs/results/hostile-site), and an average in which one was shortened has no temperature.
     """
 
     site_weights: SiteWeights = "units"
     largest_share: LargestShare = None
     robust: Literal["none", "median", "trimmed-mean"] = "none"
     trimmed: PositiveInt | None = None
-    norm_bound: PositiveFloat | None = None
+    move_bound: MoveBound = 2.0
 
     @model_validator(mode="after")
     def _robust_fits(self) -> "AveragingRule":

@@ -55,7 +55,7 @@ def combine_sites(
         site_weights: site -> w_k.
         sampler: the sites' algorithm, for its prior.
         sites: number of training sites K that the prior was shared between.
-        start: mean parameters of the chains' starts, which a norm bound counts from.
+        start: mean parameters of the chains' starts, which moves count from.
         generator: source of the draws.
 
     Returns:
@@ -67,10 +67,10 @@ def combine_sites(
     match rule:
         case Mixture():
             return Aggregate(mixture.combine(site_samples, site_weights), ())
-        case FedAvg(robust="none", norm_bound=None):
+        case FedAvg(robust="none", move_bound="none"):
             return fedavg.combine(site_samples, site_weights)
         case FedAvg():
-            state, warnings = average_of_states(posterior_means(site_samples), start, rule, site_weights)
+            state, warnings, _ = average_of_states(posterior_means(site_samples), start, rule, site_weights)
             return Aggregate(point_of(prefixed("parameters", state)), warnings)
         case FedBE():
             return fedbe.combine(site_samples, site_weights, draws=rule.draws, spread=rule.spread, generator=generator)

@@ -29,6 +29,7 @@ from fl_dpbayes.protocol.evaluate import (
 from fl_dpbayes.protocol.train import PrivacyStatement
 from server.check_statement import checked_statement
 from server.conformal_rows import conformal_rows
+from server.decisive_sites import decisive_sites
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
 from server.mean_over_sites import mean_rows
 from server.messages import read_arrays
@@ -126,7 +127,7 @@ class Evaluation:
             key = self._key(name, role, predictor)
             pooled.append(self._row(key, statistics, seed))
             reliability += _reliability(key, statistics)
-        headline = next((name for name in HEADLINE_PREDICTORS if name in self._samples), "")
+        headline = self._headline()
         few = len({part.card.name for part in self.parts}) <= MAX_RELIABILITY_SITES
         for name, role, predictor, statistics in self._by_site():
             key = self._key(name, role, predictor)
@@ -191,7 +192,7 @@ class Evaluation:
         return conformal_rows([*self._pooled(), *self._by_site()])
 
     def warnings(self) -> list[str]:
-        """Name the sites that hold most of what is pooled, by their largest count, or that left subgroups out."""
+        """Name the sites that hold most of what is pooled or decide it, or that left subgroups out."""
         sentences = []
         for role in ROLES:
             if role in self._unpooled and any(part.card.role == role for part in self.parts):
@@ -207,11 +208,24 @@ class Evaluation:
                     counts[part.card.name] = max(count, counts.get(part.card.name, count))
             if counts and (sentence := dominating_site(role, counts)):
                 sentences.append(sentence)
+            sentences += decisive_sites(role, self._first_read(role))
         for name, count in self._left_out.items():
             sentences.append(
                 f"{name} left out {count} subgroups: a reply holds at most {MAX_GROUPS}, fewer with many classes"
             )
         return sentences
+
+    def _first_read(self, role: Role) -> dict[str, NoisedTable]:
+        """Return the sites' tables of the predictor that is read first."""
+        headline = self._headline()
+        return {
+            part.card.name: _coarse(part.statistics)
+            for part in self.parts
+            if (part.card.role, part.predictor) == (role, headline)
+        }
+
+    def _headline(self) -> str:
+        return next((name for name in HEADLINE_PREDICTORS if name in self._samples), "")
 
     def _by_site(self) -> list[tuple[str, Role, str, Statistics]]:
         return [(part.card.name, part.card.role, part.predictor, part.statistics) for part in self.parts]

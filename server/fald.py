@@ -54,14 +54,14 @@ class FALDStrategy(PosteriorStrategy):
         """Average the sites' last states, and keep the average as a sample after burn-in."""
         chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
-        state, warnings = average_of_states(states, arrays, self._rule, self.site_weights)
+        state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
         for warning in warnings:
             self.record.warn(warning)
         last_step = max(reply.last_step for reply in replies.values())
         if self._beyond_burn_in(last_step + 1) > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
-        temperature = self._temperature(replies)
+        temperature = self._temperature(replies) if is_mean else 0.0
         kept = self._is_kept(last_step + 1)
         size = max(reply.stretch.last_step_size for reply in replies.values())
         sample = PosteriorSamples(
@@ -73,8 +73,6 @@ class FALDStrategy(PosteriorStrategy):
         return state
 
     def _temperature(self, replies: Mapping[str, CheckedReply]) -> float:
-        if not follows_the_mean(self._rule):
-            return 0.0
         heat = {site: reply.stretch.temperature for site, reply in replies.items()}
         return averaged_temperature(heat, self.site_weights, self._units())
 
@@ -121,11 +119,6 @@ class FALDStrategy(PosteriorStrategy):
         """Return the last averaged state of each chain."""
         states = [point_of(state) for state in self.bank.last_states(AVERAGED)]
         return concatenate(states) if states else None
-
-
-def follows_the_mean(rule: FALD) -> bool:
-    """Say whether the averaged state is the weighted mean of what sites sent, whose noise has a known temperature."""
-    return rule.robust == "none" and rule.norm_bound is None
 
 
 def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[str, ...]:

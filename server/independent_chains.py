@@ -114,7 +114,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
             sites = [site for site in self._sites() if self.bank.has_last(site, chain)]
             if sites:
                 states = self.bank.states_of(sites, chain)
-                average, warnings = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
+                average, warnings, _ = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
                 points.append(point_of(average))
                 for warning in warnings:
                     self.record.warn(warning)

@@ -34,36 +34,56 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     Raises:
         ValueError: naming how far the state lies and how far a chain can get.
     """
+    steps = reply.last_step + 1 - request.first_step
+    bound = reachable(request, units, start, steps)
+    if bound is None:
+        return
+    began = without_prefix("parameters", start)
+    kept = [step for step in range(steps) if request.plan.is_kept(request.first_step + step)]
+    for index, row in enumerate(kept):
+        sample = {name: array[index] for name, array in reply.samples.arrays.items()}
+        slack = rounding_error(sample, request.precision)
+        _check(f"sample {index + 1}", _distance(sample, began), bound[row, 0] + slack)
+    last = {slot: without_prefix(slot, reply.last) for slot in ("parameters", "momentum")}
+    _check("its last state", _distance(last["parameters"], began), bound[-1, 0])
+    _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])
+
+
+def reachable(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
+    """Bound how far from its start an honest site can be after each of the request's first steps.
+
+    Args:
+        request: what is asked.
+        units: number of privacy units that the site declares, above zero.
+        start: the state that the request carries.
+        steps: how many of its steps.
+
+    Returns:
+        Shape (steps, 2): the greatest distance of the parameters, and the greatest norm of the momentum. None where
+        there is no such bound (`reach`), or no noise fits the site's budget.
+    """
     plan, began = request.plan, {slot: without_prefix(slot, start) for slot in ("parameters", "momentum")}
     try:
         noise = (1 + NOISE_TOLERANCE) * planned_noise(plan, units)
     except UserError:
         # The site says in its own refusal that no noise fits; what it would have done is not known here.
-        return
+        return None
+    norms = np.array([_norm(began[slot].values()) for slot in ("parameters", "momentum")])
     bound = reach(
         plan,
         noise,
         units=units,
         most_units=units / (1 - MAX_DECLARATION_ERROR),
         first_step=request.first_step,
-        steps=reply.last_step + 1 - request.first_step,
+        steps=steps,
         parameters=sum(array.size for array in began["parameters"].values()),
-        start_norm=_norm(began["parameters"].values()),
-        start_momentum=_norm(began["momentum"].values()),
+        start_norm=norms[0],
+        start_momentum=norms[1],
     )
     if bound is None:
-        return
-    kept = [step - request.first_step for step in range(request.first_step, reply.last_step + 1) if plan.is_kept(step)]
+        return None
     # Each of the steps rounds every value once or twice, however short it is.
-    magnitude = _norm(began["parameters"].values()) + float(bound[-1, 0])
-    bound = bound + 4 * len(bound) * SINGLE_PRECISION * np.array([magnitude, _norm(began["momentum"].values())])
-    for index, row in enumerate(kept):
-        sample = {name: array[index] for name, array in reply.samples.arrays.items()}
-        slack = rounding_error(sample, request.precision)
-        _check(f"sample {index + 1}", _distance(sample, began["parameters"]), bound[row, 0] + slack)
-    last = {slot: without_prefix(slot, reply.last) for slot in ("parameters", "momentum")}
-    _check("its last state", _distance(last["parameters"], began["parameters"]), bound[-1, 0])
-    _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])
+    return bound + 4 * steps * SINGLE_PRECISION * (norms + np.array([bound[-1, 0], 0.0]))
 
 
 def _check(what: str, distance: float, bound: float) -> None:

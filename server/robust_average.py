@@ -1,46 +1,54 @@
 """The average of the sites' states that a scenario asks for: weighted, or robust against bad sites."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from fl_dpbayes.aggregation.alignment import state_warnings
 from fl_dpbayes.aggregation.fald import average_states
-from fl_dpbayes.aggregation.robust import bound_move, coordinate_median, trimmed_mean
+from fl_dpbayes.aggregation.robust import bound_moves, coordinate_median, trimmed_mean
 from fl_dpbayes.aggregation_section import AveragingRule
 from fl_dpbayes.protocol.arrays import Arrays
 
 
+class Average(NamedTuple):
+    """An average of states, what is to be said of it, and whether it is the weighted mean of what sites sent."""
+
+    state: Arrays
+    warnings: tuple[str, ...]
+    is_mean: bool
+
+
 def average_of_states(
     states: Mapping[str, Arrays], start: Arrays, rule: AveragingRule, site_weights: Mapping[str, float]
-) -> tuple[Arrays, tuple[str, ...]]:
+) -> Average:
     """Average states by a rule's settings.
 
-    The weighted average looks at one state at a time; the robust ones hold one array of all sites, a norm bound all
-    states.
+    The weighted average looks at one state at a time; the robust ones hold one array of all sites, a bound on moves
+    all states.
 
     Args:
         states: site -> state, at least one.
-        start: where all of them started, which a norm bound counts from.
+        start: where all of them started, which moves count from.
         rule: the scenario's choice.
-        site_weights: site -> w_k, for the average that is not robust.
+        site_weights: site -> w_k, for a bound on moves and for the average that is not robust.
 
     Returns:
-        The average, and a sentence for each site whose hidden units are in another order or whose move was shortened,
+        The average, with a sentence for each site whose hidden units are in another order or whose move was shortened,
         and for sites too few to trim.
     """
-    warnings = list(state_warnings(states))
-    if rule.norm_bound is not None:
-        bounded = {}
-        for site, state in states.items():
-            bounded[site], factor = bound_move(state, start, rule.norm_bound)
-            if factor < 1:
-                warnings.append(
-                    f"{site} moved further than aggregation.norm_bound, {rule.norm_bound:g}, and was shortened to it"
-                )
-        states = bounded
+    warnings, shortened = list(state_warnings(states)), ()
+    if rule.move_bound != "none":
+        states, shortened = bound_moves(states, start, site_weights, rule.move_bound)
+        warnings += [
+            f"{site} moved the average more than aggregation.move_bound, {rule.move_bound:g}, times as far as the "
+            "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The "
+            "posterior counts its records less, and no temperature is shown for it"
+            for site in shortened
+        ]
     if rule.robust == "median":
-        return coordinate_median(states), tuple(warnings)
+        return Average(coordinate_median(states), tuple(warnings), is_mean=False)
     if rule.robust == "none":
-        return average_states(states, site_weights), tuple(warnings)
+        return Average(average_states(states, site_weights), tuple(warnings), is_mean=not shortened)
     assert rule.trimmed is not None  # the section's validation
     trimmed = min(rule.trimmed, (len(states) - 1) // 2)
     if trimmed < rule.trimmed:
@@ -48,4 +56,4 @@ def average_of_states(
             f"with states of {len(states)} sites only {trimmed} bad ones could be borne, not {rule.trimmed}: set "
             f"resources.min_sites to {2 * rule.trimmed + 1} or more to stop instead"
         )
-    return trimmed_mean(states, trimmed), tuple(warnings)
+    return Average(trimmed_mean(states, trimmed), tuple(warnings), is_mean=False)

@@ -47,7 +47,7 @@ def test_divided_prior_is_whole_at_each_site() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        "{rule='fald', robust='trimmed-mean', trimmed=1, site_weights='uniform', norm_bound=2.5}",
+        "{rule='fald', robust='trimmed-mean', trimmed=1, site_weights='uniform', move_bound=2.5}",
         "{rule='fedbe', draws=0, spread=0.1}",
         "{rule='product-low-rank', prior='divided', draws=7}",
     ],
@@ -71,7 +71,8 @@ WRONG = {
         "aggregation.trimmed is 2 for 4 training sites",
         "below half",
     ),
-    "{rule='fedavg', norm_bound=0}": ("aggregation.norm_bound is 0",),
+    "{rule='fedavg', move_bound=0.5}": ("move_bound is 0.5", "or 'none'"),
+    "{rule='fald', move_bound='off'}": ("move_bound is 'off'", "from 1 on"),
     "5": ("aggregation is 5",),
 }
 

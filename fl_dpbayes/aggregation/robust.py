@@ -5,6 +5,7 @@ consume the released states alone, need more good sites than bad ones, and count
 each, one site could claim the most. Where honest sites differ much, they give up some of what the mean would use.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -78,58 +79,52 @@ def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     }
 
 
-def bound_move(state: Arrays, start: Arrays, bound: float) -> tuple[Arrays, float]:
-    """Shorten a site's move from the broadcast state to a norm bound, w0 + (w - w0) min(1, b / |w - w0|).
+def bound_moves(
+    states: Mapping[str, Arrays], start: Arrays, site_weights: Mapping[str, float], bound: float
+) -> tuple[dict[str, Arrays], tuple[str, ...]]:
+    """Let no site move the average more than `bound` times as far as the median site does.
+
+    With m_k = |w_k - w_0| a site's part in the average's move is at most v_k m_k, v_k its weight. It is shortened to
+
+        w_0 + (w_k - w_0) min(1, c M / (v_k m_k)),    M the median of v_j m_j over the sites,
+
+    of an even number of sites the lower one, so that as long as fewer than half of them are bad M is no longer than
+    an honest site's. Of two sites nobody can say which one is bad, and neither is shortened. Planned noise is as long
+    in v_k m_k at sites of every size where v_k is proportional to n_k.
 
     Args:
-        state: what the site sent, w.
-        start: what it was sent, w0.
-        bound: greatest norm of the move over all parameters, b > 0; a public constant.
+        states: site -> what it sent, w_k, at least one.
+        start: what all of them were sent, w_0.
+        site_weights: site -> v_k >= 0.
+        bound: c, at least 1.
 
     Returns:
-        The bounded state, float32, and the factor in (0, 1] by which the move was shortened.
+        Site -> state, float32; and the sites that were shortened.
 
     Raises:
-        ValueError: if the bound is not above 0.
+        ValueError: if the bound is below 1, or there is no state.
 
     References:
-        Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding).
+        Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding, there to a fixed norm).
     """
-    if not bound > 0:
-        raise ValueError(f"the bound on a site's move is {bound}: it must be above 0")
-    moves = {name: state[name].astype(np.float64) - start[name].astype(np.float64) for name in start}
-    norm = np.sqrt(sum(float(np.square(move).sum()) for move in moves.values()))
-    factor = 1.0 if norm <= bound else float(bound / norm)
-    if factor == 1.0:
-        return state, factor
-    return {name: (start[name] + factor * move).astype(np.float32) for name, move in moves.items()}, factor
+    if not bound >= 1:
+        raise ValueError(f"the bound on moves is {bound} times the median move: it must be 1 or more")
+    if not states:
+        raise ValueError("no site sent a state")
+    parts = {site: site_weights[site] * _distance(state, start) for site, state in states.items()}
+    longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
+    factors = {site: longest / part for site, part in parts.items() if part > longest}
+    bounded = dict(states)
+    for site, factor in factors.items():
+        bounded[site] = {
+            name: (start[name] + factor * (states[site][name].astype(np.float64) - start[name])).astype(np.float32)
+            for name in start
+        }
+    return bounded, tuple(factors)
 
 
-def bound_draws(samples: PosteriorSamples, start: Arrays, bound: float) -> tuple[PosteriorSamples, float]:
-    """Shorten every sample's move from a state by `bound_move`.
-
-    Args:
-        samples: what the site sent.
-        start: what it was sent.
-        bound: greatest norm of a sample's move, > 0.
-
-    Returns:
-        The samples with their weights and temperatures, and the least factor (1 if none was shortened).
-
-    Raises:
-        ValueError: if the bound is not above 0.
-
-    References:
-        As `bound_move`.
-    """
-    bounded = [
-        bound_move({name: array[index] for name, array in samples.arrays.items()}, start, bound)
-        for index in range(len(samples))
-    ]
-    if not bounded:
-        return samples, 1.0
-    arrays = {name: np.stack([state[name] for state, _ in bounded]) for name in samples.arrays}
-    return PosteriorSamples(arrays, samples.weights, samples.temperatures), min(factor for _, factor in bounded)
+def _distance(state: Arrays, start: Arrays) -> float:
+    return math.sqrt(sum(float(np.square(state[name].astype(np.float64) - start[name]).sum()) for name in start))
 
 
 def _stacked(states: Mapping[str, Arrays]) -> list[tuple[str, npt.NDArray[np.float32]]]:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fl_dpbayes.report.headline import headline_role, pooled_rows
+from fl_dpbayes.report.headline import headline_place, headline_role, headline_rows
 from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up
 from fl_dpbayes.report.summary import CalibrationRecord, PrivacyRecord, Role, Summary, parse_summary
-from fl_dpbayes.report.wording import ROLES, neighbours, predictor_name
+from fl_dpbayes.report.wording import neighbours, predictor_name
 
 STOPPED = {
     "PARTIAL": "stopped early, at the end of the budget",
@@ -63,9 +63,9 @@ def answer(summary: Mapping[str, object]) -> Answer:
             f"{run.configurations_tried} configurations were tried on these records; choosing between them "
             + ("is not in the epsilons." if run.private else "flatters the chosen one.")
         )
-    shifted = pooled_rows(run, "shifted")
+    shifted = headline_rows(run, "shifted")
     return Answer(
-        calibration=_comparison(role, pooled_rows(run, role), run.recalibration_noise),
+        calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
         elsewhere=_comparison("shifted", shifted, run.recalibration_noise) if shifted else "",
         privacy=_privacy(run),
         cautions=tuple(cautions),
@@ -78,14 +78,14 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
 
 def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -> str:
     """Compare posterior, last iterate and recalibrated posterior over the sites of one role."""
-    place = ROLES[role]
+    place = headline_place(role, rows)
     if not rows:
         return f"Calibration at {place} was not measured."
     posterior, last = rows.get("posterior"), rows.get("last")
     first = posterior or last or next(iter(rows.values()))
     name, error = predictor_name(first), _error(first, " percentage points")
     text = f"At {place} the {name}'s probabilities are off by {error}"
-    measure = f"debiased RMS calibration error, n = {count(first.n)}"
+    measure = f"debiased RMS calibration error, n = {count(first.n)}{' at a site' if first.median_of_sites else ''}"
     recalibrated = rows.get("recalibrated")
     after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""
     if after and noise:

@@ -12,7 +12,7 @@ from fl_dpbayes.report.figures import (
     net_benefit_name,
     pooled_reliability,
 )
-from fl_dpbayes.report.headline import key_figures
+from fl_dpbayes.report.headline import key_figures, median_rows
 from fl_dpbayes.report.measure_tables import net_benefit_table, site_reliability_table
 from fl_dpbayes.report.measures import decision_curves, gather_measures, site_reliability
 from fl_dpbayes.report.page import page_figure, render_page
@@ -65,7 +65,9 @@ def write_report(run_dir: Path | str) -> Path:
         privacy=privacy_table(run),
         epsilon=page_figure(figures["epsilon"], epsilon_table(curves)) if "epsilon" in figures else None,
         releases=release_table(run),
-        calibration=calibration_table([row for row in run.calibration if row.pooled or row.mean_of_sites]),
+        calibration=calibration_table(
+            [*median_rows(run), *(row for row in run.calibration if row.pooled or row.mean_of_sites)]
+        ),
         all_metrics=all_metrics_table(run.calibration),
         reliability=[
             page_figure(figures[figure_name("reliability", row.role, row.predictor)], reliability_table(row))

@@ -159,6 +159,11 @@ class CalibrationRecord(SummaryPart):
         """Whether the row is the mean of its role's sites, each counting the same."""
         return self.site == f"mean:{self.role}"
 
+    @property
+    def median_of_sites(self) -> bool:
+        """Whether the row is the median of its role's sites, which the report takes of their rows."""
+        return self.site == f"median:{self.role}"
+
 
 class SubgroupRecord(CalibrationRecord):
     """How one predictor did on the records of one subgroup, such as attribute "sex", value "female"."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
+from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary, parse_summary
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
@@ -100,9 +101,11 @@ def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Tabl
         The table. ECE stands with the value that a perfectly calibrated model would show on as many records, the
         debiased root-mean-square error with its interval; both in percentage points.
     """
-    rows = in_reading_order(parse_summary(summary).calibration)
+    run = parse_summary(summary)
+    medians = median_rows(run)
+    rows = in_reading_order([*medians, *run.calibration])
     first = [number == 0 or row.site != rows[number - 1].site for number, row in enumerate(rows)]
-    over_sites = [number for number, row in enumerate(rows) if row.pooled or row.mean_of_sites]
+    over_sites = [number for number, row in enumerate(rows) if row.pooled or row.mean_of_sites or row.median_of_sites]
     places = [
         place_name(row).removesuffix(" sites") if number in over_sites else row.site for number, row in enumerate(rows)
     ]
@@ -122,13 +125,15 @@ def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Tabl
             "95% interval", [interval(row.intervals.get("rms_debiased"), points) for row in rows], expendable=3
         ),
     ]
-    pooled = [number for number, row in enumerate(rows) if row.pooled]
+    by_median = {row.role for row in medians}
+    headlines = [n for n, row in enumerate(rows) if row.median_of_sites or (row.pooled and row.role not in by_median)]
     return fitted_table(
         "Calibration",
         columns,
         width,
         caption="accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated "
-        "model would show at that n, RMS the debiased root-mean-square error.",
-        bold_rows=pooled,
+        "model would show at that n, RMS the debiased root-mean-square error."
+        + (" A median is taken of the sites' own rows: one site cannot move it beyond the others." if medians else ""),
+        bold_rows=headlines,
         sections=over_sites[-1:] if len(over_sites) < len(rows) else (),
     )

@@ -74,6 +74,8 @@ def place_name(row: CalibrationRecord) -> str:
     """Name where a row was measured."""
     if row.mean_of_sites:
         return f"mean of {ROLES[row.role]}"
+    if row.median_of_sites:
+        return f"median of {ROLES[row.role]}"
     return f"all {ROLES[row.role]}" if row.pooled else row.site
 
 
@@ -84,11 +86,12 @@ def pool_name(site: str) -> str:
 
 
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
-    """Order rows as they are read: pooled, means, sites; held-out before shifted before training; last, posterior."""
+    """Order rows as read: medians, pooled, means, sites; held-out before shifted before training; last, posterior."""
     roles, predictors = list(ROLES), list(PREDICTORS)
 
-    def order(row: CalibrationRecord) -> tuple[bool, bool, int, str, int]:
+    def order(row: CalibrationRecord) -> tuple[bool, bool, bool, int, str, int]:
         known = predictors.index(row.predictor) if row.predictor in predictors else len(predictors)
-        return (not row.pooled, not row.mean_of_sites, roles.index(row.role), row.site, known)
+        kinds = (not row.median_of_sites, not row.pooled, not row.mean_of_sites)
+        return (*kinds, roles.index(row.role), row.site, known)
 
     return sorted(rows, key=order)

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.aggregation.robust import (
-    bound_draws,
-    bound_move,
+    bound_moves,
     coordinate_median,
     posterior_means,
     trimmed_mean,
@@ -59,25 +58,56 @@ def test_no_state_is_refused():
 
 def test_long_moves_are_shortened_to_the_bound_in_their_direction():
     start = {"v": np.ones(2, np.float32), "w": np.zeros((1, 2), np.float32)}
-    state = {"v": np.array([4, 1], np.float32), "w": np.array([[0, 4]], np.float32)}
-    bounded, factor = bound_move(state, start, 1.0)
-    assert factor == pytest.approx(0.2)
-    np.testing.assert_allclose(bounded["v"], [1.6, 1])
-    np.testing.assert_allclose(bounded["w"], [[0, 0.8]])
-    same, factor = bound_move(state, start, 5.0)
-    assert factor == 1.0
-    np.testing.assert_array_equal(same["v"], state["v"])
-    with pytest.raises(ValueError, match="must be above 0"):
-        bound_move(state, start, 0.0)
+    states = {
+        "short": {"v": np.array([1, 2], np.float32), "w": np.zeros((1, 2), np.float32)},
+        "other": {"v": np.array([1, 2], np.float32), "w": np.zeros((1, 2), np.float32)},
+        "long": {"v": np.array([4, 1], np.float32), "w": np.array([[0, 4]], np.float32)},
+    }
+    weights = dict.fromkeys(states, 1 / 3)
+    bounded, shortened = bound_moves(states, start, weights, 2.0)
+    assert shortened == ("long",)
+    np.testing.assert_allclose(bounded["long"]["v"], [2.2, 1], rtol=1e-6)
+    np.testing.assert_allclose(bounded["long"]["w"], [[0, 1.6]], rtol=1e-6)
+    assert bounded["short"] is states["short"]
+    assert bound_moves(states, start, weights, 5.0)[1] == ()
+    # Of two sites nobody can say which is bad.
+    assert bound_moves({"short": states["short"], "long": states["long"]}, start, weights, 2.0)[1] == ()
+    with pytest.raises(ValueError, match="must be 1 or more"):
+        bound_moves(states, start, weights, 0.5)
+    with pytest.raises(ValueError, match="no site sent a state"):
+        bound_moves({}, start, weights, 2.0)
 
 
-def test_every_draw_is_bounded():
-    draws = np.array([[3, 4], [0.3, 0.4], [30, 40]], np.float32)
-    samples = PosteriorSamples({"w": draws}, np.array([1.0, 2.0, 3.0]), np.ones(3))
-    bounded, factor = bound_draws(samples, {"w": np.zeros(2, np.float32)}, 1.0)
-    np.testing.assert_allclose(np.linalg.norm(bounded.arrays["w"], axis=1), [1, 0.5, 1], rtol=1e-6)
-    assert factor == pytest.approx(1 / 50)
-    np.testing.assert_array_equal(bounded.weights, samples.weights)
+def test_noise_of_sites_of_unequal_size_is_not_shortened():
+    # Noise per step is proportional to 1/n, a weight to n: each site's part in the average has the same noise.
+    generator = np.random.default_rng(0)
+    sizes = {"a": 100, "b": 200, "c": 1600}
+    states = {site: {"w": generator.normal(size=650).astype(np.float32) / n} for site, n in sizes.items()}
+    weights = {site: n / 1900 for site, n in sizes.items()}
+    assert bound_moves(states, {"w": np.zeros(650, np.float32)}, weights, 1.2)[1] == ()
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    seed=st.integers(0, 1000),
+    honest=st.integers(2, 8),
+    hostile=st.integers(1, 3),
+    size=st.floats(-1e15, 1e15),
+    weight=st.floats(0.01, 100),
+)
+def test_a_hostile_minority_moves_the_average_at_most_so_many_honest_moves_property(
+    seed, honest, hostile, size, weight
+):
+    if hostile >= honest:
+        return
+    good = np.random.default_rng(seed).normal(size=(honest, 4)).astype(np.float32)
+    states = states_of([*good, *np.full((hostile, 4), size)])
+    # A claim of size is of no use either: what is bounded is the part in the average.
+    weights = dict(zip(states, [1.0] * honest + [weight] * hostile, strict=True))
+    bounded, _ = bound_moves(states, {"w": np.zeros(4, np.float32)}, weights, 2.0)
+    longest = max(np.linalg.norm(good, axis=1))
+    for site in list(states)[honest:]:
+        assert weights[site] * np.linalg.norm(bounded[site]["w"].astype(np.float64)) <= 2 * longest * (1 + 1e-5)
 
 
 def test_posterior_means_use_the_weights_of_the_samples():

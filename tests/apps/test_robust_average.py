@@ -15,7 +15,8 @@ WEIGHTS = {"a": 0.6, "b": 0.1, "c": 0.1, "d": 0.1, "e": 0.1}
 
 
 def averaged(states=STATES, **settings):
-    average, warnings = average_of_states(states, START, FALD(rule="fald", **settings), WEIGHTS)
+    rule = FALD(rule="fald", **{"move_bound": "none", **settings})
+    average, warnings, _ = average_of_states(states, START, rule, WEIGHTS)
     return average["w"], warnings
 
 
@@ -26,11 +27,15 @@ def test_settings_choose_the_average() -> None:
     np.testing.assert_allclose(averaged(robust="trimmed-mean", trimmed=2, site_weights="uniform")[0], [3, 1])
 
 
-def test_norm_bound_comes_before_the_average_and_names_whom_it_shortened() -> None:
-    average, warnings = averaged(norm_bound=5.0)
-    hostile = 5 / np.sqrt(2) * np.array([1, -1])
-    np.testing.assert_allclose(average, 0.6 * np.array([1, 0]) + 0.1 * (np.array([9, 6]) + hostile), rtol=1e-6)
-    assert warnings == ("e moved further than aggregation.norm_bound, 5, and was shortened to it",)
+def test_a_bound_on_moves_comes_before_the_average_and_names_whom_it_shortened() -> None:
+    average, warnings = averaged(move_bound=1.5)
+    # The parts w_k |m_k| are .6, .1 sqrt(5), .1 sqrt(13), .5 and 100 sqrt(2): the median is .5.
+    hostile = 0.75 / np.sqrt(2) * np.array([1, -1])
+    np.testing.assert_allclose(average, 0.6 * np.array([1, 0]) + 0.1 * np.array([9, 6]) + hostile, rtol=1e-6)
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "e moved the average more than aggregation.move_bound, 1.5, times as far as the median"
+    )
 
 
 @pytest.mark.parametrize(("sites", "borne"), [("abcd", 1), ("ab", 0), ("a", 0)])

@@ -51,7 +51,7 @@ def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, h
         for predictor in ("last", "posterior"):
             row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
     found = answer(summary)
-    assert found.calibration.startswith("At training sites")
+    assert found.calibration.startswith("At the median of the training sites")
     assert "No site was held out" in found.cautions[0]
 
 
