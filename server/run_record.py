@@ -319,7 +319,8 @@ class RunRecord:
         if reply is not None:
             before = self.statements[outcome.site].history[: reply.kept] if reply.kept else ()
             # It was validated when it came.
-            statement = PrivacyStatement.model_construct(**reply.privacy, history=(*before, *reply.history))
+            stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
+            statement = PrivacyStatement.model_construct(**stated)
             self.statements[outcome.site] = statement
             self._temperatures.setdefault(outcome.site, []).append(reply.temperature)
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}

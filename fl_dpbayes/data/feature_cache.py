@@ -10,15 +10,16 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.protocol.record import Record, digest
 
-# Raise it when the code gives other features for the same record.
-VERSION = 2
-CHECKSUM_BYTES = 32
+# Raise it when the code gives other features for the same record, or writes another file.
+VERSION = 3
+CHECKSUM_BYTES, CHUNK_BYTES = 32, 2**20
 # A server names the features: without a bound its requests could fill a site's disk.
 MAX_BYTES = 8 * 2**30
 
@@ -63,23 +64,23 @@ def _key(features: Record, records: Array) -> str:
 
 def _read(path: Path, count: int) -> Array | None:
     try:
+        # NumPy's reader of headers raises almost anything at a damaged one.
+        if not _is_whole(path):
+            return None
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
-        with path.open("rb") as file:
-            file.seek(-CHECKSUM_BYTES, os.SEEK_END)
-            checksum = file.read()
     except (OSError, ValueError, EOFError):
         return None
     fits = isinstance(stored, np.memmap) and stored.dtype == np.float32 and stored.ndim == 2 and len(stored) == count
-    return stored if fits and _checksum(stored) == checksum else None
+    return stored if fits else None
 
 
 def _write(path: Path, values: Array) -> None:
     # mkstemp makes the file readable by its owner only.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             np.save(file, values, allow_pickle=False)
-            file.write(_checksum(values))
+            file.write(_checksum(file, file.tell()))
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -104,5 +105,17 @@ def _make_room(folder: Path, newest: Path) -> None:
             total -= size
 
 
-def _checksum(values: Array) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=CHECKSUM_BYTES).digest()
+def _is_whole(path: Path) -> bool:
+    size = path.stat().st_size - CHECKSUM_BYTES
+    with path.open("rb") as file:
+        return size > 0 and _checksum(file, size) == file.read()
+
+
+def _checksum(file: BinaryIO, size: int) -> bytes:
+    """Hash the first bytes of a file, and leave it standing after them."""
+    hasher = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+    file.seek(0)
+    while size and (chunk := file.read(min(size, CHUNK_BYTES))):
+        hasher.update(chunk)
+        size -= len(chunk)
+    return hasher.digest()

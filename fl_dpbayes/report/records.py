@@ -50,7 +50,8 @@ def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
-    write_sealed_json(path, json_values(summary), indent=2, beside=[PRIVACY_FILE])
+    content = {key: json_values(value) for key, value in summary.items()}
+    write_sealed_json(path, content, indent=2, beside=[PRIVACY_FILE])
     return path
 
 

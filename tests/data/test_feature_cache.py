@@ -64,7 +64,7 @@ def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, what
     elif what == "features":
         features = BackboneFeatures()
     else:
-        monkeypatch.setattr(feature_cache, "VERSION", 2)
+        monkeypatch.setattr(feature_cache, "VERSION", feature_cache.VERSION + 1)
     found = cached_features(tmp_path, features, changed, compute)
     np.testing.assert_array_equal(found, 2 * changed.reshape(6, 20))
     assert compute.calls == 2
@@ -144,3 +144,13 @@ def test_a_file_that_another_process_deletes_meanwhile_is_no_error(tmp_path, rec
     (tmp_path / "gone.npy").symlink_to(tmp_path / "nowhere")
     found = cached_features(tmp_path, FEATURES, records, Doubling())
     np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
+
+
+def test_no_flipped_bit_of_a_header_gives_other_features_or_an_error(tmp_path, records):
+    expected = np.array(cached_features(tmp_path, FEATURES, records, Doubling()))
+    path = only_file(tmp_path)
+    content = path.read_bytes()
+    for bit in range(8 * 128):
+        path.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
+        found = feature_cache._read(path, len(records))
+        assert found is None or np.array_equal(found, expected)

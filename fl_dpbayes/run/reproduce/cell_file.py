@@ -66,7 +66,7 @@ def write_cell(path: Path, cell: Cell, measurement: Measurement, seconds: float)
         "seconds": seconds,
         "versions": versions(),
     }
-    write_sealed_json(path, json_values(content), indent=1)
+    write_sealed_json(path, {key: json_values(value) for key, value in content.items()}, indent=1)
 
 
 def read_cell(path: Path) -> CellResult | None:

@@ -107,7 +107,7 @@ def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
         write_atomically(error_path, f"{cell.title}\n{outcome.error}\n\n{outcome.trace}")
         return
     content = {"labels": dict(cell.labels), "seconds": outcome.seconds, "summary": outcome.summary}
-    write_sealed_json(path, json_values(content))
+    write_sealed_json(path, {key: json_values(value) for key, value in content.items()})
     error_path.unlink(missing_ok=True)
 
 
