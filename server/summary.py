@@ -23,6 +23,7 @@ from server.folded_warnings import folded
 from server.recalibration import Recalibration
 from server.run_record import RunRecord
 from server.settings_table import settings_table
+from server.small_delta import largest_at_small_delta
 from server.strategy import PosteriorStrategy
 
 
@@ -44,6 +45,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
+    privacy = [_privacy(member.card.name, record, recalibration) for member in federation.roster.training]
     return {
         "scenario": scenario.name,
         "description": scenario.description,
@@ -77,7 +79,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             }
             for member in members
         ],
-        "privacy": [_privacy(member.card.name, record, recalibration) for member in federation.roster.training],
+        "privacy": privacy,
+        "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
         "participation": [
             {"site": member.card.name, "statuses": record.participation(member.card.name)}
             for member in federation.roster.training
