@@ -24,6 +24,7 @@ from server.folded_warnings import folded
 from server.recalibration import Recalibration
 from server.run_record import RunRecord
 from server.settings_table import settings_table
+from server.small_delta import largest_at_small_delta
 from server.strategy import PosteriorStrategy
 
 
@@ -45,6 +46,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
+    privacy = [_privacy(member.card.name, record, recalibration) for member in federation.roster.training]
     return {
         "scenario": scenario.name,
         "description": scenario.description,
@@ -80,7 +82,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         ],
         "clipped": scenario.privacy.clip_norm is not None,
         "averaged_temperature": strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
-        "privacy": [_privacy(member.card.name, record, recalibration) for member in federation.roster.training],
+        "privacy": privacy,
+        "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
         "participation": [
             {"site": member.card.name, "statuses": record.participation(member.card.name)}
             for member in federation.roster.training

@@ -9,6 +9,9 @@ from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 from fl_dpbayes.protocol.plan import Adjacency
 
+# A delta of 1e-3 allows one record in a thousand to be disclosed outright; this one is shown beside it.
+SMALL_DELTA = 1e-5
+
 
 @dataclass(frozen=True)
 class Account:
@@ -22,6 +25,7 @@ class Account:
         epsilon_pld: from the privacy-loss distribution, the tightest upper bound.
         epsilon_rdp: from Renyi divergences, an upper bound.
         epsilon_gdp: from mu, an upper bound only where mu_kind is `exact`.
+        epsilon_small_delta: `epsilon_pld` at `SMALL_DELTA`; None where delta is as small.
     """
 
     delta: float
@@ -31,6 +35,7 @@ class Account:
     epsilon_pld: float
     epsilon_rdp: float
     epsilon_gdp: float
+    epsilon_small_delta: float | None = None
 
 
 def account(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> Account:
@@ -56,4 +61,5 @@ def account(history: History, delta: float, adjacency: Adjacency = "add_or_remov
         epsilon_pld=pld_epsilon(history, delta, adjacency),
         epsilon_rdp=rdp_epsilon(history, delta, adjacency),
         epsilon_gdp=gdp_epsilon(mu.mu, delta),
+        epsilon_small_delta=pld_epsilon(history, SMALL_DELTA, adjacency) if delta > SMALL_DELTA else None,
     )

@@ -32,9 +32,9 @@ The rule is fixed by the plan of the cohort's first run, before anything is rele
 
 Why the rule may depend on the first plan, and only on it: if the rule could change after a release, an adversary would
 take, outcome by outcome, whichever rule then allows more, and each rule could fail with probability delta. Under
-`rdp filter` every path, that of a single run included, satisfies the Renyi filter, so its privacy-loss value is only
-the sharper of two valid statements. Under `fixed schedule` every path stays inside one schedule. Under `gdp filter`
-there is one rule for all.
+`rdp filter` every path, that of a single run included, satisfies the Renyi filter, so the privacy-loss value of a run
+whose end was fixed beforehand is only the sharper of two valid statements. Under `fixed schedule` every path stays
+inside one schedule. Under `gdp filter` there is one rule for all.
 """
 
 import math

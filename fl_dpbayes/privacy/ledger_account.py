@@ -38,8 +38,9 @@ def spent(state: LedgerState, part: Part) -> Spent:
     """Account for a part.
 
     A single run that repeated no step costs what the planned steps up to its last one cost together, by their
-    privacy-loss distribution, whichever of them it skipped. Anything else, and a run that skipped so much that this
-    passes the budget, costs what the part's rule says.
+    privacy-loss distribution, whichever of them it skipped. That holds if where it ends was fixed beforehand (by its
+    plan, or by the budget); `planned_epsilon` holds if the server ended it because of what it saw. Anything else, and
+    a run that skipped so much that this passes the budget, costs what the part's rule says.
 
     Args:
         state: of the cohort.
@@ -57,6 +58,25 @@ def spent(state: LedgerState, part: Part) -> Spent:
         method = "pld" if rule.name == "fixed schedule" else rule.name
     steps = sum(event.steps for event in history)
     return Spent(part, history, steps, epsilon, method, gdp_mu(history, budget.adjacency))
+
+
+def planned_epsilon(state: LedgerState, part: Part) -> float | None:
+    """Account for the whole plan of a part's only run, where the run has not reached its end.
+
+    Args:
+        state: of the cohort.
+        part: which part.
+
+    Returns:
+        Epsilon at the cohort's delta; None if there is nothing unfinished, or more than one run.
+    """
+    reservations, budget = state.reserved_in(part), state.budget()
+    if not reservations or not _is_single_run(reservations):
+        return None
+    plan = state.plans[part, reservations[0].run, reservations[0].purpose].history
+    if max(one.first_step + one.steps for one in reservations) == sum(event.steps for event in plan):
+        return None
+    return pld_epsilon(plan, budget.delta, budget.adjacency)
 
 
 def _single_run_epsilon(state: LedgerState, part: Part) -> float | None:

@@ -148,4 +148,11 @@ def _stopped(run: Summary) -> list[str]:
         if names:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             texts.append(f"{len(names)} of {len(run.privacy)} sites {verb}: {shown}.")
+    # The end of a budget is known beforehand.
+    other = [row for row in run.privacy if row.status.startswith(("REFUSED", "FAILED", "REJECTED"))]
+    if run.private and any("BUDGET_EXHAUSTED" not in row.status for row in other):
+        texts.append(
+            "The epsilon of a site that ended early holds if its end did not depend on what was seen; if it did, the "
+            "whole plan's does, and always its budget."
+        )
     return texts

@@ -77,6 +77,14 @@ class PrivacyRecord(SummaryPart):
         return max(self.epsilon, self.recalibration_epsilon or 0.0)
 
 
+class SmallDeltaRecord(SummaryPart):
+    """The costliest site's epsilon of training at a smaller delta than its own."""
+
+    site: Text
+    delta: float
+    epsilon: Number = None
+
+
 class ParticipationRecord(SummaryPart):
     """How a training site's rounds went, one status for each round of the run."""
 
@@ -293,6 +301,7 @@ class Summary(SummaryPart):
     aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
     privacy: tuple[PrivacyRecord, ...]
+    small_delta: SmallDeltaRecord | None = None
     participation: tuple[ParticipationRecord, ...] = ()
     evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     calibration: tuple[CalibrationRecord, ...]

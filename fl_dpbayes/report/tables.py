@@ -21,6 +21,8 @@ def _privacy_caption(summary: Summary) -> str:
         parts.append(f"Neighbours differ by {neighbours(summary)}.")
         if methods:
             parts.append(f"epsilon by {', '.join(methods)}.")
+        if (small := summary.small_delta) is not None:
+            parts.append(f"At delta {probability(small.delta)} that of {small.site} is {rounded_up(small.epsilon)}.")
         if any(row.mu_kind == "clt" for row in summary.privacy):
             parts.append("mu (clt) is an approximation, not an upper bound.")
         if summary.chains > 1:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_dpbayes.privacy.account import Account
+from fl_dpbayes.privacy.account import SMALL_DELTA, Account
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.solve import SolvedNoise
 from fl_dpbayes.report.terminal_table import terminal_table
@@ -54,6 +54,8 @@ def account_table(account: Account) -> Table:
     table.add_row(
         "PLD", _text(account.epsilon_pld), "privacy-loss distribution: the tightest upper bound; this one is reported"
     )
+    if account.epsilon_small_delta is not None:
+        table.add_row("PLD", _text(account.epsilon_small_delta), f"the same at delta = {SMALL_DELTA:g}")
     table.add_row("RDP", _text(account.epsilon_rdp), "Renyi divergences: an upper bound, looser; filters across runs")
     table.add_row(f"GDP ({account.mu_kind})", _text(account.epsilon_gdp), _gdp_meaning(account))
     return table

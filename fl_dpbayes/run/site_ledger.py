@@ -16,7 +16,7 @@ from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.ledger import Ledger
-from fl_dpbayes.privacy.ledger_account import Spent
+from fl_dpbayes.privacy.ledger_account import Spent, planned_epsilon
 from fl_dpbayes.privacy.ledger_file import LedgerError
 from fl_dpbayes.privacy.ledger_state import PARTS, Cohort
 from fl_dpbayes.privacy.witness import RENEWED, repair_witness
@@ -88,7 +88,12 @@ def show_ledger(site_file: Path, console: Console) -> None:
         for entry in ledger.entries():
             if entry.content["kind"] == RENEWED:
                 console.print(f"The second place was made anew on {entry.content['time'][:19]} (UTC).", markup=False)
-        console.print(_spent_table([ledger.spent(part) for part in PARTS]))
+        parts = [ledger.spent(part) for part in PARTS]
+        console.print(_spent_table(parts))
+        for spent in parts:
+            planned = planned_epsilon(ledger.state(), spent.part)
+            if planned is not None:
+                console.print(_planned_line(spent, planned), markup=False)
         console.print(_reservation_table(ledger, console.width))
 
 
@@ -218,6 +223,14 @@ def _reservation_table(ledger: Ledger, width: int) -> Table:
         TerminalColumn("state", [row.state for row in rows], number=False),
     ]
     return fitted_table("Reservations (each counts, whatever became of it)", columns, width)
+
+
+def _planned_line(spent: Spent, planned: float) -> str:
+    return (
+        f"{spent.part}: epsilon {rounded_up(spent.epsilon)} holds for these {spent.steps} steps if where they end was "
+        "fixed beforehand; if the server ends the run because of what it saw, its whole plan's, "
+        f"{rounded_up(planned)}, does, or the budget."
+    )
 
 
 def _spent_values(spent: Spent) -> dict[str, Any]:

@@ -106,3 +106,11 @@ def test_nobody_trained(summary):
 
 def test_key_figures(summary):
     assert [value for value, _ in key_figures(parse_summary(summary))] == ["2.1", "6.4", "94.0%", "1.96"]
+
+
+def test_epsilon_of_a_site_that_did_not_end_by_its_plan_or_budget_is_qualified(summary):
+    assert not any("depend on what was seen" in caution for caution in answer(summary).cautions)
+    summary["privacy"][1]["status"] = "REFUSED BUSY"
+    assert any(
+        "depend on what was seen; if it did, the whole plan's" in caution for caution in answer(summary).cautions
+    )

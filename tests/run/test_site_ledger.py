@@ -15,7 +15,9 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_state import Cohort, Spending
+from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.witness import LedgerPlace
+from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.run.site_ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
 
 
@@ -68,6 +70,8 @@ def test_show_names_budget_spend_and_every_reservation(spent_site):
     text = console.file.getvalue()
     for part in ("ward [7]", "patient", "1e-05", "abababababababab", "reserved", "done", "10", "(exact)"):
         assert part in text
+    planned = pld_epsilon((GaussianEvent(8.0, 1.0, 20),), 1e-5)
+    assert f"its whole plan's, {rounded_up(planned)}, does" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("width", [60, 80])

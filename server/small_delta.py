@@ -1,0 +1,32 @@
+"""What the largest epsilon of a run is at a delta that discloses nobody outright."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fl_dpbayes.privacy.account import SMALL_DELTA
+from fl_dpbayes.privacy.events import read_history
+from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.protocol.plan import Adjacency
+
+
+def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency) -> dict[str, Any] | None:
+    """Account for the costliest site's steps once more at `SMALL_DELTA`.
+
+    Args:
+        rows: the summary's privacy rows; those of one fixed schedule count, whose loss distribution is known.
+        adjacency: which data sets are neighbours.
+
+    Returns:
+        `site`, `delta`, `epsilon`; None if no site has such a row, or every delta is as small.
+    """
+    known = [
+        row
+        for row in rows
+        if row.get("epsilon_method") == "pld" and row["delta"] > SMALL_DELTA and math.isfinite(row["epsilon"])
+    ]
+    if not known:
+        return None
+    largest = max(known, key=lambda row: row["epsilon"])
+    epsilon = pld_epsilon(read_history(largest["history"]), SMALL_DELTA, adjacency)
+    return {"site": largest["site"], "delta": SMALL_DELTA, "epsilon": epsilon}
