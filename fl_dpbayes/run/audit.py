@@ -1,4 +1,4 @@
-"""The work behind `fl-dpbayes audit`: attack the training path that sites run, and compare with what they claim."""
+"""The work behind `fl-dpbayes audit`: attack the app that sites run, and compare with what they claim."""
 
 import json
 import tempfile
@@ -14,15 +14,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_membership import MembershipScore
+from fl_dpbayes.run.audit_alone import audit_alone
 from fl_dpbayes.run.audit_canaries import CanaryAudit, audit_canaries
+from fl_dpbayes.run.audit_counts import audit_counts
 from fl_dpbayes.run.audit_membership import attack_membership
-from fl_dpbayes.run.audit_neighbours import audit_neighbours
 from fl_dpbayes.run.audit_noise import audit_noise
 from fl_dpbayes.run.audit_report import audit_json, print_audit
+from fl_dpbayes.run.audit_rounding import audit_rounding
+from fl_dpbayes.run.audit_sums import audit_sums
 from fl_dpbayes.run.audited_plan import private_settings
+from fl_dpbayes.run.inline_engine import logs_in
 from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.simulation import plan_sites
 
-DETECTORS = 3
+PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        checks: of all three detectors.
+        checks: of every part of the mechanism.
         canaries: claimed epsilon and its lower bounds.
         membership: the loss-threshold attack on the released posterior; reported, not judged.
     """
@@ -48,7 +53,7 @@ class Audit:
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
     """Audit the private training of a scenario and print what was found.
 
-    The three detectors send training requests to the function that a site's app runs, at sites of made-up records. A
+    The auditor sends messages to the app that a site runs, at sites of made-up records, and reads what comes back. A
     scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
 
     Args:
@@ -71,39 +76,48 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     ):
         audit = run_audit(scenario, Path(folder), data_dir, done)
     if as_json:
-        print(json.dumps(audit_json(audit.checks, audit.canaries, audit.membership)))
+        print(json.dumps(audit_json(scenario, audit.checks, audit.canaries, audit.membership)))
     else:
         print_audit(console, scenario, audit.checks, audit.canaries, audit.membership)
     return 0 if audit.passed else 1
 
 
 def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: Callable[[], None]) -> Audit:
-    """Run the three detectors and the membership attack.
+    """Attack every part of the mechanism, and the released posterior.
 
     Args:
         scenario: the audited scenario.
         folder: where the audited sites may write.
         data_dir: the data folder.
-        on_part: called after each detector and after each round of the membership attack.
+        on_part: called after each part and after each round of the membership attack.
 
     Returns:
         What was found.
     """
-    # Seeds, records and coins of the audit; a seeded scenario gives a repeatable audit.
+    # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)
-    canaries = audit_canaries(scenario, folder / "canaries", generator)
-    on_part()
-    neighbours = audit_neighbours(scenario, folder / "neighbours", generator)
-    on_part()
-    noise = audit_noise(scenario, folder / "noise", generator)
-    on_part()
-    membership = attack_membership(scenario, folder / "membership", data_dir, on_part)
-    return Audit((*canaries.checks, *neighbours, *noise), canaries, membership)
+    planned = plan_sites(scenario, data_dir)
+    units = min(site.train_units for site in planned.sites if site.spec.role == "train")
+    checks: list[Check] = []
+    with logs_in(folder / "audit.log"):
+        for attacked in (
+            lambda: audit_noise(scenario, folder / "noise", units),
+            lambda: audit_sums(scenario, folder / "sums", generator),
+            lambda: audit_alone(scenario, folder / "alone", generator),
+            lambda: audit_counts(scenario, folder / "counts", generator),
+            lambda: audit_rounding(scenario),
+        ):
+            checks += attacked()
+            on_part()
+        canaries = audit_canaries(scenario, folder / "epsilon", generator)
+        on_part()
+        membership = attack_membership(scenario, planned, folder / "membership", on_part)
+    return Audit((*checks, *canaries.checks), canaries, membership)
 
 
 @contextmanager
 def _progress(console: Console, scenario: Scenario, hidden: bool) -> Iterator[Callable[[], None]]:
     columns = (TextColumn("auditing"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        task = progress.add_task("audit", total=DETECTORS + scenario.training.rounds * scenario.training.chains)
+        task = progress.add_task("audit", total=PARTS + scenario.training.rounds * scenario.training.chains)
         yield lambda: progress.advance(task)

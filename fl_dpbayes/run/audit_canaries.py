@@ -1,9 +1,9 @@
-"""The canary detector: records that each own one input, put in by a coin; how well does the released chain betray them?
+"""Epsilon from below: records that each own one input, put in by a coin; how well does the released chain betray them?
 
 The attacker is the server: it chooses the start state, and it sees every state, which the accounting grants it. The
-model is the logistic one with an input for each canary; sampler, noise, clip norm, sampling rate and budget are the
-scenario's. The start state predicts each canary wrongly with certainty, so that its gradient points into its own
-direction (e_0 - e_1) / sqrt(2) of its own column at full length C throughout, and canaries do not touch each other.
+model is the logistic one with an input for each canary, updates are Langevin's and clipping is flat; the rest is the
+scenario's. The start predicts each canary wrongly with certainty, so that its gradient points into its own direction
+(e_0 - e_1) / sqrt(2) of its own column at full length C throughout, and canaries do not touch each other.
 """
 
 import math
@@ -12,25 +12,32 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_epsilon import gaussian_epsilon_bound, log_likelihood_ratios, one_run_epsilon_bound
-from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.events import GaussianEvent, read_history
+from fl_dpbayes.privacy.filter import noise_of_steps
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.clipping import FLAT
 from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.sampler import GaussianPrior
+from fl_dpbayes.protocol.sampler import SGLD, GaussianPrior
 from fl_dpbayes.protocol.task import LogisticModel, Task
-from fl_dpbayes.run.audit_site import MadeUpRecords, Release, release, start_of, write_site
-from fl_dpbayes.run.audited_plan import audited_plan
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.run.audited_plan import own_plan
+from fl_dpbayes.run.canary_site import CanaryRecords, CanarySite, ask, whole_for_training, willing, write_canary_site
 from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 
-# A sound mechanism exceeds its claim with at most this chance's complement; 95 % would fail too many sound ones.
-CONFIDENCE = 0.99
+# Of each of the two bounds: a sound mechanism exceeds its claim with at most this chance's complement.
+CONFIDENCE = 1 - 1e-5
 MOST_CANARIES = 1500
 MOST_STEPS = 200
 # Beyond it hardly any guess is wrong, and fewer canaries than exp(mu^2 / 8) cannot tell a claim from its double.
@@ -40,6 +47,7 @@ STRENGTH = 10.0
 # Between a canary's two logits: beyond it the softmax is saturated to 1e-13.
 LOGIT_GAP = 30.0
 NOISE_DEVIATIONS = 6.0
+WEIGHT = "1.weight"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class CanaryAudit:
         """That no bound exceeds the claim."""
         bounds = (("Gaussian trade-off", self.gaussian_bound), ("one run", self.one_run_bound))
         return [
-            Check("canaries", f"lower bound on epsilon ({name})", bound, self.claimed, "at most")
+            Check("epsilon", f"lower bound on epsilon ({name})", bound, self.claimed, "at most")
             for name, bound in bounds
         ]
 
@@ -92,37 +100,25 @@ def audit_canaries(
     Returns:
         Claim and bounds.
     """
-    plan = audited_plan(scenario)
+    plan = _langevin_plan(scenario)
     canaries, units, silent = _sizes(plan.privacy.delta, most)
     included = generator.random(canaries) < 0.5
-    seed = None if scenario.simulation.insecure_seed is None else int(generator.integers(2**63))
-    task = Task(input_shape=(canaries + 1,), classes=2)
     length = STRENGTH * max(1.0, plan.privacy.noise_unit)
-    site_file = write_site(
-        folder,
-        "site-1",
+    site = write_canary_site(
+        folder / "canaries",
+        scenario,
         _records(included, silent, length),
-        task,
-        plan.privacy,
         units=units,
-        insecure_seed=seed,
-        device=scenario.resources.device,
+        policy=willing(),
+        split=whole_for_training(),
+        delta=plan.privacy.delta,
     )
     sigmas = solve_plan(plan, units).noise_multipliers
     steps = _audited_steps(plan, sigmas)
-    released = release(
-        site_file,
-        LogisticModel(),
-        task,
-        plan,
-        _start(plan, task, sigmas[:steps], units, length),
-        run=f"{1:032x}",
-        round_number=1,
-        first_step=0,
-        steps=steps,
-    )
-    scores = _scores(released, plan, canaries, length)
-    delta, claimed = plan.privacy.delta, released.reply.privacy.epsilon
+    start = _start(plan, site.task, sigmas[:steps], units, length)
+    reply, states = _train(site, plan, start, steps)
+    scores = _scores(reply, states, plan, canaries, length)
+    delta, claimed = plan.privacy.delta, reply.privacy.epsilon
     certified = plan.privacy.sampling_rate == 1
     # A proof needs a threshold that was fixed beforehand. Under subsampling less noise than claimed lowers all ratios
     # together, and the middle of the scores follows them.
@@ -130,7 +126,7 @@ def audit_canaries(
     return CanaryAudit(
         canaries=canaries,
         units=units,
-        steps=released.reply.steps,
+        steps=reply.steps,
         planned_steps=plan.total_steps,
         delta=delta,
         claimed=math.inf if claimed is None else claimed,
@@ -156,12 +152,38 @@ def _sizes(delta: float, most: int) -> tuple[int, int, int]:
     return canaries, units, max(0, units - canaries // 2)
 
 
-def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> MadeUpRecords:
-    chosen = np.flatnonzero(included)
-    levels = np.zeros((len(chosen) + silent, len(included) + 1), np.uint8)
+def _langevin_plan(scenario: Scenario) -> TrainingPlan:
+    plan = own_plan(scenario, pre_noise=0.0)
+    privacy = plan.privacy.model_copy(update={"clipping": FLAT})
+    sampler = SGLD(step_size=plan.step_size, prior=plan.prior)
+    return plan.model_copy(update={"burn_in": 0, "thinning": 1, "privacy": privacy, "sampler": sampler})
+
+
+def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> CanaryRecords:
+    chosen, columns = np.flatnonzero(included), len(included) + 1
+    levels = np.zeros((len(chosen) + silent, columns), np.uint8)
     levels[np.arange(len(chosen)), chosen] = 1
     levels[len(chosen) :, -1] = 1
-    return MadeUpRecords(levels, np.ones(len(levels), np.int64), scale=1 / length)
+    names = [f"unit-{number}" for number in range(len(levels))]
+    task = Task(input_shape=(columns,), classes=2)
+    return CanaryRecords(task, levels, np.ones(len(levels), np.int64), names, scale=1 / length)
+
+
+def _train(site: CanarySite, plan: TrainingPlan, start: Arrays, steps: int) -> tuple[TrainReply, Array]:
+    """Return the reply and the weights before and after each step, shape (steps + 1, 2, inputs)."""
+    arrays = prefixed("parameters", start)
+    request = TrainRequest(
+        run=f"{1:032x}",
+        round=1,
+        task=site.task,
+        model=LogisticModel(),
+        plan=plan,
+        first_step=0,
+        steps=steps,
+        start=arrays_digest(arrays),
+    )
+    reply, released = ask(site, "train", request, prefixed("start", arrays), TrainReply)
+    return reply, np.concatenate([start[WEIGHT][None], released[f"samples/{WEIGHT}"]]).astype(np.float64)
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
@@ -184,16 +206,18 @@ def _start(plan: TrainingPlan, task: Task, sigmas: Array, units: int, length: fl
     height = (LOGIT_GAP / (2 * length) + drift) / max(1e-3, decay)
     weights = np.full(task.input_shape[0], height, np.float32)
     weights[-1] = -height
-    weight_name = next(iter(start_of(LogisticModel(), task)))
-    return start_of(LogisticModel(), task, {weight_name: np.stack([weights, -weights])})
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in model_shapes(LogisticModel(), task).items()}
+    return zeros | {WEIGHT: np.stack([weights, -weights])}
 
 
-def _scores(released: Release, plan: TrainingPlan, canaries: int, length: float) -> Array:
-    sums = released.noisy_sums[:, : 2 * (canaries + 1)].reshape(len(released.noisy_sums), 2, canaries + 1)
-    projections = (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2)
+def _scores(reply: TrainReply, states: Array, plan: TrainingPlan, canaries: int, length: float) -> Array:
+    # The noisy sums: G_t + sigma_t C xi_t = (w_t - w_{t+1}) B / a_t + (B s / n) grad log p(w_t).
+    sizes = planned_step_sizes(plan)[: len(states) - 1, None, None]
+    pull = plan.prior_share / reply.privacy.units * prior_gradient(plan.prior, torch.from_numpy(states[:-1])).numpy()
+    sums = ((states[:-1] - states[1:]) / sizes + pull) * plan.privacy.sampling_rate * reply.privacy.units
     return log_likelihood_ratios(
-        projections,
+        (sums[:, 0, :canaries] - sums[:, 1, :canaries]) / math.sqrt(2),
         signal=plan.privacy.noise_unit * length / math.hypot(length, 1.0),
-        noise_std=released.noise_multipliers * plan.privacy.noise_unit,
+        noise_std=noise_of_steps(read_history(reply.privacy.history))[: len(sizes)] * plan.privacy.noise_unit,
         sampling_rate=plan.privacy.sampling_rate,
     )

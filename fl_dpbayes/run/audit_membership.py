@@ -10,16 +10,19 @@ from torch import nn
 
 from fl_dpbayes.data.site import Part, load_site
 from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.audit_membership import MembershipScore, loss_threshold_attack
-from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from fl_dpbayes.run.audit_site import request_training
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.run.canary_site import CanarySite, ask
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
 from fl_dpbayes.scenario import Scenario, training_plan
 from fl_dpbayes.schedules.planned import planned_step_sizes
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.simulation import SITES_FOLDER, prepare_simulation
 
 Array = npt.NDArray[np.float64]
 
@@ -29,7 +32,7 @@ LEAST_PROBABILITY = 1e-300
 
 
 def attack_membership(
-    scenario: Scenario, folder: Path, data_dir: Path | None, on_round: Callable[[], None]
+    scenario: Scenario, planned: SitePlan, folder: Path, on_round: Callable[[], None]
 ) -> MembershipScore:
     """Train the scenario's first training site through the whole plan and attack the posterior that it releases.
 
@@ -38,20 +41,20 @@ def attack_membership(
 
     Args:
         scenario: the audited scenario.
+        planned: its sites' records.
         folder: where the site may write.
-        data_dir: the data folder.
         on_round: called after each round.
 
     Returns:
         The score.
 
     Raises:
-        UserError: if data are missing, the site has no test record, or it does not train.
+        UserError: if the site has no test record, or it does not train.
     """
-    planned = plan_sites(scenario, data_dir)
     prepare_simulation(scenario, planned, folder)
     number = next(i for i, site in enumerate(planned.sites) if site.spec.role == "train")
-    site_file = read_site_file(sorted((folder / SITES_FOLDER).glob("*.toml"))[number])
+    path = sorted((folder / SITES_FOLDER).glob("*.toml"))[number]
+    site_file = read_site_file(path)
     site = load_site(site_file)
     assert site.train is not None
     plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
@@ -61,17 +64,18 @@ def attack_membership(
     weights, sizes = list[float](), planned_step_sizes(plan)
     epsilon: float | None = None
     for round_number in range(1, plan.total_rounds + 1):
-        reply, arrays = request_training(
-            site_file,
-            scenario.model,
-            site.task,
-            plan,
-            last,
+        request = TrainRequest(
             run=RUN,
-            round_number=round_number,
+            round=round_number,
+            task=site.task,
+            model=scenario.model,
+            plan=plan,
             first_step=(round_number - 1) * plan.steps_per_round,
             steps=plan.steps_per_round,
+            start=arrays_digest(last),
         )
+        node = CanarySite(path, site_file, site.task)
+        reply, arrays = ask(node, "train", request, prefixed("start", last), TrainReply)
         last, epsilon = without_prefix("last", arrays), reply.privacy.epsilon
         stretch = range(reply.first_step, reply.first_step + reply.steps)
         if kept := [float(sizes[step]) for step in stretch if plan.is_kept(step)]:

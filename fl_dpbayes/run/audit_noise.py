@@ -1,150 +1,185 @@
-"""The noise detector: silent records, so that what a site releases is its start, the prior and the noise."""
+"""The noise of training: silent records, so that what a site releases is its start, the prior and the noise.
+
+The plan is the scenario's own over its whole length, with step sizes so small that records stay silent and the prior's
+pull stays what it is at the start; the couplings' temperature follows, so that every sigma_t is the scenario's.
+"""
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.data.load import source_task
-from fl_dpbayes.data.site_file import SiteFile
-from fl_dpbayes.gradients.loss import summed_cross_entropy
-from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.models.parameters import (
-    load_vector,
-    to_vector,
-    trainable_parameters,
-    vector_to_arrays,
-    vector_views,
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.models.parameters import vector_views
+from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
+from fl_dpbayes.privacy.audit_statistics import correlation_tests, variance_test
+from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.protocol.sampler import Adam, BayesByBackprop
+from fl_dpbayes.run.audit_reading import Course, Reading, read_stretch
+from fl_dpbayes.run.audited_plan import own_plan, with_step_size
+from fl_dpbayes.run.canary_site import (
+    CanaryRecords,
+    CanarySite,
+    canary_task,
+    whole_for_training,
+    willing,
+    write_canary_site,
 )
-from fl_dpbayes.privacy.audit_check import Check
-from fl_dpbayes.privacy.audit_noise import NoiseOfRound, noise_checks
-from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.task import Model, Task
-from fl_dpbayes.run.audit_site import MadeUpRecords, Release, release, write_site
-from fl_dpbayes.run.audited_plan import audited_model, audited_plan
 from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.schedules.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 
-FALSE_ALARM = 1e-6
-STEPS_PER_ROUND = 4
+FALSE_ALARM = 2e-5
 UNITS = 20
-# exp(-104) is zero in float32: beyond it a record of the favoured class has a gradient of exactly zero.
-SILENT_LOGIT = 200.0
+MOST_CHAINS = 8
+THIRDS = ("early", "middle", "late")
+# Numbers of noise that each third of each chain is tested on, one step at a time, as far as it has steps.
+NUMBERS = 600
+LEAST_SINGLES, MOST_SINGLES = 2, 24
+LONGEST_STRETCH = 8
+# How far a coordinate moves in a step, and where it starts: far enough from 0 that a prior's gradient keeps its sign.
+MOVE, START = 1e-5, 2e-4
+# exp(-10000) is zero in float32: a record of the favoured class has a gradient of exactly zero.
+SILENT_LOGIT = 1e4
 # Of a coordinate whose rounding reaches this share of its noise, the rounding would be tested, not the noise.
 LARGEST_ROUNDING = 0.01
 
 
-def audit_noise(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
-    """Test the noise of two rounds at two sites, and of a second run at the first.
-
-    The scenario's model and privacy plan run on blank records that the start state predicts with certainty, so their
-    gradients are exactly zero. Pre-noise is switched off: it goes through the clip and is not accounted.
+def audit_noise(scenario: Scenario, folder: Path, units: int) -> list[Check]:
+    """Test the noise of early, middle and late steps of every chain, and that no two releases share any.
 
     Args:
         scenario: the audited scenario.
         folder: where the sites may write.
-        generator: seeds the sites, where the scenario seeds its noise.
+        units: number of units of a site of the scenario, which some couplings make noise for.
 
     Returns:
         The checks.
     """
-    task, plan = source_task(scenario.data.source), _plan(scenario)
-    seed = None if scenario.simulation.insecure_seed is None else int(generator.integers(2**63))
-    first, second = (_silent_site(folder / name, name, task, plan, scenario, seed) for name in ("site-1", "site-2"))
-    start = _silent_start(audited_model(scenario), task)
-    releases = [
-        _release(audited_model(scenario), task, plan, start, site_file, run, round_number)
-        for site_file, run, round_number in ((first, 1, 1), (first, 1, 2), (second, 1, 1), (first, 2, 1))
-    ]
-    tested = np.logical_and.reduce([_is_tested(released, plan, first.units) for _, released in releases])
-    rounds = [
-        replace(label, noise=_noise(released, plan, tested, audited_model(scenario), task))
-        for label, released in releases
-    ]
-    return noise_checks(rounds, false_alarm=FALSE_ALARM)
+    plan = still_plan(scenario, units)
+    first, second = (_silent_site(folder / name, scenario, plan) for name in ("site-1", "site-2"))
+    stretches = list(_stretches(plan, _size(scenario)))
+    restarted = [each for each in stretches if each[0].startswith("chain 1")]
+    readings: dict[str, Reading] = {}
+    for site, run, chosen in ((first, 1, stretches), (first, 2, restarted), (second, 1, restarted)):
+        for number, (label, first_step, steps) in enumerate(chosen, start=1):
+            # Each sign leaves other coordinates near 0, where float32 can tell the noise from the start.
+            start = _silent_start(scenario, number % 2 == 0)
+            reading = read_stretch(Course(site, scenario.model, plan, run), start, number, first_step, steps)
+            readings[f"{label}, steps {first_step} to {first_step + steps - 1}, {site.file.name}, run {run}"] = reading
+    return verdicts("noise of training", _questions(readings, scenario), FALSE_ALARM)
 
 
-def _plan(scenario: Scenario) -> TrainingPlan:
-    plan = audited_plan(scenario)
-    return plan.model_copy(update={"rounds": max(2, plan.rounds)})
+def still_plan(scenario: Scenario, units: int) -> TrainingPlan:
+    """Return the scenario's plan with steps so small that the state stays where it is, and the same noise.
+
+        a_t' = f a_t;   langevin: tau' = f tau n / n';   temperature: tau' = tau / f
+
+    Args:
+        scenario: the audited scenario.
+        units: n, of the scenario's site; n' = UNITS.
+
+    Returns:
+        The plan.
+    """
+    plan, privacy = own_plan(scenario, pre_noise=0.0), scenario.privacy
+    assert isinstance(privacy, PrivacyPlan)
+    push = solve_plan(plan, units).noise_multipliers * privacy.clip_norm / (privacy.sampling_rate * UNITS)
+    farthest = planned_step_sizes(plan) * (1.0 if isinstance(plan.sampler, Adam) else push)
+    factor = MOVE / float(farthest.max())
+    temperature = privacy.temperature
+    if temperature is not None:
+        temperature *= 1 / factor if privacy.coupling == "temperature" else factor * units / UNITS
+    still = with_step_size(plan, plan.step_size.model_copy(update={"initial": plan.step_size.initial * factor}))
+    private = plan.privacy.model_copy(update={"temperature": temperature, "delta": min(privacy.delta, 0.5 / UNITS)})
+    return still.model_copy(update={"privacy": private})
 
 
-def _silent_site(
-    folder: Path, name: str, task: Task, plan: TrainingPlan, scenario: Scenario, seed: int | None
-) -> SiteFile:
-    units = max(1, min(UNITS, math.ceil(1 / plan.privacy.delta) - 1))
-    records = MadeUpRecords(np.zeros((units, *task.input_shape), np.uint8), np.zeros(units, np.int64))
-    return write_site(
+def _silent_site(folder: Path, scenario: Scenario, plan: TrainingPlan) -> CanarySite:
+    task = canary_task(scenario)
+    names = [f"unit-{number}" for number in range(UNITS)]
+    records = CanaryRecords(task, np.zeros((UNITS, *task.input_shape), np.uint8), np.zeros(UNITS, np.int64), names)
+    return write_canary_site(
         folder,
-        name,
+        scenario,
         records,
-        task,
-        plan.privacy,
-        units=units,
-        insecure_seed=seed,
-        device=scenario.resources.device,
+        units=UNITS,
+        policy=willing(),
+        split=whole_for_training(),
+        delta=plan.privacy.delta,
     )
 
 
-def _silent_start(model: Model, task: Task) -> Arrays:
-    module = build_model(model, task, seed=0)
-    start = vector_to_arrays(to_vector(module), module)
-    start[list(start)[-1]][0] = SILENT_LOGIT
-    return start
+def _size(scenario: Scenario) -> int:
+    return sum(math.prod(shape) for shape in model_shapes(scenario.model, canary_task(scenario)).values())
 
 
-def _release(
-    model: Model, task: Task, plan: TrainingPlan, start: Arrays, site_file: SiteFile, run: int, round_number: int
-) -> tuple[NoiseOfRound, Release]:
-    steps = min(STEPS_PER_ROUND, plan.steps_per_round)
-    released = release(
-        site_file,
-        model,
-        task,
-        plan,
-        start,
-        run=f"{run:032x}",
-        round_number=round_number,
-        first_step=(round_number - 1) * steps,
-        steps=steps,
-    )
-    return NoiseOfRound(site_file.name, str(run), round_number, {}), released
+def _silent_start(scenario: Scenario, others: bool) -> dict[str, Array]:
+    vector = np.full(_size(scenario), START)
+    classes = canary_task(scenario).classes
+    # The last parameter is the output layer's bias; every record is of class 0.
+    bias = vector[-classes:]
+    if others:
+        bias[1:] = -SILENT_LOGIT
+    else:
+        bias[0] = SILENT_LOGIT
+    return {"parameters": vector, "spread": np.full(len(vector), START)}
 
 
-def _noise(
-    released: Release, plan: TrainingPlan, tested: npt.NDArray[np.bool_], model: Model, task: Task
-) -> dict[str, Array]:
-    silent = _silent_steps(released, model, task)
-    scales = released.noise_multipliers[:silent] * plan.privacy.noise_unit
-    noise = torch.from_numpy(released.noisy_sums[:silent] / scales[:, None])
-    shapes = model_shapes(model, task)
-    kept = vector_views(torch.from_numpy(tested), shapes)
-    tensors = {
-        name: value.flatten(1)[:, kept[name].flatten()].numpy() for name, value in vector_views(noise, shapes).items()
-    }
-    return {name: value for name, value in tensors.items() if value.size}
+def _stretches(plan: TrainingPlan, size: int) -> Iterator[tuple[str, int, int]]:
+    """Say which steps are asked for: label, first step, number."""
+    length = plan.chain_steps
+    edges = [0, length // 3, 2 * length // 3, length]
+    singles = min(MOST_SINGLES, max(LEAST_SINGLES, math.ceil(NUMBERS / size)))
+    chains = sorted({round(chain) for chain in np.linspace(0, plan.chains - 1, min(plan.chains, MOST_CHAINS))})
+    for chain in chains:
+        for third, low, high in zip(THIRDS, edges[:-1], edges[1:], strict=True):
+            label, steps = f"chain {chain + 1} {third}", list(range(chain * length + low, chain * length + high))
+            # The last third ends with single steps: the chain's very last is among them.
+            alone = steps[:singles] if third != THIRDS[-1] else steps[-singles:]
+            rest = steps[singles:] if third != THIRDS[-1] else steps[:-singles]
+            yield from ((label, step, 1) for step in alone)
+            if len(rest) > 1:
+                yield label, rest[0], min(len(rest), LONGEST_STRETCH)
 
 
-def _silent_steps(released: Release, model: Model, task: Task) -> int:
-    """Count the first steps whose gradient was exactly zero; the first always is, later noise may wake a record."""
-    module = build_model(model, task, seed=0)
-    record, label = torch.zeros((1, *task.input_shape)), torch.zeros(1, dtype=torch.int64)
-    for step, state in enumerate(released.states):
-        load_vector(module, torch.from_numpy(state).float())
-        loss = summed_cross_entropy(module(record), label)
-        gradients = torch.autograd.grad(loss, list(trainable_parameters(module).values()))
-        if any(bool(gradient.any()) for gradient in gradients):
-            return step
-    return len(released.states)
+def _questions(readings: dict[str, Reading], scenario: Scenario) -> list[Question]:
+    tested = {label: each.rounding < LARGEST_ROUNDING * each.noise_std for label, each in readings.items()}
+    noise = {label: np.where(tested[label], each.mean / each.noise_std, 0.0) for label, each in readings.items()}
+    common = np.logical_and.reduce(list(tested.values()))
+    groups = {label: [label] for label in noise}
+    for label in noise:
+        groups.setdefault(label.split(",")[0] + ", all its steps", []).append(label)
+    variances = [
+        variance_test(_squares(noise, labels), sum(int(tested[label].sum()) for label in labels), where)
+        for where, labels in groups.items()
+    ]
+    tensors = []
+    for name, columns in _columns(scenario).items():
+        numbers = sum(int(tested[label][columns].sum()) for label in noise)
+        if numbers:
+            tensors.append(variance_test(sum(float(z[columns] @ z[columns]) for z in noise.values()), numbers, name))
+    correlations = correlation_tests({label: z[common] for label, z in noise.items()})
+    return [
+        Question("noise has the accounted deviation, early, middle and late in every chain", variances),
+        Question("noise has the accounted deviation on every tensor", tensors),
+        Question("no two steps, rounds, chains, runs or sites share noise", correlations),
+    ]
 
 
-def _is_tested(released: Release, plan: TrainingPlan, units: int) -> npt.NDArray[np.bool_]:
-    batch_size = plan.privacy.sampling_rate * units
-    noise = released.step_sizes * released.noise_multipliers * plan.privacy.noise_unit / batch_size
-    rounding = np.finfo(np.float32).eps * np.abs(released.states[0])
-    return rounding <= LARGEST_ROUNDING * float(noise.min())
+def _squares(noise: dict[str, Array], labels: list[str]) -> float:
+    return sum(float(noise[label] @ noise[label]) for label in labels)
+
+
+def _columns(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
+    shapes = model_shapes(scenario.model, canary_task(scenario))
+    views = vector_views(torch.arange(_size(scenario)), shapes)
+    columns = {name: view.flatten().numpy() for name, view in views.items()}
+    if isinstance(scenario.sampler, BayesByBackprop):
+        columns |= {f"spread of {name}": each + _size(scenario) for name, each in columns.items()}
+    return columns

@@ -1,11 +1,16 @@
-"""The plan that the detectors of an audit run: the scenario's mechanism under an update that can be read backwards."""
+"""The plans that an audit asks for: the scenario's own, with the changes that let an attacker read what happened."""
+
+from typing import Literal
 
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.clipping import FlatClipping
+from fl_dpbayes.protocol.clipping import GlobalClipping
 from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD
-from fl_dpbayes.protocol.task import Model
+from fl_dpbayes.protocol.sampler import Adam, ConstantStepSize, StepSizeSchedule
+from fl_dpbayes.run.canary_site import DELTA, UNLIMITED
 from fl_dpbayes.scenario import Scenario, training_plan
+
+MOST_CHAINS = 4
+ADAM_STEP = 1e-5
 
 
 def private_settings(scenario: Scenario) -> PrivacyPlan:
@@ -19,38 +24,57 @@ def private_settings(scenario: Scenario) -> PrivacyPlan:
     return scenario.privacy
 
 
-def audited_plan(scenario: Scenario) -> TrainingPlan:
-    """Return the scenario's plan with every state kept, Langevin updates, flat clipping and no pre-noise.
+def own_plan(scenario: Scenario, *, pre_noise: float | None = None) -> TrainingPlan:
+    """Return the scenario's plan, every round from a broadcast state; `pre_noise` replaces the scenario's."""
+    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
+    private = private_settings(scenario)
+    changes = {} if pre_noise is None else {"pre_noise": pre_noise}
+    return plan.model_copy(update={"privacy": private.model_copy(update=changes)})
 
-    All samplers share the path from records to noisy sums, and only the plain Langevin update gives those sums back
-    from the states. Pre-noise goes through the clip and is not accounted.
+
+def with_step_size(plan: TrainingPlan, step_size: StepSizeSchedule) -> TrainingPlan:
+    """Return the plan with other step sizes."""
+    return plan.model_copy(update={"sampler": plan.sampler.model_copy(update={"step_size": step_size})})
+
+
+def loud_plan(
+    plan: TrainingPlan,
+    *,
+    clip_norm: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    move: float,
+    rounds: int,
+    steps_per_round: int,
+) -> TrainingPlan:
+    """Return a plan of the same sampler, prior, clipping rule and chains with little noise, to read sums by.
 
     Args:
-        scenario: the audited scenario.
+        plan: the scenario's own.
+        clip_norm: C; the bound of global clipping keeps its ratio to it.
+        sampling_rate: q.
+        noise_multiplier: sigma of every step.
+        move: how far a step moves the state, about.
+        rounds: of all chains together, at least.
+        steps_per_round: of each.
 
     Returns:
-        The plan, with the scenario's noise, sampling rate, clip norm and budget.
+        The plan; its whole cost is admitted.
     """
-    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
-    private = private_settings(scenario).model_copy(update={"pre_noise": 0.0, "clipping": FlatClipping()})
-    sampler = SGLD(step_size=plan.step_size, prior=plan.prior)
-    return plan.model_copy(update={"burn_in": 0, "thinning": 1, "privacy": private, "sampler": sampler})
-
-
-def audited_model(scenario: Scenario) -> Model:
-    """Return the scenario's model on raw records, all of it trained: what is fixed is no part of the mechanism."""
-    return scenario.model.model_copy(update={"features": None, "frozen_body": None})
-
-
-def substitutions(scenario: Scenario) -> str:
-    """Say what of the scenario the detectors replace; empty if nothing."""
-    replaced = []
-    if not isinstance(scenario.sampler, SGLD):
-        replaced.append(f"the update of {scenario.sampler.kind} by that of dp-sgld")
-    if not isinstance(private_settings(scenario).clipping, FlatClipping):
-        replaced.append(f"{private_settings(scenario).clipping.kind} clipping by flat clipping")
-    if scenario.model.features is not None:
-        replaced.append(f"{scenario.model.features.kind} features by raw records")
-    if scenario.model.frozen_body is not None:
-        replaced.append("the frozen body by one that is trained")
-    return " and ".join(replaced)
+    privacy = plan.privacy
+    assert isinstance(privacy, PrivacyPlan)
+    clipping = privacy.clipping
+    if isinstance(clipping, GlobalClipping):
+        clipping = clipping.model_copy(update={"bound": clipping.bound * clip_norm / privacy.clip_norm})
+    step_size = ADAM_STEP if isinstance(plan.sampler, Adam) else move * sampling_rate / clip_norm
+    coupling: Literal["constant"] = "constant"
+    changes = {
+        "epsilon": UNLIMITED, "delta": DELTA, "coupling": coupling, "noise_multiplier": noise_multiplier,
+        "temperature": None, "clip_norm": clip_norm, "clipping": clipping, "sampling_rate": sampling_rate,
+    }  # fmt: skip
+    chains = min(plan.chains, MOST_CHAINS)
+    shape = {
+        "rounds": -(-rounds // chains), "steps_per_round": steps_per_round, "chains": chains, "burn_in": 0,
+        "thinning": 1, "privacy": privacy.model_copy(update=changes),
+    }  # fmt: skip
+    return with_step_size(plan.model_copy(update=shape), ConstantStepSize(initial=step_size))

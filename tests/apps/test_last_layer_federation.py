@@ -34,6 +34,7 @@ from fl_dpbayes.run.audit_membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.schedules.noise import langevin_noise
+from fl_dpbayes.simulation import plan_sites
 from server.combine_sites import combine_sites
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
@@ -250,5 +251,5 @@ def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model,
 
 def test_membership_attack_predicts_on_what_the_last_layer_reads(federation, tmp_path: Path) -> None:
     run = federation(MLP, *FOUR)
-    score = attack_membership(run.scenario, tmp_path / "attack", None, lambda: None)
+    score = attack_membership(run.scenario, plan_sites(run.scenario, None), tmp_path / "attack", lambda: None)
     assert 0 < score.area < 1

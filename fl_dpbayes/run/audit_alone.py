@@ -1,0 +1,86 @@
+"""A site with a single unit: whatever its gradient, clipping, layers, draws or masks, its sum is no longer than C."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
+from fl_dpbayes.privacy.audit_statistics import mean_test
+from fl_dpbayes.protocol.clipping import GlobalClipping
+from fl_dpbayes.run.audit_gradients import clip_norm_for, made_up_records, start_vector, tensor_lengths, unit_gradient
+from fl_dpbayes.run.audit_reading import Course, read_stretch
+from fl_dpbayes.run.audited_plan import loud_plan, own_plan, private_settings
+from fl_dpbayes.run.canary_site import (
+    DELTA,
+    CanaryRecords,
+    canary_task,
+    whole_for_training,
+    willing,
+    write_canary_site,
+)
+from fl_dpbayes.scenario import Scenario
+
+FALSE_ALARM = 1e-5
+RECORDS_PER_UNIT = (1, 3)
+REQUESTS = 4
+NOISE = 0.01
+# Weight draws of Bayes by backprop, so that gradients reach its spreads too.
+SPREAD = -3.0
+# Share of C by which float32 may lengthen a sum as it is read.
+SLACK = 1e-3
+
+
+def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
+    """Test that one unit alone moves the sum by at most the clip norm.
+
+        |y|^2 - d sigma^2 = |clip(g)|^2 / C^2 + noise of standard deviation sigma sqrt(2 d sigma^2 + 4)
+
+    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum.
+
+    Args:
+        scenario: the audited scenario.
+        folder: where the sites may write.
+        generator: draws the record and the start state.
+
+    Returns:
+        The check: for a unit of one record, and for one of several.
+    """
+    task = canary_task(scenario)
+    levels, labels = made_up_records(task, generator, 1)
+    start = start_vector(scenario.model, task, generator)
+    gradient = unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
+    rule = private_settings(scenario).clipping
+    lengths = [each for each in tensor_lengths(gradient, scenario) if each > 0]
+    length = float(np.linalg.norm(gradient)) if isinstance(rule, GlobalClipping) else min(lengths)
+    plan = loud_plan(
+        own_plan(scenario),
+        clip_norm=clip_norm_for(private_settings(scenario), length),
+        sampling_rate=1.0,
+        noise_multiplier=NOISE,
+        move=1.0,
+        rounds=REQUESTS,
+        steps_per_round=1,
+    )
+    findings = []
+    for records in RECORDS_PER_UNIT:
+        site = write_canary_site(
+            folder / f"alone-{records}",
+            scenario,
+            CanaryRecords(task, levels.repeat(records, axis=0), labels.repeat(records), ["unit-1"] * records),
+            units=1,
+            policy=willing(),
+            split=whole_for_training(),
+            delta=DELTA,
+        )
+        course = Course(site, scenario.model, plan, 1)
+        slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
+        sums = [read_stretch(course, slots, step + 1, step, 1).mean for step in range(plan.total_steps)]
+        size = len(sums[0])
+        squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
+        deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))
+        where = f"a unit of {records} record{'s'[: records - 1]}, {math.sqrt(max(0.0, squared)):.4g} C"
+        findings.append(mean_test(squared - 1, deviation, where, unit=1.0, slack=SLACK, one_sided=True))
+    return verdicts(
+        "one unit", [Question("one unit moves the sum by at most C, all layers together", findings)], FALSE_ALARM
+    )

@@ -1,0 +1,320 @@
+"""Recalibration and evaluation: which records they read, and how much noise their releases have.
+
+The records of each part (training, test, recalibration) are alike and unlike those of the others, and the auditor's
+posterior predicts each kind in a bin of its own: so a released table shows whose records were counted, and how many of
+each unit, whatever the code says of it.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.data.site import recalibration_units
+from fl_dpbayes.data.site_file import Split, write_site_file
+from fl_dpbayes.errors import UserError
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import vector_to_arrays
+from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
+from fl_dpbayes.privacy.audit_statistics import correlation_tests, mean_test, variance_test
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
+from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
+from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
+from fl_dpbayes.protocol.recalibration import CountingPlan, RecalibrationMap, RecalibrationPlan, parameter_count
+from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.recalibration_section import Recalibration, recalibration_plan
+from fl_dpbayes.run.audit_gradients import made_up_records, model_features, start_vector
+from fl_dpbayes.run.canary_site import (
+    KEY,
+    CanaryRecords,
+    CanarySite,
+    ask,
+    canary_task,
+    unit_names,
+    willing,
+    write_canary_site,
+)
+from fl_dpbayes.scenario import Scenario
+
+Array = npt.NDArray[np.float64]
+
+FALSE_ALARM = 1e-5
+SHARES = {"test": (0.0, 0.3), "recalibration": (0.3, 0.6), "training": (0.6, 1.0)}
+UNITS, RECORDS_PER_UNIT, CAP = 40, 4, 2
+# More noise than at this epsilon would hide which records were read, and nothing of that depends on epsilon.
+LEAST_EPSILON = 2.0
+BINS, COLUMNS = 15, 3
+TABLES = 6
+# Numbers of noise that a descent is tested on.
+NUMBERS = 160
+DESCENTS = (1, 4)
+DESCENT_EPSILON, DESCENT_RUN = 400.0, 1000
+DIFFERENCE = 1e-5
+# Share by which the small moves may change a sum of gradients.
+SLACK = 0.01
+ATTEMPTS = 2000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A canary site whose parts can be told apart.
+
+    Attributes:
+        site: the site.
+        samples: the auditor's posterior, parameter name -> shape (1, *shape).
+        predictions: part -> class probabilities of each of its records, shape (classes,).
+        labels: part -> label of each of its records.
+    """
+
+    site: CanarySite
+    samples: Arrays
+    predictions: dict[str, Array]
+    labels: dict[str, int]
+
+
+def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
+    """Test what recalibration and evaluation release, whether or not the scenario asks for them.
+
+    Args:
+        scenario: the audited scenario: its model, delta, and settings of recalibration and evaluation.
+        folder: where the site may write.
+        generator: draws records and posterior.
+
+    Returns:
+        The checks: of the count of bins, of the descent, and of the noised and the public evaluation.
+    """
+    parts = _parts(scenario, folder, generator)
+    noised = _tables(lambda run: _evaluation_table(parts, scenario, run))
+    counted = _tables(lambda run: _isotonic_table(parts, scenario, run))
+    top = {part: (float(p.max()), float(p.argmax() == parts.labels[part])) for part, p in parts.predictions.items()}
+    binary = {part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()}
+    isotonic = binary if canary_task(scenario).classes == 2 else top
+    return [
+        *verdicts("isotonic recalibration", _table_questions(counted, isotonic, "recalibration"), FALSE_ALARM / 4),
+        *verdicts("recalibration by descent", _descent_questions(parts, scenario), FALSE_ALARM / 4),
+        *verdicts("noised evaluation", _table_questions(noised, top, "test"), FALSE_ALARM / 4),
+        _public_check(parts, scenario, top),
+    ]
+
+
+def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
+    task = canary_task(scenario)
+    levels, _ = made_up_records(task, generator, len(SHARES))
+    vector, probabilities = _posterior(scenario, model_features(scenario, folder, levels), generator)
+    # Right in the recalibration part and wrong elsewhere: the gradients of a descent then point against each other.
+    right = np.array([part == "recalibration" for part in SHARES])
+    labels = np.where(right, probabilities.argmax(axis=1), probabilities.argmin(axis=1))
+    names = unit_names(SHARES, UNITS)
+    kinds = [kind for kind, part in enumerate(SHARES) for _ in range(len(names[part]) * RECORDS_PER_UNIT)]
+    units = [name for part in SHARES for name in names[part] for _ in range(RECORDS_PER_UNIT)]
+    site = write_canary_site(
+        folder / "parts",
+        scenario,
+        CanaryRecords(task, levels[kinds], labels[kinds], units),
+        units=UNITS,
+        policy=willing(evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1),
+        split=Split(test_fraction=0.3, recalibration_fraction=0.3, key=KEY),
+        delta=min(scenario.privacy.delta, 0.5 / UNITS),
+    )
+    module = build_model(scenario.model, task, seed=0)
+    samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
+    return Parts(
+        site, samples, dict(zip(SHARES, probabilities, strict=True)), dict(zip(SHARES, labels.tolist(), strict=True))
+    )
+
+
+def _posterior(
+    scenario: Scenario, features: npt.NDArray[np.float32], generator: np.random.Generator
+) -> tuple[torch.Tensor, Array]:
+    """Draw weights until the three kinds of records are predicted in three bins, of p_1 and of the largest p."""
+    task = canary_task(scenario)
+    module = build_model(scenario.model, task, seed=0)
+    records = torch.from_numpy(features).double()
+    for attempt in range(ATTEMPTS):
+        start = start_vector(scenario.model, task, generator, 1.5 ** (attempt % 12))
+        module.float()
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(start).float(), module.parameters())
+        vector = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        with torch.no_grad():
+            probabilities = torch.softmax(module.double()(records), dim=1).numpy()
+        binned = [probabilities.max(axis=1)] + ([probabilities[:, 1]] if task.classes == 2 else [])
+        if all(_apart(values) for values in binned):
+            return vector, probabilities
+    raise UserError("the audit found no weights that tell three made-up records apart: is the model's output constant?")
+
+
+def _apart(values: Array) -> bool:
+    places = values * BINS
+    edges = np.abs(places - np.round(places))
+    return len(set(np.floor(places))) == len(values) and bool(edges.min() > 0.02)
+
+
+def _request(parts: Parts, scenario: Scenario, run: int) -> dict[str, object]:
+    return {
+        "run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": scenario.model,
+        "arrays": arrays_digest(prefixed("posterior", parts.samples)),
+    }  # fmt: skip
+
+
+def _evaluation_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
+    request = EvaluateRequest(
+        **_request(parts, scenario, run),
+        predictors={"posterior": (1.0,)},
+        noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
+        delta=_ledger_delta(parts),
+    )
+    reply, arrays = ask(parts.site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
+    assert reply.privacy is not None
+    return arrays["posterior/noised"], reply.privacy.history[-1][0]
+
+
+def _isotonic_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
+    plan = CountingPlan(epsilon=_epsilon(scenario), delta=_ledger_delta(parts), adjacency=scenario.privacy.adjacency)
+    request = RecalibrateRequest(**_request(parts, scenario, run), weights=(1.0,), plan=plan, first_step=0, steps=1)
+    arrays = prefixed("posterior", parts.samples)
+    reply, received = ask(parts.site, "train.recalibrate", request, arrays, RecalibrateReply)
+    return received["noised"], reply.privacy.history[-1][0]
+
+
+def _ledger_delta(parts: Parts) -> float:
+    assert parts.site.file.ledger is not None
+    return parts.site.file.ledger.delta
+
+
+def _epsilon(scenario: Scenario) -> float:
+    section = scenario.recalibration
+    return max(LEAST_EPSILON, (section.epsilon if section else None) or scenario.privacy.epsilon)
+
+
+def _tables(release: Callable[[int], tuple[Array, float]]) -> list[tuple[Array, float]]:
+    return [release(run) for run in range(1, TABLES + 1)]
+
+
+def _table_questions(
+    tables: list[tuple[Array, float]], kinds: dict[str, tuple[float, float]], read: str
+) -> list[Question]:
+    """Compare released tables with what the units of one part add: CAP records of each, every cell with its noise.
+
+    A record adds (1, p, y) to the bin of p, at most sqrt(3) long, and a unit at most CAP records: the noise of each sum
+    has standard deviation sigma CAP sqrt(3).
+    """
+    expected = np.zeros((BINS, COLUMNS))
+    counted = float(UNITS * CAP)
+    probability, outcome = kinds[read]
+    expected[int(probability * BINS)] = counted * np.array([1.0, probability, outcome])
+    scales = [sigma * CAP * math.sqrt(COLUMNS) for _, sigma in tables]
+    rest = np.stack([(table - expected) / scale for (table, _), scale in zip(tables, scales, strict=True)])
+    deviation = math.sqrt(sum(scale**2 for scale in scales)) / len(scales)
+    means = np.mean([table - expected for table, _ in tables], axis=0)[:, 0]
+    counts = {part: float(means[int(p * BINS)]) for part, (p, _) in kinds.items()}
+    read_by = [mean_test(counts[part], deviation, f"records of the {part} part", unit=counted) for part in kinds]
+    variances = [variance_test(float(np.square(rest).sum()), rest.size, "all tables")]
+    runs = {f"table {number + 1}": each.ravel() for number, each in enumerate(rest)}
+    return [
+        Question(f"reads {CAP} records of each unit of the {read} part, of no other unit", read_by),
+        Question("noise has the accounted deviation, the cap on a unit's records included", variances),
+        Question("no two tables share noise", correlation_tests(runs)),
+    ]
+
+
+def _public_check(parts: Parts, scenario: Scenario, kinds: dict[str, tuple[float, float]]) -> Check:
+    """Check which records an exact evaluation counts: all of the test part, and no other."""
+    site = _declared_public(parts.site)
+    request = EvaluateRequest(
+        **_request(parts, scenario, 1), predictors={"posterior": (1.0,)}, delta=_ledger_delta(parts)
+    )
+    _, arrays = ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
+    counts = arrays["posterior/top_label"][:, 0]
+    fine = len(counts) // BINS
+    coarse = counts.reshape(BINS, fine).sum(axis=1)
+    expected = np.zeros(BINS)
+    expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
+    wrong = float(np.abs(coarse - expected).sum())
+    return Check("public evaluation", "counts the records of the test part, and no other", wrong, 0.0, "at most",
+                 finds="one record")  # fmt: skip
+
+
+def _declared_public(site: CanarySite) -> CanarySite:
+    policy = site.file.policy.model_copy(update={"evaluation_release": "public"})
+    file, path = site.file.model_copy(update={"policy": policy}), site.path.with_name("public.toml")
+    write_site_file(file, path)
+    return CanarySite(path, file, site.task)
+
+
+def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
+    """Read the noisy sums of short stretches of a descent from 0, whose steps are too small to move the gradients.
+
+        y = -theta n / (C sum a_k) = G / C + sum a_k sigma xi_k / sum a_k
+
+    Units of the recalibration part pull against those of the others.
+    """
+    section = scenario.recalibration
+    section = section if isinstance(section, Recalibration) else Recalibration(method="vector")
+    gradients = {
+        part: RECORDS_PER_UNIT * _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES
+    }
+    own = gradients["recalibration"]
+    clip_norm = 0.7 * min(float(np.linalg.norm(each)) for each in gradients.values())
+    stretches = math.ceil(NUMBERS / len(own) / len(DESCENTS))
+    steps = sum(DESCENTS) * stretches
+    plan = recalibration_plan(section, scenario.privacy).model_copy(
+        update={
+            "epsilon": DESCENT_EPSILON, "delta": _ledger_delta(parts), "clip_norm": clip_norm, "steps": 2 * steps,
+            "rounds": 1, "step_size": 1e-3 / clip_norm,
+        }
+    )  # fmt: skip
+    assert isinstance(plan, RecalibrationPlan)
+    ends = [0, *itertools.accumulate(DESCENTS * stretches)]
+    read = [_descend(parts, scenario, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)]
+    along = own / float(np.linalg.norm(own))
+    mean = float(np.mean([y @ along for y, _ in read])) - UNITS
+    deviation = math.sqrt(sum(sigma**2 for _, sigma in read)) / len(read)
+    left = np.stack([(y - UNITS * along) / sigma for y, sigma in read])
+    amount = mean_test(mean, deviation, "sums of clipped gradients", unit=float(UNITS), slack=SLACK * UNITS)
+    return [
+        Question("reads the units of the recalibration part, each clipped once, and no other", [amount]),
+        Question(
+            "noise has the accounted deviation, within a request and across",
+            [variance_test(float(np.square(left[kind :: len(DESCENTS)]).sum()), left[kind :: len(DESCENTS)].size,
+                           f"requests of {length} steps", slack=SLACK)
+             for kind, length in enumerate(DESCENTS)],
+        ),
+    ]  # fmt: skip
+
+
+def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array:
+    """Return the gradient of minus the log of the recalibrated probability at 0, by central differences."""
+    count = parameter_count(section.method, len(probabilities))
+
+    def loss(parameters: Array) -> float:
+        mapping = RecalibrationMap(method=section.method, parameters=tuple(parameters.tolist()))
+        return -math.log(recalibrate(probabilities[None], mapping)[0, label])
+
+    moves = DIFFERENCE * np.eye(count)
+    return np.array([(loss(move) - loss(-move)) / (2 * DIFFERENCE) for move in moves])
+
+
+def _descend(
+    parts: Parts, scenario: Scenario, plan: RecalibrationPlan, first: int, last: int, count: int
+) -> tuple[Array, float]:
+    request = RecalibrateRequest(
+        **(_request(parts, scenario, DESCENT_RUN) | {"round": first + 1}),
+        weights=(1.0,),
+        plan=plan,
+        first_step=first,
+        steps=last - first,
+        start=(0.0,) * count,
+    )
+    arrays = prefixed("posterior", parts.samples)
+    reply, _ = ask(parts.site, "train.recalibrate", request, arrays, RecalibrateReply)
+    assert reply.parameters is not None
+    sizes = plan.step_size * (1 - np.arange(first, last) / plan.steps)
+    scale = recalibration_units(parts.site.file) / (float(sizes.sum()) * plan.clip_norm)
+    noise = reply.privacy.history[-1][0] * float(np.linalg.norm(sizes) / sizes.sum())
+    return -scale * np.array(reply.parameters), noise

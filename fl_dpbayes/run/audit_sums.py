@@ -1,0 +1,246 @@
+"""Who joins a batch, and what each unit adds: groups of units with known gradients, and hardly any noise.
+
+Each group's units hold the same records, so the released sum is  y = sum_g c_g clip_C(g_g) / C + sigma xi  with c_g the
+number of them that joined. The auditor computes the gradients apart (plain autograd in float64, one record at a time)
+and finds the c_g by least squares; what is left must be noise.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
+from fl_dpbayes.privacy.audit_statistics import Finding, mean_test, variance_test
+from fl_dpbayes.protocol.sampler import BayesByBackprop, MCDropout
+from fl_dpbayes.run.audit_gradients import clip_norm_for, clipped, made_up_records, start_vector, unit_gradient
+from fl_dpbayes.run.audit_reading import Course, Reading, read_stretch
+from fl_dpbayes.run.audited_plan import loud_plan, own_plan
+from fl_dpbayes.run.canary_site import (
+    DELTA,
+    CanaryRecords,
+    CanarySite,
+    canary_task,
+    whole_for_training,
+    willing,
+    write_canary_site,
+)
+from fl_dpbayes.scenario import Scenario
+
+Array = npt.NDArray[np.float64]
+
+FALSE_ALARM = 2e-5
+RECORDS_PER_UNIT = (1, 3)
+MOST_GROUPS = 8
+# Below it the noise would be amplified too much when the groups are told apart.
+LEAST_SINGULAR_VALUE = 0.15
+# So many units join a batch on average, as far as a site may be so large.
+EXPECTED_BATCH, LEAST_UNITS, MOST_UNITS = 30, 160, 1200
+# Declared over real number of units: a sum that is divided by what it counted, not by the declared number, shows.
+DECLARED = 0.9
+REQUESTS, STRETCH = 12, 8
+# With sampling the account of less noise takes long; without it is in closed form.
+NOISE_SAMPLED, NOISE_FULL = 0.1, 0.01
+# A single step may move the state as it likes; along a stretch the gradients must stay what they are.
+MOVE_ALONE, MOVE_TOGETHER = 1.0, 3e-4
+# Shares by which float32 and the small moves may change a mean or a sum of squares.
+SLACK_OF_MEAN, SLACK_OF_SQUARES = 0.01, 0.02
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A canary site of groups.
+
+    Attributes:
+        site: the site.
+        start: where every stretch starts.
+        clip_norm: C.
+        sizes: n_g, units in each group, shape (G,).
+        shares: clipped gradients over C, shape (G, d).
+    """
+
+    site: CanarySite
+    start: dict[str, Array]
+    clip_norm: float
+    sizes: Array
+    shares: Array
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one stretch says: counts of the groups, and what is left of the sum.
+
+    Attributes:
+        reading: the stretch.
+        counts: weighted mean over its steps of c_g, shape (G,).
+        left: squares of what is left, over the noise's.
+    """
+
+    reading: Reading
+    counts: Array
+    left: float
+
+
+def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
+    """Test who joins, and that the sum consists of clipped gradients of whole units and of nothing else.
+
+    Args:
+        scenario: the audited scenario.
+        folder: where the sites may write.
+        generator: draws records and start state.
+
+    Returns:
+        The checks: for units of one record, and for units of several.
+    """
+    checks = []
+    for records in RECORDS_PER_UNIT:
+        crowd = _crowd(scenario, folder / f"crowd-{records}", generator, records)
+        rate = scenario.privacy.sampling_rate
+        questions = _sampling(crowd, _counts(crowd, scenario, rate, 1, (1, STRETCH)), rate) if rate < 1 else []
+        full = _counts(crowd, scenario, 1.0, 3, (1,))
+        name = f"units of {records} record{'s'[: records - 1]}"
+        checks += verdicts(name, [*questions, *_contributions(crowd, full)], FALSE_ALARM / len(RECORDS_PER_UNIT))
+    return checks
+
+
+def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, records: int) -> Crowd:
+    model, task, plan = scenario.model, canary_task(scenario), own_plan(scenario, pre_noise=0.0)
+    levels, labels = made_up_records(task, generator, MOST_GROUPS)
+    # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
+    scale = 0.0 if isinstance(plan.sampler, MCDropout) else 1.0
+    start = start_vector(model, task, generator, scale)
+    gradients = np.stack(
+        [records * unit_gradient(scenario, folder, start, levels[g], int(labels[g])) for g in range(MOST_GROUPS)]
+    )
+    bayes = isinstance(plan.sampler, BayesByBackprop)
+    clip_norm = clip_norm_for(plan.privacy, float(np.linalg.norm(gradients, axis=1).max()))
+    all_shares = np.stack([clipped(each, scenario, clip_norm, spread=bayes) for each in gradients]) / clip_norm
+    chosen = _independent(all_shares)
+    units = math.ceil(EXPECTED_BATCH / plan.privacy.sampling_rate)
+    each = math.ceil(min(MOST_UNITS, max(LEAST_UNITS, units)) / len(chosen))
+    rows = np.repeat(chosen, each * records)
+    names = [f"unit-{number // records}" for number in range(len(rows))]
+    site = write_canary_site(
+        folder / "site",
+        scenario,
+        CanaryRecords(task, levels[rows], labels[rows], names),
+        units=round(DECLARED * each * len(chosen)),
+        policy=willing(),
+        split=whole_for_training(),
+        delta=DELTA,
+    )
+    # Weight draws of no spread are the means themselves.
+    slots = {"parameters": start, "spread": np.full(len(start), -20.0)}
+    return Crowd(site, slots, clip_norm, np.full(len(chosen), float(each)), all_shares[chosen])
+
+
+def _independent(shares: Array) -> list[int]:
+    """Choose as many groups, from the first on, as can be told apart."""
+    chosen: list[int] = []
+    for group in range(len(shares)):
+        if np.linalg.svd(shares[[*chosen, group]], compute_uv=False)[-1] >= LEAST_SINGULAR_VALUE:
+            chosen.append(group)
+    return chosen
+
+
+def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tuple[int, ...]) -> list[list[Count]]:
+    """Return the counts of requests of each length."""
+    inverse = np.linalg.pinv(crowd.shares)
+    found: list[list[Count]] = []
+    for number, length in enumerate(lengths):
+        plan = loud_plan(
+            own_plan(scenario, pre_noise=0.0),
+            clip_norm=crowd.clip_norm,
+            sampling_rate=rate,
+            noise_multiplier=NOISE_SAMPLED if rate < 1 else NOISE_FULL,
+            move=MOVE_ALONE if length == 1 else MOVE_TOGETHER,
+            rounds=REQUESTS,
+            steps_per_round=length,
+        )
+        course = Course(crowd.site, scenario.model, plan, run + number)
+        rows = []
+        for first_step in range(0, plan.total_steps, length):
+            reading = read_stretch(course, crowd.start, first_step // length + 1, first_step, length)
+            counts = reading.mean @ inverse
+            left = float(np.square(reading.mean - counts @ crowd.shares).sum()) / reading.noise_std**2
+            rows.append(Count(reading, counts, left))
+        found.append(rows)
+    return found
+
+
+def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Question]:
+    """Test that each unit joins each batch independently with the accounted probability.
+
+    c_g ~ Binomial(n_g, q), so the weighted mean over a stretch has variance  sum_k v_k^2 n_g q (1 - q)  and that of the
+    noise, sum_k v_k^2 sigma_k^2 (A A^T)^-1, A the groups' clipped gradients over C.
+    """
+    rows = [row for group in counted for row in group]
+    accounted = rows[0].reading.sampling_rate
+    spread = np.linalg.inv(crowd.shares @ crowd.shares.T)
+    chance = crowd.sizes * accounted * (1 - accounted)
+    # Of a binomial count: (1 - 6 q (1 - q)) / (n q (1 - q)).
+    excess = max(0.0, 1 - 6 * accounted * (1 - accounted))
+
+    def covariance(row: Count) -> Array:
+        share = float(np.square(row.reading.weights).sum())
+        return share * np.diag(chance) + row.reading.noise_std**2 * spread
+
+    deviations = [row.counts - crowd.sizes * accounted for row in rows]
+    variances = [float(covariance(row).sum()) for row in rows]
+    steps = np.array([1 / float(np.square(row.reading.weights).sum()) for row in rows])
+    weights = steps / steps.sum()
+    expected = float(crowd.sizes.sum()) * accounted
+    mean = float(weights @ [each.sum() for each in deviations])
+    deviation = math.sqrt(float(np.square(weights) @ variances))
+    sizes = sum(float(each.sum()) ** 2 / v for each, v in zip(deviations, variances, strict=True))
+    whitened = [each @ np.linalg.solve(covariance(row), each) for each, row in zip(deviations, rows, strict=True)]
+    pairs = list(_pairs(counted))
+    apart = [
+        float((a.counts - b.counts) @ np.linalg.solve(covariance(a) + covariance(b), a.counts - b.counts))
+        for a, b in pairs
+    ]
+    groups, slack = len(crowd.sizes), SLACK_OF_MEAN * expected
+    squares = [
+        variance_test(sizes, len(rows), "sizes of batches", kurtosis=excess / float(chance.sum())),
+        variance_test(sum(whitened), len(rows) * groups, "groups of units", kurtosis=excess / float(chance[0])),
+        variance_test(sum(apart), len(pairs) * groups, "batches apart", kurtosis=excess / float(chance[0]) / 2),
+    ]
+    return [
+        Question(
+            "units join with the accounted probability",
+            [mean_test(mean, deviation, "all batches", unit=expected, slack=slack)],
+        ),
+        Question("units join independently, batches of one stretch and of several too", squares),
+    ]
+
+
+def _pairs(counted: list[list[Count]]) -> Iterator[tuple[Count, Count]]:
+    for rows in counted:
+        yield from zip(rows[0::2], rows[1::2], strict=False)
+
+
+def _contributions(crowd: Crowd, counted: list[list[Count]]) -> list[Question]:
+    """Test sums over all units: the right number of clipped gradients, and nothing else."""
+    rows = [row for group in counted for row in group]
+    spread = np.linalg.inv(crowd.shares @ crowd.shares.T)
+    counts = np.mean([row.counts for row in rows], axis=0) - crowd.sizes
+    noise = math.sqrt(sum(row.reading.noise_std**2 for row in rows)) / len(rows)
+    amounts: list[Finding] = [
+        mean_test(
+            float(counts[group]),
+            noise * math.sqrt(spread[group, group]),
+            f"group {group + 1}",
+            unit=float(crowd.sizes[group]),
+            slack=SLACK_OF_MEAN * float(crowd.sizes[group]),
+        )
+        for group in range(len(crowd.sizes))
+    ]
+    degrees = len(rows) * (crowd.shares.shape[1] - len(crowd.sizes))
+    left = variance_test(sum(row.left for row in rows), degrees, "what is left", slack=SLACK_OF_SQUARES)
+    return [
+        Question("each unit adds its clipped gradient once", amounts),
+        Question("the sum holds nothing but clipped gradients and noise", [left] if degrees else []),
+    ]
