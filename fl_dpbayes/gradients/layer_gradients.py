@@ -65,17 +65,18 @@ def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: to
         output_gradients: gradient of the summed loss at its output, shape (N, ...).
 
     Returns:
-        The factored gradients; float64, but for W_i that are formed, which are float32 as their factors are.
+        The factored gradients, float32, with norms and biases in float64.
     """
     a, g = _positions(layer, inputs.float(), output_gradients.float())
     positions, p, o = a.shape[2], a.shape[3], g.shape[3]
     weights = None
     if (positions > 1 or a.shape[1] > 1) and 2 * positions**2 >= o * p:
         weights = g.mT @ a
-        norms = torch.linalg.vector_norm(weights.flatten(1), dim=1, dtype=torch.float64)
+        norms = _norm(weights)
+    elif positions == 1 and a.shape[1] == 1:
+        norms = _norm(a) * _norm(g)
     else:
-        a, g = a.double(), g.double()
-        norms = _norm(a) * _norm(g) if positions == 1 and a.shape[1] == 1 else _gram_norm(a, g)
+        norms = _gram_norm(a.double(), g.double())
     bias = None if layer.bias is None else g.sum(dim=2, dtype=torch.float64)
     if bias is not None:
         norms = torch.hypot(norms, _norm(bias))
@@ -99,7 +100,7 @@ def weighted_sum(gradients: LayerGradients, factors: torch.Tensor) -> list[torch
     else:
         kept = (factors > 0)[:, None, None, None]
         g = torch.where(kept, gradients.output_gradients, 0.0) * factors[:, None, None, None]
-        a = torch.where(kept, gradients.inputs, 0.0)
+        a = torch.where(kept, gradients.inputs, 0.0).double()
         groups, p, o = a.shape[1], a.shape[3], g.shape[3]
         left = g.transpose(0, 1).reshape(groups, -1, o)
         right = a.transpose(0, 1).reshape(groups, -1, p)
@@ -125,7 +126,7 @@ def _positions(
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
-    return values.flatten(1).square().sum(dim=1).sqrt()
+    return torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
 
 
 def _gram_norm(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ def worst_movement(
     through `BatchGradient`, which a site's chains run, at full batches and C = 1.
 
     Args:
-        module: what a chain trains; its parameters are overwritten.
+        module: what a chain trains, where it shall run; its parameters are overwritten.
         input_shape: shape of one record.
         classes: number of classes.
         sizes: numbers of units n, each >= 1.
@@ -75,7 +75,7 @@ def worst_movement(
                     sampling_rate=1.0,
                     clip_norm=1.0,
                     sampling_generator=np.random.default_rng(0),
-                    device="cpu",
+                    device=next(module.parameters()).device,
                     loss=loss,
                     pre_noise=pre_noise,
                     pre_noise_generator=np.random.default_rng(1),

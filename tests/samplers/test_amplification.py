@@ -1,8 +1,12 @@
 """One more unit moves the clipped sum by at most C, whatever start state a hostile server sends."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from torch import nn
 
+from clients.device import compute_device
 from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -42,6 +46,15 @@ MODULES = {
 @pytest.mark.parametrize("name", MODULES)
 def test_small_batches(name) -> None:
     assert 0.5 < worst_movement(*MODULES[name](), 2, [1, 2, 14, 15, 16, 17]) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MODULES)
+def test_batches_on_a_gpu(name) -> None:
+    device = compute_device(SimpleNamespace(device="cuda"))
+    module, shape = MODULES[name]()
+    assert 0.5 < worst_movement(module.to(device), shape, 2, [*range(1, 66), *range(1018, 1044), 4096, 4109]) <= 1
 
 
 @pytest.mark.slow
