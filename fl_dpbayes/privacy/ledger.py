@@ -16,15 +16,15 @@ saw; so a chain that lacks either (an older copy put back, a file made anew) is 
 import dataclasses
 import hashlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy.data_version import MOST_SHARED, DataVersion, shared_fraction
-from fl_dpbayes.privacy.filter import admitted_steps, choose_rule, filter_orders
+from fl_dpbayes.privacy.cohort_creation import Describe, create_cohort, ledger_key, require_other_units
+from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
 from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
 from fl_dpbayes.privacy.ledger_account import Spent, spent
 from fl_dpbayes.privacy.ledger_check import ledger_problems, reply_body
@@ -42,7 +42,6 @@ from fl_dpbayes.privacy.ledger_state import (
     Reservation,
     Spending,
     StoredPlan,
-    cohort_content,
     cohorts_of,
     data_version_content,
     plan_content,
@@ -54,10 +53,8 @@ from fl_dpbayes.privacy.ledger_state import (
 )
 from fl_dpbayes.privacy.running_process import this_process
 from fl_dpbayes.privacy.takeover import is_worked_on, may_take_over
-from fl_dpbayes.privacy.witness import LedgerPlace, advance_witness, check_witness, write_witness
+from fl_dpbayes.privacy.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
-
-Describe = Callable[[bytes], DataVersion]
 
 
 @dataclass(frozen=True)
@@ -116,32 +113,8 @@ class Ledger:
             LedgerError: if the ledger is not the one that its second place knows, cannot be read or written or is
                 damaged, or another cohort has these records.
         """
-        new = not place.witness.exists()
-        connection = open_ledger_file(place.path, place.durability, create=new)
-        try:
-            with transaction(connection):
-                entries = read_chain(connection)
-                if entries or not new:
-                    check_witness(place, connection)
-                if cohort.name in cohorts_of(entries):
-                    raise UserError(
-                        f"ledger {place.path} holds cohort {cohort.name!r} already: nothing is made or overwritten"
-                    )
-                orders = filter_orders(cohort.epsilon, cohort.delta)
-                last = append_entry(connection, "cohort", cohort_content(cohort, orders))
-                if describe is not None:
-                    version = describe(_key(connection))
-                    _require_other_units(entries, cohort.name, version, place)
-                    last = append_entry(connection, "data version", data_version_content(cohort.name, version))
-            with transaction(connection):
-                if new:
-                    write_witness(place, last.position, last.head)
-                else:
-                    advance_witness(place, connection)
-        except BaseException:
-            connection.close()
-            raise
-        return cls(connection, cohort, place)
+        create_cohort(place, cohort, describe)
+        return cls.open(place, cohort)
 
     @classmethod
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
@@ -291,11 +264,11 @@ class Ledger:
             LedgerError: if another cohort of this ledger has these records, or the ledger cannot be written.
         """
         with ledger_errors():
-            version = describe(_key(self._connection))
+            version = describe(ledger_key(self._connection))
             if version in self._read().data_versions[-1:]:
                 return
         with self._change() as entries:
-            _require_other_units(entries, self.cohort.name, version, self._place)
+            require_other_units(entries, self.cohort.name, version, self._place)
             append_entry(self._connection, "data version", data_version_content(self.cohort.name, version))
 
     def rows(self) -> list[Reservation]:
@@ -406,22 +379,6 @@ class Ledger:
         # A process that was taken for dead must not end the attempt that took its place.
         if found.process != this_process():
             raise LedgerError(f"reservation {reservation} is held by another process, which took it over")
-
-
-def _key(connection: sqlite3.Connection) -> bytes:
-    return bytes(connection.execute("SELECT key FROM secret").fetchone()[0])
-
-
-def _require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:
-    for name in cohorts_of(entries):
-        versions = read_state(entries, name).data_versions if name != cohort else []
-        shared = max((shared_fraction(version.units, other.units) for other in versions), default=0.0)
-        if shared > MOST_SHARED:
-            raise LedgerError(
-                f"about {shared:.0%} of these units are in cohort {name!r} of ledger {place.path}, and at most "
-                f"{MOST_SHARED:.0%} may be: another cohort would give them another budget. Set ledger.cohort in the "
-                f"site file to {name!r}"
-            )
 
 
 def _require_same(made: Cohort, stated: Cohort, path: Path) -> None:

@@ -33,7 +33,7 @@ from fl_dpbayes.report.page_tables import (
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.template import TEMPLATE
-from fl_dpbayes.report.wording import neighbours, temperature_notes
+from fl_dpbayes.report.wording import neighbours, small_delta_text, temperature_notes
 from fl_dpbayes.storage.atomic_file import write_atomically
 
 
@@ -59,6 +59,7 @@ def write_report(run_dir: Path | str) -> Path:
         answer=answer(summary),
         key_figures=key_figures(run),
         adjacency=neighbours(run),
+        small_delta=small_delta_text(run),
         approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
         temperatures=temperature_notes(run),
         settings=settings_table(run),

@@ -8,7 +8,14 @@ from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary, parse_summary
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
-from fl_dpbayes.report.wording import in_reading_order, neighbours, place_name, temperature_notes, tempered
+from fl_dpbayes.report.wording import (
+    in_reading_order,
+    neighbours,
+    place_name,
+    small_delta_text,
+    temperature_notes,
+    tempered,
+)
 
 WIDTH = 100
 EVALUATION_STATUS = "evaluation"
@@ -21,8 +28,8 @@ def _privacy_caption(summary: Summary) -> str:
         parts.append(f"Neighbours differ by {neighbours(summary)}.")
         if methods:
             parts.append(f"epsilon by {', '.join(methods)}.")
-        if (small := summary.small_delta) is not None:
-            parts.append(f"At delta {probability(small.delta)} that of {small.site} is {rounded_up(small.epsilon)}.")
+        if small := small_delta_text(summary):
+            parts.append(small)
         if any(row.mu_kind == "clt" for row in summary.privacy):
             parts.append("mu (clt) is an approximation, not an upper bound.")
         if summary.chains > 1:

@@ -49,7 +49,10 @@ _BEFORE = (
 {% if epsilon %}{{ figure(epsilon) }}{% endif %}
 <div>
 {% if run.private %}
-<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.</p>
+<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.
+{{ small_delta }}</p>
+<p class="note">ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw,
+the whole plan's ε holds, and always the budget.</p>
 {% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
 {% endif %}
 {% else %}

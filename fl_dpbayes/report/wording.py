@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fl_dpbayes.report.numbers import probability, rounded_up
 from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
@@ -47,6 +48,14 @@ def neighbours(run: Summary) -> str:
     unit = " or ".join(sorted({site.unit for site in run.sites if site.role == "train" and site.unit})) or "record"
     verb = ADJACENCY.get(run.adjacency)
     return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
+
+
+def small_delta_text(run: Summary) -> str:
+    """Say what the largest epsilon is at a small delta; empty where the run's own is as small."""
+    small = run.small_delta
+    if small is None:
+        return ""
+    return f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
 
 
 def tempered(run: Summary) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import Policy, read_site_file
+from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.data.specs import (
     BuiltIn,
     ClassesPartition,
@@ -23,6 +24,7 @@ from fl_dpbayes.data.specs import (
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.ledger import Ledger
 
 DIGITS = DataSpec(source="digits")
 TRAIN = SiteSpec(role="train")
@@ -119,6 +121,20 @@ def test_site_files_hold_ledger_policy_and_settings(tmp_path):
     assert ledger.path.resolve() == (tmp_path / "run" / "ledgers" / "zurich.sqlite").resolve()
     assert (ledger.cohort, ledger.epsilon, ledger.delta, ledger.durability) == ("c", 3.0, 1e-4, "normal")
     assert (site_file.policy, site_file.insecure_seed, site_file.threads) == (policy, 7, 2)
+
+
+def test_ledgers_are_made_with_the_sites_and_stay_unless_their_making_was_cut_off(tmp_path):
+    paths = write(plan(), tmp_path / "run" / "sites")
+    site_file = read_site_file(paths[0])
+    with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
+        head = ledger.head()
+    write(plan(), tmp_path / "run" / "sites")
+    with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
+        assert ledger.head() == head
+    site_file.ledger.witness.unlink()
+    write(plan(), tmp_path / "run" / "sites")
+    with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
+        assert ledger.head() != head
 
 
 def test_runs_may_share_a_folder_of_features(tmp_path):

@@ -33,6 +33,12 @@ def test_privacy_table_undefined_and_infinite_limit(summary):
     assert second.split()[2:8] == ["–"] * 6
 
 
+def test_epsilon_at_a_small_delta_stands_beside_a_large_one(summary):
+    assert "At delta 1e-5" not in shown(privacy_table(summary))
+    summary["small_delta"] = {"site": "north-clinic", "delta": 1e-5, "epsilon": 2.3401}
+    assert "At delta 1e-5 epsilon of north-clinic is 2.35." in " ".join(shown(privacy_table(summary)).split())
+
+
 def test_seeded_run_says_so(summary):
     assert "seeded: not private" not in shown(privacy_table(summary))
     assert "seeded: not private" in shown(privacy_table({**summary, "seeded": True}))
