@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fl_dpbayes.calibration.bins import COUNT, coarsen
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.data.site_file import Split, write_site_file
@@ -230,12 +231,10 @@ def _public_check(parts: Parts, scenario: Scenario, kinds: dict[str, tuple[float
         **_request(parts, scenario, 1), predictors={"posterior": (1.0,)}, delta=_ledger_delta(parts)
     )
     _, arrays = ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
-    counts = arrays["posterior/top_label"][:, 0]
-    fine = len(counts) // BINS
-    coarse = counts.reshape(BINS, fine).sum(axis=1)
+    counts = coarsen(arrays["posterior/top_label"], BINS)[:, COUNT]
     expected = np.zeros(BINS)
     expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
-    wrong = float(np.abs(coarse - expected).sum())
+    wrong = float(np.abs(counts - expected).sum())
     return Check("public evaluation", "counts the records of the test part, and no other", wrong, 0.0, "at most",
                  finds="one record")  # fmt: skip
 

@@ -36,9 +36,9 @@ def print_audit(
     """
     console.print(
         f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
-        f"records; the auditor reads what they release. Sampler {scenario.sampler.kind}, {private_settings(scenario).clipping.kind} "
-        f"clipping, model {scenario.model.kind}, chains and sampling rate are the scenario's; units "
-        "have 1 and 3 records.",
+        f"records; the auditor reads what they release. Sampler {scenario.sampler.kind}, "
+        f"{private_settings(scenario).clipping.kind} clipping, model {scenario.model.kind}, chains and sampling "
+        "rate are the scenario's; units have 1 and 3 records.",
         markup=False,
     )
     console.print(_check_table(checks))
