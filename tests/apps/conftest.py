@@ -121,7 +121,8 @@ class TableSite:
 
         content = RecordDict({"config": ConfigRecord({} if record is None else {"record": json.dumps(record)})})
         if arrays:
-            content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+            made = {name: sent if isinstance(sent, Array) else Array(sent) for name, sent in arrays.items()}
+            content["arrays"] = ArrayRecord(made)
         message = Message(content, dst_node_id=1, message_type=kind)
         message.metadata.__dict__["_message_id"] = "1"
         node = {"site-file": str(self.path)}

@@ -4,7 +4,7 @@ import resource
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Array, Message
 
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS
@@ -158,3 +158,35 @@ def test_delta_is_below_one_over_every_number_of_units_that_the_declared_one_adm
     rows = [(f"p{number:03d}", float(number % 7), float(number % 5), number % 2) for number in range(400)]
     small.write(rows, units=40, split=split, ledger=ledger | {"delta": 0.01})
     assert refusal_of(evaluate(small, delta=0.01)) == ("POLICY_DENIED", "delta")
+
+
+ESCAPES = "\x1b]0;mine\x07\x1b[2J\u202e"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stype": "pickle"},
+        {"data": b""},
+        {"data": b"\x80\x04."},
+        {"data": b"\x93NUMPY\x01\x00\x04\x00(9,)"},
+        {"shape": (10**12,)},
+        {"dtype": ESCAPES},
+    ],
+)
+def test_request_with_an_array_that_is_none_is_a_bad_request(site, changes: dict) -> None:
+    weight, bias = Array(np.zeros((2, 2), np.float32)), Array(np.zeros(2, np.float32))
+    parts = {"dtype": weight.dtype, "shape": weight.shape, "stype": weight.stype, "data": weight.data} | changes
+    reply = site.train(arrays={"start/parameters/1.weight": Array(**parts), "start/parameters/1.bias": bias})
+    assert refusal_of(reply) == ("BAD_REQUEST", "arrays")
+    assert rows_of(site) == []
+
+
+def test_name_of_an_unknown_key_reaches_neither_log_nor_reply_as_it_came(site, caplog) -> None:
+    caplog.set_level("INFO", "fl_dpbayes.site")
+    code, field = refusal_of(site.train(**{ESCAPES + "x" * 5_000_000: 1})) or ("", "")
+    assert code == "BAD_REQUEST"
+    code, field = refusal_of(site.train(**{ESCAPES: 1})) or ("", "")
+    assert (code, field) == ("BAD_REQUEST", "?]0;mine??[2J?")
+    assert len(caplog.messages) == 2
+    assert all(text.isprintable() and len(text) <= 100 for text in caplog.messages)
