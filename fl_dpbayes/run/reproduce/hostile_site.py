@@ -141,7 +141,7 @@ def _summaries(cell: Cell, case: str) -> dict[str, dict[str, Any]]:
 
     partition = f"partition={PARTITIONS.get(case, PARTITIONS['honest'])}"
     seeds = [f"seed={cell.seed + 1}", f"simulation.insecure_seed={cell.seed + 1}"]
-    summaries = {}
+    summaries: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-reproduce-") as parent:
         folder = Path(parent) / "run"
         for rule, section in cell.settings["rules"].items():
