@@ -157,7 +157,8 @@ def exact_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Auroc | 
         # By p up to one half and by the rest above it: the order of log odds without their rounding.
         score = np.column_stack([p > 0.5, np.where(p > 0.5, -rest, p)])
         values, place = np.unique(score, axis=0, return_inverse=True)
-        found.append(_area(np.bincount(place, positive, len(values)), np.bincount(place, minlength=len(values))))
+        sums = [np.bincount(place, weight, len(values)).astype(np.float64) for weight in (positive, np.ones(count))]
+        found.append(_area(*sums))
     area = _average(found[1:] if classes == 2 else found)
     return None if area is None else Auroc(area.value, area.value, area.value)
 

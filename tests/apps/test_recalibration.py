@@ -9,6 +9,7 @@ from rich.console import Console
 from scipy.special import entr
 
 from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
@@ -104,6 +105,9 @@ def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: p
     evaluate_records(run.folder, archive, Console(quiet=True), as_json=True)
     row = json.loads(capsys.readouterr().out)
     assert (row["predictor"], row["n"], row["epistemic"]) == ("recalibrated", 60, None)
+    exact = exact_auroc(recalibrate(plain, stored.metadata.recalibration), records.labels[:60]).value
+    assert row["auroc"] == pytest.approx(exact, abs=1e-12)
+    assert row["auroc_bounds"] == [row["auroc"]] * 2
     costs = pandas.read_csv(run.folder / "privacy.csv")
     rows = costs[costs["purpose"] == "recalibration"]
     assert list(rows["site"]) == ["north", "south", "east", "west"]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.special import expit
+from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.privacy.events import GaussianEvent
@@ -14,6 +16,7 @@ from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.run.reproduce import knolle_mnist, knolle_mnist_settings, knolle_pneumonia, knolle_pneumonia_settings
+from fl_dpbayes.run.reproduce.classification import measure
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment
 from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, SGD, Labelled, predictors, split
 from fl_dpbayes.run.reproduce.private_temperature import private_temperature
@@ -156,4 +159,13 @@ def test_pneumonia_cell_has_three_rows_per_predictor() -> None:
     assert len(measurement.details["reliability"]) == 3
     plain, corrected = (rows[DP_SGD, part] for part in (knolle_pneumonia.TEST, knolle_pneumonia.CORRECTED))
     assert plain.values["ece"] != corrected.values["ece"]
-    assert plain.values["auc"] == pytest.approx(corrected.values["auc"], abs=1e-3)
+    assert plain.values["auc"] == pytest.approx(corrected.values["auc"], abs=1e-9)
+
+
+def test_the_auc_of_a_table_is_that_of_its_records() -> None:
+    generator = np.random.default_rng(11)
+    labels = generator.integers(0, 2, 500)
+    log_odds = generator.normal(25 + 20 * labels, 10)  # nearly all in the last of 960 equal bins
+    for temperature in (1.0, 10.0):
+        probabilities = expit(np.column_stack([-log_odds, log_odds]) / temperature)
+        assert measure(probabilities, labels, 0)["auc"] == pytest.approx(roc_auc_score(labels, log_odds), abs=1e-12)
