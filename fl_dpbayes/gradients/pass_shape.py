@@ -103,7 +103,7 @@ def rounding_eta(
 ) -> float:
     """Return eta: rounding moves a sum of contributions of norm C' by at most eta C' between neighbouring data sets.
 
-        eta = 2 u m (P + K + 4) L kappa,    u = 2^-53,    m = 2 n,    K = ceil(m / P)
+        eta = 2 u m ((P + 4) L kappa + K),    u = 2^-53,    m = 2 n,    K = ceil(m / P)
 
     with L the positions of a layer and kappa how far they may cancel: 1 where a gradient is formed or has one position,
     at most 1000 elsewhere, thanks to the allowance in the norm.
@@ -127,7 +127,7 @@ def rounding_eta(
     if way == "book_keeping":
         terms = max(layer.terms for layer in _layers(*_made_up(module, 1, input_shape, targets), loss))
     most = _REAL_PER_DECLARED * units
-    eta = 2 * _ROUNDING * most * (rows + math.ceil(most / rows) + 4) * terms
+    eta = 2 * _ROUNDING * most * ((rows + 4) * terms + math.ceil(most / rows))
     if eta > LARGEST_ETA:
         raise UserError(
             f"rounding can move a sum over up to {most} units by {eta:.1e} of the clip norm, allowed is {LARGEST_ETA}: "

@@ -202,8 +202,8 @@ def one_record_sums():
 
 def test_units_too_many_for_the_rounding_are_refused() -> None:
     module = nn.Sequential(nn.Conv2d(1, 16, 7), nn.Flatten(), nn.Linear(64, 3))
-    with pytest.raises(UserError, match=r"2000000 units by .* of the clip norm, allowed is 0\.001"):
-        gradient_of(module, 5, units=1_000_000)
+    with pytest.raises(UserError, match=r"20000000 units by .* of the clip norm, allowed is 0\.001"):
+        gradient_of(module, 5, units=10_000_000)
 
 
 class Leaky(nn.Module):
