@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,19 @@ def test_records_are_independent_of_the_pass_they_are_in():
     together = mapped(records)
     for rows in ([0], [len(records) - 1], [5, 3], list(range(len(records)))[::-1]):
         np.testing.assert_array_equal(mapped(records[rows]), together[rows])
+
+
+@pytest.mark.parametrize("count", [1, 15, 40])
+def test_every_pass_has_one_number_of_rows(count):
+    mapped = feature_map(ScatteringFeatures(), (1, 28, 28))
+    seen = []
+
+    def watched(batch):
+        seen.append(len(batch))
+        return mapped.transform(batch)
+
+    assert len(replace(mapped, transform=watched)(images(count, 1, 28, 28))) == count
+    assert set(seen) == {mapped.records_per_pass} == {16}
 
 
 def test_each_colour_is_an_image_of_its_own():

@@ -62,6 +62,19 @@ def test_each_record_is_predicted_by_itself_whoever_is_with_it(module):
         np.testing.assert_array_equal(part.epistemic, whole.epistemic[rows])
 
 
+@pytest.mark.parametrize(("model", "rows"), [(LogisticModel(), 256), (CNNModel(channels=(2,), hidden=3), 64)])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 300])
+def test_every_pass_has_one_number_of_rows(model, rows, count):
+    module = build_model(model, Task(input_shape=(1, 4, 4), classes=3), seed=0)
+    samples = {name: value.detach().numpy()[None] for name, value in module.named_parameters()}
+    features = np.random.default_rng(0).random((count, 1, 4, 4), dtype=np.float32)
+    predict(module, samples, np.ones(1), features)
+    seen = []
+    module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    assert predict(module, samples, np.ones(1), features).probabilities.shape == (count, 3)
+    assert set(seen) == {rows}
+
+
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(samples=st.integers(1, 5), records=st.integers(0, 4), scale=st.sampled_from([0.1, 1.0, 1e4]))
 def test_probabilities_sum_to_one_and_entropies_are_ordered_property(samples, records, scale):
