@@ -14,6 +14,7 @@ from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.site_file import Selection, SiteFile
 from fl_dpbayes.data.specs import Shift
 from fl_dpbayes.errors import UserError
+from fl_dpbayes.privacy.ledger_state import Part as LedgerPart
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 from fl_dpbayes.protocol.card import Role
 from fl_dpbayes.protocol.task import Task
@@ -93,7 +94,8 @@ def load_site(site_file: SiteFile) -> Site:
     else:
         train, test = None, _part(records)
     check_declaration(site_file.units, (test if train is None else train).unit_count, records.unit)
-    for name, part in (("train", train), ("test", test), ("recalibration", recalibration)):
+    parts: dict[LedgerPart, Part | None] = {"train": train, "test": test, "recalibration": recalibration}
+    for name, part in parts.items():
         if part is not None:
             check_most_units(site_file, name, part.unit_count)
     return Site(

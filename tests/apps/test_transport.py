@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.protocol.precision import decode_samples, encode_samples
 from fl_dpbayes.scenario import load_scenario
 
@@ -85,4 +88,7 @@ def test_site_refuses_a_round_too_large_for_its_ledger(federation, monkeypatch) 
     run = federation(MIXTURE, "training={rounds=1, steps_per_round=8, thinning=2}")
     with pytest.raises(UserError, match=r"BAD_REQUEST plan\.thinning"):
         run.run()
-    assert not list(run.folder.rglob("*.sqlite"))
+    for path in (run.folder / "sites").glob("*.toml"):
+        site_file = read_site_file(path)
+        with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
+            assert ledger.rows() == []
