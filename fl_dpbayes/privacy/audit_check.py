@@ -51,7 +51,8 @@ class Question:
 def verdicts(part: str, questions: Sequence[Question], false_alarm: float) -> list[Check]:
     """Decide questions, so that a sound site fails any of them with at most the stated probability.
 
-    Each of the m tests of all questions has level false_alarm / m (Bonferroni), whatever depends on what.
+    Each of Q questions has a share false_alarm / Q, and each of its m tests false_alarm / (Q m) (Bonferroni), whatever
+    depends on what.
 
     Args:
         part: of the mechanism.
@@ -62,9 +63,9 @@ def verdicts(part: str, questions: Sequence[Question], false_alarm: float) -> li
         One check for each question; its value is the smallest probability found, its limit the level of one test.
     """
     asked = [question for question in questions if question.findings]
-    level = false_alarm / max(1, sum(len(question.findings) for question in asked))
     checks = []
     for question in asked:
+        level = false_alarm / len(asked) / len(question.findings)
         worst = min(question.findings, key=lambda finding: finding.probability)
         weakest = max(question.findings, key=lambda finding: finding.effect(level).size)
         where = f"worst of {len(question.findings)}: {worst.where}" if len(question.findings) > 1 else worst.where

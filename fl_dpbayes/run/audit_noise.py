@@ -152,13 +152,19 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> list[Questio
     tested = {label: each.rounding < LARGEST_ROUNDING * each.noise_std for label, each in readings.items()}
     noise = {label: np.where(tested[label], each.mean / each.noise_std, 0.0) for label, each in readings.items()}
     common = np.logical_and.reduce(list(tested.values()))
-    groups = {label: [label] for label in noise}
+    thirds: dict[str, list[str]] = {}
     for label in noise:
-        groups.setdefault(label.split(",")[0] + ", all its steps", []).append(label)
-    variances = [
-        variance_test(_squares(noise, labels), sum(int(tested[label].sum()) for label in labels), where)
-        for where, labels in groups.items()
-    ]
+        thirds.setdefault(label.split(",")[0], []).append(label)
+    # Where the steps of a stretch shared their noise, its deviations would add up instead of its variances.
+    together = [label for label, each in readings.items() if len(each.weights) > 1]
+    thirds |= {"steps asked for together": together} if together else {}
+    pooled, alone = (
+        [
+            variance_test(_squares(noise, labels), sum(int(tested[label].sum()) for label in labels), where)
+            for where, labels in groups.items()
+        ]
+        for groups in (thirds, {label: [label] for label in noise})
+    )
     tensors = []
     for name, columns in _columns(scenario).items():
         numbers = sum(int(tested[label][columns].sum()) for label in noise)
@@ -166,7 +172,8 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> list[Questio
             tensors.append(variance_test(sum(float(z[columns] @ z[columns]) for z in noise.values()), numbers, name))
     correlations = correlation_tests({label: z[common] for label, z in noise.items()})
     return [
-        Question("noise has the accounted deviation, early, middle and late in every chain", variances),
+        Question("noise has the accounted deviation, early, middle and late in every chain", pooled),
+        Question("noise has the accounted deviation in every single request", alone),
         Question("noise has the accounted deviation on every tensor", tensors),
         Question("no two steps, rounds, chains, runs or sites share noise", correlations),
     ]
