@@ -18,6 +18,8 @@ from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan
 from fl_dpbayes.protocol.plan import Adjacency
 from fl_dpbayes.storage.atomic_file import written
 
+TRACES_FOLDER = "traces"
+
 
 def write_virtual_sites(
     plan: SitePlan,
@@ -85,7 +87,7 @@ def write_virtual_sites(
             insecure_seed=insecure_seed,
             cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
             backbone_folder=None if backbones is None else backbones.resolve(),
-            trace_folder=Path("..") / "traces" / site.name if traces and site.spec.role == "train" else None,
+            trace_folder=Path("..") / TRACES_FOLDER / site.name if traces and site.spec.role == "train" else None,
             prevalence=site.spec.prevalence,
         )
         write_site_file(site_file, folder / f"{stem}.toml")

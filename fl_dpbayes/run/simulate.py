@@ -16,6 +16,7 @@ from fl_dpbayes.installation import check_origin
 from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
+from fl_dpbayes.run.clipped_shares import clipped_sentence, clipped_shares
 from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
@@ -121,6 +122,8 @@ def show_run(run_folder: Path, console: Console) -> None:
     """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
     summary = read_summary(run_folder)
     console.print(privacy_table(summary, console.width))
+    if clipped := clipped_sentence(clipped_shares(run_folder)):
+        console.print(clipped, markup=False, highlight=False)
     if summary["calibration"]:
         console.print()
         console.print(calibration_table(summary, console.width))

@@ -59,6 +59,16 @@ def test_more_samples_than_a_reply_may_hold_are_refused_before_anything_is_spent
     assert refusal_of(site.train(plan={"rounds": 1, "steps_per_round": 1001, "thinning": 2}, steps=1001)) is None
 
 
+def test_cost_too_long_to_state_is_refused_before_anything_is_spent(site, monkeypatch) -> None:
+    falling = {"kind": "dp-sgld", "step_size": {"kind": "exponential", "initial": 0.25, "decay": 0.9}}
+    asked = {"plan": {"sampler": falling}, "privacy": {"coupling": "temperature", "temperature": 100.0}}
+    monkeypatch.setattr("clients.train.MAX_HISTORY", 7)
+    assert refusal_of(site.train(**asked)) == ("BAD_REQUEST", "plan.privacy.coupling")
+    assert rows_of(site) == []
+    monkeypatch.setattr("clients.train.MAX_HISTORY", 8)
+    assert refusal_of(site.train(**asked)) is None
+
+
 def test_predictor_that_fails_on_one_record_tells_nothing_of_it(table_site) -> None:
     # Finite weights that overflow for one patient only: an error would say, without noise, that this patient is here.
     answers = []

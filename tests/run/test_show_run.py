@@ -14,6 +14,23 @@ SUMMARY = {
 }  # fmt: skip
 
 
+def printed(folder) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    show_run(folder, console)
+    return console.file.getvalue()
+
+
+def test_clipped_share_is_told_where_simulated_sites_kept_traces_and_nowhere_else(tmp_path):
+    write_summary(SUMMARY, tmp_path)
+    assert "clipped gradients, from" not in printed(tmp_path)
+    for site, rows in {"north": ["0,3,1.0", "1,0,nan", "2,1,0.0"], "south": ["0,4,0.25"]}.items():
+        folder = tmp_path / "traces" / site
+        folder.mkdir(parents=True)
+        (folder / "run-1.csv").write_text("\n".join(["step,units,clipped_fraction", *rows]) + "\n")
+    said = "clipped gradients, from the simulated sites' own traces, which no reply carries: north 75 %, south 25 %"
+    assert said in printed(tmp_path)
+
+
 def test_tables_and_warnings_are_set_apart(tmp_path):
     write_summary(SUMMARY, tmp_path)
     console = Console(file=io.StringIO(), width=120)
