@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from fl_dpbayes.aggregation.alignment import state_warnings
 from fl_dpbayes.aggregation.fald import average_states
-from fl_dpbayes.aggregation.robust import bound_moves, coordinate_median, trimmed_mean
+from fl_dpbayes.aggregation.robust import coordinate_median, move_factors, shortened, trimmed_mean
 from fl_dpbayes.aggregation_section import AveragingRule
 from fl_dpbayes.protocol.arrays import Arrays
+from server.site_samples import PerSite
 
 
 class Average(NamedTuple):
@@ -36,19 +37,21 @@ def average_of_states(
         The average, with a sentence for each site whose hidden units are in another order or whose move was shortened,
         and for sites too few to trim.
     """
-    warnings, shortened = list(state_warnings(states)), ()
+    warnings, factors = list(state_warnings(states)), dict[str, float]()
     if rule.move_bound != "none":
-        states, shortened = bound_moves(states, start, site_weights, rule.move_bound)
+        factors = move_factors(states, start, site_weights, rule.move_bound)
         warnings += [
             f"{site} moved the average more than aggregation.move_bound, {rule.move_bound:g}, times as far as the "
             "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The "
             "posterior counts its records less, and no temperature is shown for it"
-            for site in shortened
+            for site in factors
         ]
+    sent = states
+    states = PerSite(list(sent), lambda site: shortened(sent[site], start, factors.get(site, 1.0)))
     if rule.robust == "median":
         return Average(coordinate_median(states), tuple(warnings), is_mean=False)
     if rule.robust == "none":
-        return Average(average_states(states, site_weights), tuple(warnings), is_mean=not shortened)
+        return Average(average_states(states, site_weights), tuple(warnings), is_mean=not factors)
     assert rule.trimmed is not None  # the section's validation
     trimmed = min(rule.trimmed, (len(states) - 1) // 2)
     if trimmed < rule.trimmed:

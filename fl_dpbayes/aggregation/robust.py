@@ -79,27 +79,27 @@ def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     }
 
 
-def bound_moves(
+def move_factors(
     states: Mapping[str, Arrays], start: Arrays, site_weights: Mapping[str, float], bound: float
-) -> tuple[dict[str, Arrays], tuple[str, ...]]:
-    """Let no site move the average more than `bound` times as far as the median site does.
+) -> dict[str, float]:
+    """Say how far to shorten moves, so that no site moves the average more than `bound` times as far as the median.
 
-    With m_k = |w_k - w_0| a site's part in the average's move is at most v_k m_k, v_k its weight. It is shortened to
+    With m_k = |w_k - w_0| a site's part in the average's move is at most v_k m_k, v_k its weight. Its factor is
 
-        w_0 + (w_k - w_0) min(1, c M / (v_k m_k)),    M the median of v_j m_j over the sites,
+        min(1, c M / (v_k m_k)),    M the median of v_j m_j over the sites,
 
     of an even number of sites the lower one, so that as long as fewer than half of them are bad M is no longer than
     an honest site's. Of two sites nobody can say which one is bad, and neither is shortened. Planned noise is as long
     in v_k m_k at sites of every size where v_k is proportional to n_k.
 
     Args:
-        states: site -> what it sent, w_k, at least one.
+        states: site -> what it sent, w_k, at least one; looked at one by one.
         start: what all of them were sent, w_0.
         site_weights: site -> v_k >= 0.
         bound: c, at least 1.
 
     Returns:
-        Site -> state, float32; and the sites that were shortened.
+        Site -> factor in [0, 1), of those that are to be shortened by `shortened`.
 
     Raises:
         ValueError: if the bound is below 1, or there is no state.
@@ -113,14 +113,26 @@ def bound_moves(
         raise ValueError("no site sent a state")
     parts = {site: site_weights[site] * _distance(state, start) for site, state in states.items()}
     longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
-    factors = {site: longest / part for site, part in parts.items() if part > longest}
-    bounded = dict(states)
-    for site, factor in factors.items():
-        bounded[site] = {
-            name: (start[name] + factor * (states[site][name].astype(np.float64) - start[name])).astype(np.float32)
-            for name in start
-        }
-    return bounded, tuple(factors)
+    return {site: longest / part for site, part in parts.items() if part > longest}
+
+
+def shortened(state: Arrays, start: Arrays, factor: float) -> Arrays:
+    """Shorten a move, w_0 + f (w - w_0).
+
+    Args:
+        state: what a site sent, w.
+        start: what it was sent, w_0.
+        factor: f in [0, 1]; at 1 the state is returned as it is.
+
+    Returns:
+        The state, float32.
+    """
+    if factor == 1:
+        return state
+    return {
+        name: (start[name] + factor * (state[name].astype(np.float64) - start[name])).astype(np.float32)
+        for name in start
+    }
 
 
 def _distance(state: Arrays, start: Arrays) -> float:

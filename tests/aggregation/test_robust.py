@@ -4,9 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.aggregation.robust import (
-    bound_moves,
     coordinate_median,
+    move_factors,
     posterior_means,
+    shortened,
     trimmed_mean,
 )
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -64,18 +65,18 @@ def test_long_moves_are_shortened_to_the_bound_in_their_direction():
         "long": {"v": np.array([4, 1], np.float32), "w": np.array([[0, 4]], np.float32)},
     }
     weights = dict.fromkeys(states, 1 / 3)
-    bounded, shortened = bound_moves(states, start, weights, 2.0)
-    assert shortened == ("long",)
-    np.testing.assert_allclose(bounded["long"]["v"], [2.2, 1], rtol=1e-6)
-    np.testing.assert_allclose(bounded["long"]["w"], [[0, 1.6]], rtol=1e-6)
-    assert bounded["short"] is states["short"]
-    assert bound_moves(states, start, weights, 5.0)[1] == ()
+    assert move_factors(states, start, weights, 2.0) == {"long": pytest.approx(0.4)}
+    bounded = shortened(states["long"], start, 0.4)
+    np.testing.assert_allclose(bounded["v"], [2.2, 1], rtol=1e-6)
+    np.testing.assert_allclose(bounded["w"], [[0, 1.6]], rtol=1e-6)
+    assert shortened(states["long"], start, 1.0) is states["long"]
+    assert move_factors(states, start, weights, 5.0) == {}
     # Of two sites nobody can say which is bad.
-    assert bound_moves({"short": states["short"], "long": states["long"]}, start, weights, 2.0)[1] == ()
+    assert move_factors({"short": states["short"], "long": states["long"]}, start, weights, 2.0) == {}
     with pytest.raises(ValueError, match="must be 1 or more"):
-        bound_moves(states, start, weights, 0.5)
+        move_factors(states, start, weights, 0.5)
     with pytest.raises(ValueError, match="no site sent a state"):
-        bound_moves({}, start, weights, 2.0)
+        move_factors({}, start, weights, 2.0)
 
 
 def test_noise_of_sites_of_unequal_size_is_not_shortened():
@@ -84,7 +85,7 @@ def test_noise_of_sites_of_unequal_size_is_not_shortened():
     sizes = {"a": 100, "b": 200, "c": 1600}
     states = {site: {"w": generator.normal(size=650).astype(np.float32) / n} for site, n in sizes.items()}
     weights = {site: n / 1900 for site, n in sizes.items()}
-    assert bound_moves(states, {"w": np.zeros(650, np.float32)}, weights, 1.2)[1] == ()
+    assert move_factors(states, {"w": np.zeros(650, np.float32)}, weights, 1.2) == {}
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -104,10 +105,12 @@ def test_a_hostile_minority_moves_the_average_at_most_so_many_honest_moves_prope
     states = states_of([*good, *np.full((hostile, 4), size)])
     # A claim of size is of no use either: what is bounded is the part in the average.
     weights = dict(zip(states, [1.0] * honest + [weight] * hostile, strict=True))
-    bounded, _ = bound_moves(states, {"w": np.zeros(4, np.float32)}, weights, 2.0)
+    start = {"w": np.zeros(4, np.float32)}
+    factors = move_factors(states, start, weights, 2.0)
     longest = max(np.linalg.norm(good, axis=1))
     for site in list(states)[honest:]:
-        assert weights[site] * np.linalg.norm(bounded[site]["w"].astype(np.float64)) <= 2 * longest * (1 + 1e-5)
+        moved = shortened(states[site], start, factors.get(site, 1.0))["w"].astype(np.float64)
+        assert weights[site] * np.linalg.norm(moved) <= 2 * longest * (1 + 1e-5)
 
 
 def test_posterior_means_use_the_weights_of_the_samples():
