@@ -259,6 +259,7 @@ class PosteriorStrategy(Strategy):
                     self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
                 )
             )
+        check_room(self.plan, self.federation, len(self.federation.roster.with_nodes))
         most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)
         thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(
