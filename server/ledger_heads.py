@@ -15,6 +15,7 @@ from fl_dpbayes.errors import UserError
 from fl_dpbayes.protocol.card import SiteName
 from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.train import Digest
+from fl_dpbayes.storage.atomic_file import written
 from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
 
 HEADS_FILE = "ledger-heads.json"
@@ -60,12 +61,12 @@ def keep_heads(path: Path | None, heads: Mapping[str, str]) -> None:
         heads: site -> last head, of the sites that answered in this run. Beyond `MOST_SITES` those seen longest ago go.
 
     Raises:
-        UserError: if the file is damaged.
+        UserError: if the file is damaged or cannot be written.
     """
     if path is None or not heads:
         return
     # Two runs may end a round at once.
-    with path.with_name(f".{path.name}.lock").open("ab") as lock:
+    with written(path), path.with_name(f".{path.name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         others = [(site, head) for site, head in read_heads(path).items() if site not in heads]
         known = dict([*others, *heads.items()][-MOST_SITES:])

@@ -222,6 +222,9 @@ class PosteriorStrategy(Strategy):
             self.events.write("site", round=server_round, **outcome.event())
             del reply, checked
         outcomes += [SiteOutcome.silent(name) for name in self._exchange.unanswered()]
+        if self.federation.simulation_folder and not all(outcome.usable for outcome in outcomes):
+            # Simulated sites have this disk for their ledgers: what failed because it is full comes again on resume.
+            check_room(self.plan, self.federation, len(outcomes))
         self.record.add_round(server_round, outcomes, bytes_down=self._exchange.bytes_down)
         for sentence in self._participation.count(outcomes):
             self.record.warn(sentence)
@@ -256,6 +259,7 @@ class PosteriorStrategy(Strategy):
                     self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
                 )
             )
+        check_room(self.plan, self.federation, len(self.federation.roster.with_nodes))
         most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)
         thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(
