@@ -1,5 +1,6 @@
 """Which nodes take part, and in which role: asked before the first round, and of every node that comes later."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -77,8 +78,8 @@ def call_roster(grid: Grid, node_ids: Sequence[int], order: Sequence[str], admis
         admission: the rules.
 
     Returns:
-        The members; a node that did not answer, repeats a name, declares too few units or has another task is left
-        out.
+        The members; a node that did not answer, repeats a name, declares too few units or has another task than most is
+        left out.
 
     Raises:
         UserError: if no site that trains answered.
@@ -206,7 +207,8 @@ def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[s
         raise UserError(
             "no site that trains answered: " + ("; ".join(left_out) or "give at least one site the role 'train'")
         )
-    task = trainers[0].card.task
+    # The first of the commonest: one site's word must not leave out all others.
+    task = Counter(member.card.task for member in trainers).most_common(1)[0][0]
     for member in ordered:
         if member.card.task != task:
             left_out.append(_differs(member, task))

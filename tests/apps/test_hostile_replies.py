@@ -199,3 +199,20 @@ def test_card_with_escapes_is_shown_clean(federation, monkeypatch) -> None:
     assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites) - {"east"}
     assert is_clean(json.dumps(summary, ensure_ascii=False))
     assert is_clean(shown_of(run))
+
+
+def test_first_site_that_declares_other_records_is_left_out_alone(federation) -> None:
+    run = federation()
+
+    def change(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "query" and run.site_of(request) == "north":
+            card = json.loads(reply.content["config"]["record"])
+            card["task"] = {"input_shape": [7], "classes": 1000}
+            reply.content["config"]["record"] = json.dumps(card)
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites) - {"north"}
+    assert any("north did not join: its records or classes differ" in text for text in summary["warnings"])
