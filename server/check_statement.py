@@ -11,6 +11,7 @@ from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_eps
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE
 from fl_dpbayes.privacy.pld import composition_work, pld_epsilon
+from fl_dpbayes.privacy.pld_levels import has_noise, levels_of
 from fl_dpbayes.protocol.plan import Adjacency
 from fl_dpbayes.protocol.train import PrivacyStatement
 
@@ -31,8 +32,8 @@ def checked_statement(
     """Check what a site says of its spending against its own history and against what the server asked for.
 
     Epsilon is at least what the history costs by its privacy-loss distribution. It is at most what the planned steps up
-    to the last one cost, where the history holds no more of them, and else at most the budget, beyond which no filter
-    admits a step.
+    to the last one cost, where the history holds this run's steps alone, and else at most the budget, beyond which no
+    filter admits a step.
 
     Args:
         statement: the site's word, within the bounds of its record.
@@ -55,14 +56,16 @@ def checked_statement(
     if statement.steps != sum(event.steps for event in history):
         raise ValueError("its privacy statement miscounts the steps of its history")
     before = read_history(previous.history) if previous is not None else ()
-    if not _covers(history, (*before, *own)):
+    known = (*before, *own)
+    if not _covers(history, known):
         raise ValueError("its privacy history lacks steps of this run at the planned noise")
     mu = gdp_mu(history, statement.adjacency)
     if (statement.mu_kind, statement.mu is None) != (mu.kind, math.isinf(mu.mu)) or not math.isclose(
         mu.mu, math.inf if statement.mu is None else statement.mu, rel_tol=MU_TOLERANCE
     ):
         raise ValueError("its privacy statement's mu is not that of its history")
-    least, most = _epsilon_range(statement, history, reached)
+    alone = statement.steps == sum(event.steps for event in known)
+    least, most = _epsilon_range(statement, history, reached if alone else None)
     epsilon = math.inf if statement.epsilon is None else statement.epsilon
     if epsilon < (1 - EPSILON_TOLERANCE) * least:
         raise ValueError(f"it states epsilon {epsilon:.4g}, its history costs {least:.4g}")
@@ -85,17 +88,14 @@ def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> tupl
     Returns:
         Lower and upper bound, equal where exact.
     """
-    kinds: dict[Kind, int] = {}
-    for event in history:
-        kind = (event.noise_multiplier, event.sampling_rate)
-        kinds[kind] = kinds.get(kind, 0) + event.steps
+    kinds, whole = _kinds(history)
     if len(kinds) <= MOST_KINDS:
-        exact = _epsilon(_events(kinds), delta, adjacency)
+        exact = _epsilon((*_events(kinds), *whole), delta, adjacency)
         if exact is not None:
             return exact, exact
     # All in one kind transform one grid, which is never too much.
     for most in (MOST_KINDS // 2, 1):
-        least, greatest = (_epsilon(_shared(kinds, most, up), delta, adjacency) for up in (True, False))
+        least, greatest = (_epsilon((*_shared(kinds, most, up), *whole), delta, adjacency) for up in (True, False))
         if least is not None and greatest is not None:
             return least, greatest
     raise AssertionError("one kind of step transforms one grid")
@@ -124,10 +124,10 @@ def _sorted_steps(history: History, rate: float) -> tuple[np.ndarray, np.ndarray
     return np.array([sigma for sigma, _ in events]), np.cumsum([steps for _, steps in events], dtype=np.int64)
 
 
-def _epsilon_range(statement: PrivacyStatement, history: History, reached: History) -> tuple[float, float]:
+def _epsilon_range(statement: PrivacyStatement, history: History, reached: History | None) -> tuple[float, float]:
     delta, adjacency = statement.delta, statement.adjacency
     least, most = epsilon_bounds(history, delta, adjacency)
-    if statement.epsilon_method == "pld" and statement.steps <= sum(event.steps for event in reached):
+    if statement.epsilon_method == "pld" and reached is not None:
         return least, epsilon_bounds(reached, delta, adjacency)[1]
     if statement.budget is not None:
         return least, statement.budget
@@ -136,6 +136,19 @@ def _epsilon_range(statement: PrivacyStatement, history: History, reached: Histo
     name: RuleName = statement.epsilon_method
     unlimited = Budget(math.inf, delta, adjacency, filter_orders(math.inf, delta))
     return least, filter_epsilon(SpendingRule(name), history, unlimited)
+
+
+def _kinds(history: History) -> tuple[dict[Kind, int], Events]:
+    """Count subsampled steps by kind, and join all others into one release, which composes exactly (`levels_of`)."""
+    kinds: dict[Kind, int] = {}
+    for event in history:
+        if event.sampling_rate < 1:
+            kind = (event.noise_multiplier, event.sampling_rate)
+            kinds[kind] = kinds.get(kind, 0) + event.steps
+    whole = tuple(event for event in history if event.sampling_rate == 1 and not event.is_free)
+    if not has_noise(whole):
+        return kinds, ((0.0, 1.0, 1),)
+    return kinds, tuple((level.noise_multiplier, 1.0, 1) for level in levels_of(whole))
 
 
 def _shared(kinds: dict[Kind, int], most: int, up: bool) -> Events:
@@ -169,6 +182,6 @@ def _events(kinds: dict[Kind, int]) -> Events:
 def _epsilon(events: Events, delta: float, adjacency: Adjacency) -> float | None:
     """Return epsilon, or None where it would take too long."""
     history = tuple(GaussianEvent(*event) for event in events)
-    if len(events) > 1 and composition_work(history, delta, adjacency) > MOST_WORK:
+    if sum(rate < 1 for _, rate, _ in events) > 1 and composition_work(history, delta, adjacency) > MOST_WORK:
         return None
     return pld_epsilon(history, delta, adjacency)

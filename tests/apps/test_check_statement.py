@@ -64,6 +64,14 @@ def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None
             checked_statement(statement, OWN, OWN, None, DELTA)
 
 
+def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None:
+    # By the rule of a fixed schedule the earlier run's whole schedule counts, which the server does not know.
+    history, whole = (GaussianEvent(1.0, 0.1, 5), *OWN), pld_epsilon((GaussianEvent(1.0, 0.1, 120),), DELTA)
+    reached = (GaussianEvent(1.2, 0.1, 60),)
+    assert pld_epsilon(reached, DELTA) < whole < 8
+    assert checked_statement(stated(history, whole), OWN, reached, None, DELTA).epsilon == whole
+
+
 @pytest.mark.parametrize(
     "history",
     [
@@ -118,6 +126,12 @@ def test_bounds_of_long_histories_enclose_their_epsilon(seed) -> None:
     history = tuple(GaussianEvent(float(s), float(q), 3) for s, q in zip(noise, rates, strict=True))
     least, most = epsilon_bounds(history, DELTA, "add_or_remove_one")
     assert least < pld_epsilon(history, DELTA) < most
+
+
+def test_full_batches_are_exact_however_many_kinds_there_are() -> None:
+    history = history_of_steps(np.geomspace(20.0, 60.0, 500), 1.0)
+    least, most = epsilon_bounds(history, DELTA, "replace_one")
+    assert least == most == pytest.approx(pld_epsilon(history, DELTA, "replace_one"), rel=1e-12)
 
 
 def test_bounds_of_decaying_noise_are_close() -> None:
