@@ -159,7 +159,7 @@ def test_oversized_array_is_not_decoded(federation, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(huge.__class__, "numpy", _numpy_of_small_arrays(huge.__class__.numpy))
     run.run()
-    assert any("south" in warning and "declares" in warning for warning in summary_of(run)["warnings"])
+    assert any("south" in warning and "bytes of its shape" in warning for warning in summary_of(run)["warnings"])
 
 
 def _numpy_of_small_arrays(original):

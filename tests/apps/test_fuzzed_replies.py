@@ -213,8 +213,13 @@ class Sites:
     def stage(self, name: str) -> Stage:
         take = {"card": self.card, "train": self.train, "recalibrate": self.recalibrate, "evaluate": self.evaluate}
         if name not in self.stages:
-            others = [content for stage, of_site in self.replies.items() for site, content in of_site.items()
-                      if (stage, site) != (name, HOSTILE)]  # fmt: skip
+            # A card is no proof of who shows it, so one that copies another's takes its name (see the README).
+            others = [
+                content
+                for stage, of_site in self.replies.items()
+                for site, content in of_site.items()
+                if (stage, site) != (name, HOSTILE) and (stage, name) != ("card", "card")
+            ]
             self.stages[name] = Stage(name, self.replies[name], take[name], self.folder, self.names, others)
         return self.stages[name]
 
