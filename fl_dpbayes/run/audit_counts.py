@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +157,7 @@ def _apart(values: Array) -> bool:
     return len(set(np.floor(places))) == len(values) and bool(edges.min() > 0.02)
 
 
-def _request(parts: Parts, scenario: Scenario, run: int) -> dict[str, object]:
+def _request(parts: Parts, scenario: Scenario, run: int) -> dict[str, Any]:
     return {
         "run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": scenario.model,
         "arrays": arrays_digest(prefixed("posterior", parts.samples)),
@@ -172,7 +173,7 @@ def _evaluation_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array
     )
     reply, arrays = ask(parts.site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
     assert reply.privacy is not None
-    return arrays["posterior/noised"], reply.privacy.history[-1][0]
+    return arrays["posterior/noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
 def _isotonic_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
@@ -180,7 +181,7 @@ def _isotonic_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, 
     request = RecalibrateRequest(**_request(parts, scenario, run), weights=(1.0,), plan=plan, first_step=0, steps=1)
     arrays = prefixed("posterior", parts.samples)
     reply, received = ask(parts.site, "train.recalibrate", request, arrays, RecalibrateReply)
-    return received["noised"], reply.privacy.history[-1][0]
+    return received["noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
 def _ledger_delta(parts: Parts) -> float:
@@ -231,7 +232,7 @@ def _public_check(parts: Parts, scenario: Scenario, kinds: dict[str, tuple[float
         **_request(parts, scenario, 1), predictors={"posterior": (1.0,)}, delta=_ledger_delta(parts)
     )
     _, arrays = ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
-    counts = coarsen(arrays["posterior/top_label"], BINS)[:, COUNT]
+    counts = coarsen(arrays["posterior/top_label"].astype(np.float64), BINS)[:, COUNT]
     expected = np.zeros(BINS)
     expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
     wrong = float(np.abs(counts - expected).sum())

@@ -90,7 +90,9 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     plan, sampler = course.plan, course.plan.sampler
     module = build_model(course.model, course.site.task, seed=0)
     size = len(start["parameters"])
-    before = {slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in state_slots(sampler)}
+    before: dict[str, torch.Tensor] = {
+        slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in state_slots(sampler)
+    }
     arrays = state_arrays(before, module)
     request = TrainRequest(
         run=f"{course.run:032x}",

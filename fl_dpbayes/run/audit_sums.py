@@ -205,7 +205,9 @@ def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Que
     groups, slack = len(crowd.sizes), SLACK_OF_MEAN * expected
     squares = [
         variance_test(sizes, len(rows), "sizes of batches", kurtosis=excess / float(chance.sum())),
-        variance_test(sum(whitened), len(rows) * groups, "groups of units", kurtosis=excess / float(chance[0])),
+        variance_test(
+            float(np.sum(whitened)), len(rows) * groups, "groups of units", kurtosis=excess / float(chance[0])
+        ),
         variance_test(sum(apart), len(pairs) * groups, "batches apart", kurtosis=excess / float(chance[0]) / 2),
     ]
     return [

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pandas
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from PIL import Image
 
 from fl_dpbayes.data.load import source_task
@@ -182,12 +182,14 @@ def ask(
             simulation_folder="",
         )
         message.metadata.__dict__["_message_id"] = "audit"
-        node = {"site-file": str(site.path)}
-        answer = app(message, Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={}))
+        context = Context(
+            run_id=1, node_id=1, node_config={"site-file": str(site.path)}, state=RecordDict(), run_config={}
+        )
+        answer = app(message, context)
     config = answer.content.config_records["config"]
     if "refusal" in config:
-        raise UserError(f"the audited site {site.file.name!r} did not {message_type}: {config['refusal']}")
-    received = answer.content.array_records.get("arrays", {})
+        raise UserError(f"the audited site {site.file.name!r} did not {message_type}: {config['refusal']!s}")
+    received = answer.content.array_records.get("arrays", ArrayRecord())
     return read_header(reply, config["record"]), {name: array.numpy() for name, array in received.items()}
 
 
