@@ -8,7 +8,7 @@ import numpy as np
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import mean_test
 from fl_dpbayes.protocol.clipping import GlobalClipping
-from fl_dpbayes.run.audit_gradients import clip_norm_for, made_up_records, start_vector, tensor_lengths, unit_gradient
+from fl_dpbayes.run.audit_gradients import clip_norm_for, made_up_records, reaching_start, tensor_lengths, unit_gradient
 from fl_dpbayes.run.audit_reading import Course, read_stretch
 from fl_dpbayes.run.audited_plan import loud_plan, own_plan, private_settings
 from fl_dpbayes.run.canary_site import (
@@ -48,10 +48,10 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
     """
     task = canary_task(scenario)
     levels, labels = made_up_records(task, generator, 1)
-    start = start_vector(scenario.model, task, generator)
+    start = reaching_start(scenario, folder, generator, levels, labels)
     gradient = unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
     rule = private_settings(scenario).clipping
-    lengths = [each for each in tensor_lengths(gradient, scenario) if each > 0]
+    lengths = tensor_lengths(gradient, scenario)
     length = float(np.linalg.norm(gradient)) if isinstance(rule, GlobalClipping) else min(lengths)
     plan = loud_plan(
         own_plan(scenario),

@@ -9,6 +9,7 @@ import torch
 
 from fl_dpbayes.data.site import Part
 from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.protocol.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.protocol.plan import AnyPrivacyPlan, PrivacyPlan
@@ -21,6 +22,7 @@ Array = npt.NDArray[np.float64]
 
 # A model's own output layer is zero, and then no gradient reaches the layers below; much more would saturate it.
 WEIGHT_SCALE = 0.05
+ATTEMPTS = 100
 # C over the longest of the gradients that shall be clipped, and the longest over the bound of global clipping.
 CLIPPED_SHARE, WITHIN_BOUND = 0.7, 0.5
 
@@ -34,8 +36,8 @@ def made_up_records(
 
 
 def start_vector(model: Model, task: Task, generator: np.random.Generator, scale: float = 1.0) -> Array:
-    """Draw a start state from which gradients reach every layer: the model's own and noise, times `scale`."""
-    module = build_model(model, task, seed=0)
+    """Draw a start state: a model's own for a seed drawn, and noise, so that its last layer is not 0; times `scale`."""
+    module = build_model(model, task, seed=int(generator.integers(2**31)))
     initial = torch.nn.utils.parameters_to_vector(module.parameters()).detach().double().numpy()
     start = scale * (initial + generator.normal(0.0, WEIGHT_SCALE, len(initial)))
     return start.astype(np.float32).astype(np.float64)
@@ -70,6 +72,38 @@ def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.ND
     loss = torch.nn.functional.cross_entropy(module(features), torch.tensor([label]), reduction="sum")
     gradients = torch.autograd.grad(loss, list(module.parameters()))
     return torch.cat([gradient.reshape(-1) for gradient in gradients]).numpy()
+
+
+def reaching_start(
+    scenario: Scenario,
+    folder: Path,
+    generator: np.random.Generator,
+    levels: npt.NDArray[np.uint8],
+    labels: npt.NDArray[np.int64],
+) -> Array:
+    """Draw start states until the records' gradients reach every tensor: hidden units may all be silent.
+
+    Args:
+        scenario: gives the model.
+        folder: where features may be kept.
+        generator: draws.
+        levels: records, shape (N, *shape).
+        labels: shape (N,).
+
+    Returns:
+        The start, shape (d,).
+
+    Raises:
+        UserError: if no start is found, so that faults of some layer would be missed.
+    """
+    for _ in range(ATTEMPTS):
+        start = start_vector(scenario.model, canary_task(scenario), generator)
+        gradients = [
+            unit_gradient(scenario, folder, start, each, int(label)) for each, label in zip(levels, labels, strict=True)
+        ]
+        if all(np.min([tensor_lengths(each, scenario) for each in gradients], axis=0) > 0):
+            return start
+    raise UserError("the audit found no start from which gradients reach every layer: is part of the model unused?")
 
 
 def clip_norm_for(privacy: AnyPrivacyPlan, length: float) -> float:

@@ -16,7 +16,14 @@ import numpy.typing as npt
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import Finding, mean_test, variance_test
 from fl_dpbayes.protocol.sampler import BayesByBackprop, MCDropout
-from fl_dpbayes.run.audit_gradients import clip_norm_for, clipped, made_up_records, start_vector, unit_gradient
+from fl_dpbayes.run.audit_gradients import (
+    clip_norm_for,
+    clipped,
+    made_up_records,
+    reaching_start,
+    start_vector,
+    unit_gradient,
+)
 from fl_dpbayes.run.audit_reading import Course, Reading, read_stretch
 from fl_dpbayes.run.audited_plan import loud_plan, own_plan
 from fl_dpbayes.run.canary_site import (
@@ -110,8 +117,10 @@ def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, rec
     model, task, plan = scenario.model, canary_task(scenario), own_plan(scenario, pre_noise=0.0)
     levels, labels = made_up_records(task, generator, MOST_GROUPS)
     # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
-    scale = 0.0 if isinstance(plan.sampler, MCDropout) else 1.0
-    start = start_vector(model, task, generator, scale)
+    if isinstance(plan.sampler, MCDropout):
+        start = start_vector(model, task, generator, 0.0)
+    else:
+        start = reaching_start(scenario, folder, generator, levels[:1], labels[:1])
     gradients = np.stack(
         [records * unit_gradient(scenario, folder, start, levels[g], int(labels[g])) for g in range(MOST_GROUPS)]
     )
