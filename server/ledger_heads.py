@@ -41,7 +41,8 @@ def read_heads(path: Path | None) -> dict[str, str]:
     Raises:
         UserError: if the file is not what `keep_heads` writes.
     """
-    if path is None or not path.exists():
+    # A link that leads nowhere is a lost file, and not one that never was.
+    if path is None or not (path.exists() or path.is_symlink()):
         return {}
     try:
         return dict(KnownHeads.model_validate(read_sealed_json(path)).heads)
@@ -65,7 +66,8 @@ def keep_heads(path: Path | None, heads: Mapping[str, str]) -> None:
     """
     if path is None or not heads:
         return
-    # Two runs may end a round at once.
+    # A link stays one. Two runs may end a round at once.
+    path = path.resolve()
     with written(path), path.with_name(f".{path.name}.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         others = [(site, head) for site, head in read_heads(path).items() if site not in heads]

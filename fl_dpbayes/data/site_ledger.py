@@ -1,5 +1,7 @@
 """A site's ledger as its site file names it: made once, by a command or a simulation, and opened by requests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fl_dpbayes.data.fingerprint import data_version
@@ -8,13 +10,23 @@ from fl_dpbayes.data.site import Site
 from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger_file import LedgerError
 from fl_dpbayes.privacy.ledger_state import Cohort
 from fl_dpbayes.privacy.splits import split_name
 from fl_dpbayes.privacy.witness import LedgerPlace
 
 
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
-    """Say where a ledger and its second place lie."""
+    """Say where a ledger and its second place lie.
+
+    Raises:
+        UserError: if links or `..` lead both into one folder.
+    """
+    if settings.path.resolve().parent == settings.witness.resolve().parent:
+        raise UserError(
+            f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}: name a file in "
+            "another folder, best on another disk"
+        )
     return LedgerPlace(settings.path, settings.witness, settings.durability)
 
 
@@ -55,21 +67,27 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
     return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
 
 
-def open_ledger(site_file: SiteFile, site: Site) -> Ledger:
+@contextmanager
+def open_ledger(site_file: SiteFile, site: Site) -> Iterator[Ledger]:
     """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
 
     Raises:
         UserError: if the cohort was made with another budget.
-        LedgerError: if ledger or cohort was not made, the ledger is not the one that its second place knows, or
-            another cohort has these records.
+        LedgerError: naming the ledger's path, in the context as well: if ledger or cohort was not made, the ledger is
+            not the one that its second place knows, or another cohort has these records.
     """
-    ledger = Ledger.open(ledger_place(_settings(site_file)), cohort_of(site_file))
+    place = ledger_place(_settings(site_file))
     try:
-        ledger.record_data_version(lambda key: data_version(site, key))
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
+        with Ledger.open(place, cohort_of(site_file)) as ledger:
+            ledger.record_data_version(lambda key: data_version(site, key))
+            yield ledger
+    except LedgerError as error:
+        raise LedgerError(with_path(error, place.path)) from error
+
+
+def with_path(error: LedgerError, path: Path) -> str:
+    """Return an error's text, beginning with the ledger's path where it does not name it."""
+    return str(error) if str(path) in str(error) else f"ledger {path}: {error}"
 
 
 def prepare_simulated_ledger(site_file: SiteFile) -> None:

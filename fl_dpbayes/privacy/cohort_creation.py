@@ -1,13 +1,12 @@
 """How a cohort comes into a ledger: once, by a command, and only with units that no other cohort of the ledger has."""
 
-import sqlite3
 from collections.abc import Callable
 
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.data_version import MOST_SHARED, DataVersion, shared_fraction
 from fl_dpbayes.privacy.filter import filter_orders
 from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
-from fl_dpbayes.privacy.ledger_file import LedgerError, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger_file import LedgerError, ledger_key, open_ledger_file, transaction
 from fl_dpbayes.privacy.ledger_state import Cohort, cohort_content, cohorts_of, data_version_content, read_state
 from fl_dpbayes.privacy.witness import LedgerPlace, advance_witness, check_witness, write_witness
 
@@ -74,8 +73,3 @@ def require_other_units(entries: list[Entry], cohort: str, version: DataVersion,
                 f"{MOST_SHARED:.0%} may be: another cohort would give them another budget. Set ledger.cohort in the "
                 f"site file to {name!r}"
             )
-
-
-def ledger_key(connection: sqlite3.Connection) -> bytes:
-    """Return the secret key that a ledger was made with."""
-    return bytes(connection.execute("SELECT key FROM secret").fetchone()[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fl_dpbayes.privacy.ledger_file import LedgerError
+from fl_dpbayes.privacy.ledger_file import PUT_BACK, LedgerError
 
 FIRST_PREVIOUS = "0" * 64
 
@@ -65,7 +65,9 @@ def read_chain(connection: sqlite3.Connection) -> list[Entry]:
     previous = FIRST_PREVIOUS
     for position, stated, text, head in connection.execute("SELECT * FROM chain ORDER BY position"):
         if position != len(entries) + 1 or stated != previous or head != _head(previous, text):
-            raise LedgerError(f"entry {position} of the ledger does not follow from the one before: it was changed")
+            raise LedgerError(
+                f"entry {position} of the ledger does not follow from the one before: it was changed: {PUT_BACK}"
+            )
         entries.append(Entry(position, previous, json.loads(text), head))
         previous = head
     return entries

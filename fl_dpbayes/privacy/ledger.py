@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fl_dpbayes.errors import UserError
-from fl_dpbayes.privacy.cohort_creation import Describe, create_cohort, ledger_key, require_other_units
+from fl_dpbayes.privacy.cohort_creation import Describe, create_cohort, require_other_units
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
 from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
 from fl_dpbayes.privacy.ledger_account import Spent, spent
@@ -32,6 +32,7 @@ from fl_dpbayes.privacy.ledger_file import (
     HOW_TO_MAKE,
     LedgerError,
     ledger_errors,
+    ledger_key,
     open_ledger_file,
     transaction,
 )
@@ -157,6 +158,9 @@ class Ledger:
                 entries = read_chain(connection)
                 cohort = read_state(entries, name).cohort
             if cohort is None:
+                # An emptied ledger holds no cohort either, and must not be taken for a site that is new.
+                with transaction(connection):
+                    check_witness(place, connection)
                 held = ", ".join(map(repr, cohorts_of(entries))) or "none"
                 raise LedgerError(
                     f"ledger {place.path} holds no cohort {name!r} (it holds: {held}): put ledger.cohort in the site "

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fl_dpbayes.privacy.filter import admitted_steps
 from fl_dpbayes.privacy.hash_chain import read_chain
-from fl_dpbayes.privacy.ledger_file import LedgerError, ledger_errors
+from fl_dpbayes.privacy.ledger_file import PUT_BACK, LedgerError, ledger_errors, ledger_key
 from fl_dpbayes.privacy.ledger_state import PARTS, LedgerState, Part, read_state
 from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
 
@@ -29,6 +29,7 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
             found = [f"the file is damaged: {row[0]}" for row in connection.execute("PRAGMA integrity_check")]
             if found != ["the file is damaged: ok"]:
                 return found
+            ledger_key(connection)
             state = read_state(read_chain(connection), cohort)
             over = [problem for part in PARTS for problem in _budget_problems(state, part)]
             return [*_reply_problems(connection, state), *_takeover_problems(state), *over]
@@ -44,7 +45,7 @@ def reply_body(connection: sqlite3.Connection, state: LedgerState, reservation: 
     """
     row = connection.execute("SELECT body FROM reply WHERE reservation = ?", (reservation,)).fetchone()
     if row is None or hashlib.sha256(row[0]).hexdigest() != state.reply_digests[reservation]:
-        raise LedgerError(f"the stored reply of reservation {reservation} is missing or was changed")
+        raise LedgerError(f"the stored reply of reservation {reservation} is missing or was changed: {PUT_BACK}")
     return bytes(row[0])
 
 

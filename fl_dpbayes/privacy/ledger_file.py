@@ -25,6 +25,7 @@ CREATE TABLE reply (reservation INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE secret (key BLOB NOT NULL);
 """
 HOW_TO_MAKE = "fl-dpbayes site ledger create SITE_FILE"
+PUT_BACK = "put the ledger's newest copy back and leave its second place as it is"
 
 
 class LedgerError(Exception):
@@ -97,7 +98,21 @@ def ledger_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise LedgerError(f"the ledger failed: {error}") from error
+        raise LedgerError(
+            f"the ledger failed ({error}): see to its disk and permissions; if the file is damaged, {PUT_BACK}"
+        ) from error
+
+
+def ledger_key(connection: sqlite3.Connection) -> bytes:
+    """Return the secret key that a ledger was made with.
+
+    Raises:
+        LedgerError: if it is gone.
+    """
+    row = connection.execute("SELECT key FROM secret").fetchone()
+    if row is None or not isinstance(row[0], bytes) or len(row[0]) != KEY_BYTES:
+        raise LedgerError(f"the ledger's secret key is missing or was changed: {PUT_BACK}")
+    return row[0]
 
 
 def network_file_system(path: Path, mounts: str) -> str | None:

@@ -14,10 +14,13 @@ from pathlib import Path
 
 from fl_dpbayes.privacy.hash_chain import append_entry, read_chain
 from fl_dpbayes.privacy.ledger_file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
+from fl_dpbayes.protocol.outside_text import outside_text
 
 FORMAT = 1
 MOST_BYTES = 65_536
 RENEWED = "second place made anew"
+# What SQLite can count to.
+_POSITIONS = 2**63
 _HEAD = re.compile("[0-9a-f]{64}")
 
 
@@ -62,9 +65,9 @@ def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
     _require_not_behind(place, connection, seen)
     if seen.ledger != _seen_from(place):
         raise LedgerError(
-            f"the second place {place.witness} belongs to the ledger at {seen.ledger} (seen from its folder), not to "
-            f"{place.path}: set ledger.path and ledger.witness in the site file back; if the ledger was moved for "
-            "good, run  fl-dpbayes site ledger repair SITE_FILE"
+            f"the second place {place.witness} belongs to the ledger at {outside_text(seen.ledger, 500)} (seen from "
+            f"its folder), not to {place.path}: set ledger.path and ledger.witness in the site file back; if the "
+            "ledger was moved for good, run  fl-dpbayes site ledger repair SITE_FILE"
         )
     return seen
 
@@ -88,8 +91,8 @@ def read_witness(place: LedgerPlace) -> Seen:
         LedgerError: if it is missing or unreadable.
     """
     remedy = (
-        "put it back; only if it is lost and the ledger is surely the newest, run  fl-dpbayes site ledger repair "
-        "SITE_FILE  (docs/ledger.md says what that gives up)"
+        "put it back; only if it is lost and the ledger is surely the newest, move what lies there away and run  "
+        "fl-dpbayes site ledger repair SITE_FILE  (docs/ledger.md says what that gives up)"
     )
     try:
         with place.witness.open("rb") as file:
@@ -97,7 +100,7 @@ def read_witness(place: LedgerPlace) -> Seen:
     except FileNotFoundError:
         raise LedgerError(f"the second place {place.witness} of ledger {place.path} does not exist: {remedy}") from None
     except OSError as error:
-        raise LedgerError(f"the second place {place.witness} cannot be read: {error.strerror}") from None
+        raise LedgerError(f"the second place {place.witness} cannot be read ({error.strerror}): {remedy}") from None
     if seen is None:
         raise LedgerError(f"the second place {place.witness} of ledger {place.path} is unreadable: {remedy}")
     return seen
@@ -115,30 +118,33 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
         LedgerError: if it cannot be written.
     """
     text = json.dumps({"format": FORMAT, "ledger": _seen_from(place), "position": position, "head": head})
-    partial = place.witness.with_name(f".{place.witness.name}.partial")
     with ledger_errors():
-        place.witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # A link stays one: what it points to, on another disk, is what has to know the head.
+        witness = place.witness.resolve()
+        partial = witness.with_name(f".{witness.name}.partial")
+        witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial.unlink(missing_ok=True)
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text + "\n")
             file.flush()
             if place.durability == "full":
                 os.fsync(file.fileno())
-        os.replace(partial, place.witness)
+        os.replace(partial, witness)
         if place.durability == "full":
-            _sync(place.witness.parent)
+            _sync(witness.parent)
 
 
 def repair_witness(place: LedgerPlace) -> bool:
-    """Make a second place anew from a ledger, where it is lost or unreadable or the ledger was moved.
+    """Make a second place anew from a ledger, where it is lost or the ledger was moved.
 
-    The chain keeps an entry of it: from then on only the server's head tells whether the ledger was the newest.
+    A file that is there and is no second place is left: the site file may name it by mistake. The chain keeps an
+    entry of the repair: from then on only the server's head tells whether the ledger was the newest.
 
     Returns:
         Whether there was anything to repair.
 
     Raises:
-        LedgerError: if the ledger is missing or damaged, or is behind its second place.
+        LedgerError: if the ledger is missing or damaged, or is behind its second place, or that is unreadable.
     """
     connection = open_ledger_file(place.path, place.durability, create=False)
     try:
@@ -147,6 +153,8 @@ def repair_witness(place: LedgerPlace) -> bool:
             try:
                 seen = read_witness(place)
             except LedgerError:
+                if place.witness.exists():
+                    raise
                 seen = None
             if seen is not None:
                 _require_not_behind(place, connection, seen)
@@ -166,8 +174,8 @@ def _parsed(text: bytes) -> Seen | None:
         seen = Seen(content["ledger"], content["position"], content["head"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    sound = isinstance(seen.ledger, str) and type(seen.position) is int and _HEAD.fullmatch(str(seen.head))
-    return seen if sound and content.get("format") == FORMAT else None
+    placed = isinstance(seen.ledger, str) and type(seen.position) is int and 0 < seen.position < _POSITIONS
+    return seen if placed and _HEAD.fullmatch(str(seen.head)) and content.get("format") == FORMAT else None
 
 
 def _require_not_behind(place: LedgerPlace, connection: sqlite3.Connection, seen: Seen) -> None:

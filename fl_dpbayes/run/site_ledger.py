@@ -12,7 +12,7 @@ from rich.table import Table
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
-from fl_dpbayes.data.site_ledger import ledger_place
+from fl_dpbayes.data.site_ledger import ledger_place, with_path
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.ledger import Ledger
@@ -119,11 +119,12 @@ def verify_ledger(site_file: Path, console: Console) -> int:
             raise
         problems = [str(error)]
     for problem in problems:
-        console.print(problem, markup=False)
+        console.print(problem, markup=False, soft_wrap=True)
     if not problems:
         console.print(
             f"The ledger is sound: {count(entries)} entries, each bound to the one before; budget kept. "
-            "(That no newer copy of both places exists shows only in a head that a server saw.)"
+            "(That no newer copy of both places exists shows only in a head that a server saw.)",
+            soft_wrap=True,
         )
     return 1 if problems else 0
 
@@ -166,7 +167,7 @@ def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
     try:
         yield
     except LedgerError as error:
-        raise UserError(f"ledger {settings.path}: {error}") from error
+        raise UserError(with_path(error, settings.path)) from error
 
 
 def _read_site(site_file: Path) -> SiteFile:

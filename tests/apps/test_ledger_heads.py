@@ -88,3 +88,15 @@ def test_damaged_file_is_named_with_the_remedy(tmp_path, content) -> None:
         path.write_text(content)
     with pytest.raises(UserError, match=r"ledger-heads.json.*put back its last copy"):
         read_heads(path)
+
+
+def test_heads_behind_a_link_are_read_and_told_or_refused(tmp_path) -> None:
+    path, elsewhere = tmp_path / HEADS_FILE, tmp_path / "another disk" / "heads.json"
+    path.symlink_to(elsewhere)
+    with pytest.raises(UserError, match="put back its last copy"):
+        read_heads(path)
+    elsewhere.parent.mkdir()
+    keep_heads(elsewhere, {"north": "a" * 64})
+    keep_heads(path, {"north": "b" * 64})
+    assert path.is_symlink()
+    assert read_heads(elsewhere) == {"north": "b" * 64}

@@ -425,9 +425,57 @@ def test_ledger_at_another_path_is_refused_until_its_second_place_is_told(path, 
             Ledger.open(place_of(path), COHORT)
 
 
+def test_second_place_behind_a_link_is_told_every_head(path, tmp_path):
+    place, elsewhere = place_of(path), tmp_path / "another disk" / "second.json"
+    with open_ledger(path, COHORT, "normal"):
+        pass
+    elsewhere.parent.mkdir()
+    place.witness.rename(elsewhere)
+    place.witness.symlink_to(elsewhere)
+    with pytest.raises(LedgerError, match="belongs to the ledger at"):
+        Ledger.open(place, COHORT)
+    assert repair_witness(place)
+    with Ledger.open(place, COHORT) as ledger:
+        _complete(ledger, _spending(1))
+        position = ledger.entries()[-1].position
+    assert place.witness.is_symlink()
+    assert json.loads(elsewhere.read_text())["position"] == position
+
+
+def test_text_of_a_second_place_reaches_no_terminal_raw(path):
+    with open_ledger(path, COHORT, "normal"):
+        witness = place_of(path).witness
+    witness.write_text(json.dumps(json.loads(witness.read_text()) | {"ledger": "\ud800\x1b[31m\n" + "x" * 9000}))
+    with pytest.raises(LedgerError) as error:
+        Ledger.open(place_of(path), COHORT)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1500
+
+
+def test_emptied_ledger_is_not_taken_for_a_new_one(path):
+    with open_ledger(path, COHORT, "normal"):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM chain")
+    connection.close()
+    with pytest.raises(LedgerError, match=r"lacks entry 1.*newest"):
+        Ledger.open_existing(place_of(path), COHORT.name)
+
+
+def test_ledger_without_its_key_is_damaged(path):
+    with open_ledger(path, COHORT, "normal"):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM secret")
+    connection.close()
+    with Ledger.open_existing(place_of(path), COHORT.name) as ledger:
+        assert "secret key is missing" in ledger.verify()[0]
+
+
 @pytest.mark.parametrize(
     "content",
     [None, b"", b"{", b"[]", b'"text"', b'{"format":1,"ledger":"x","position":true,"head":"' + b"0" * 64 + b'"}',
+     b'{"format":1,"ledger":"x","position":%d,"head":"' % 2**63 + b"0" * 64 + b'"}',
      b"[" * 60_000, b'{"format":1,"ledger":1,"position":1,"head":"00"}'],
 )  # fmt: skip
 def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_repaired(path, content):
@@ -443,6 +491,11 @@ def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_re
         Ledger.open(place_of(path), COHORT)
     with pytest.raises((LedgerError, UserError)):
         Ledger.create(place_of(path), COHORT)
+    if content is not None:
+        with pytest.raises(LedgerError, match=r"is unreadable: .*move what lies there away"):
+            repair_witness(place_of(path))
+        assert witness.read_bytes() == content
+        witness.unlink()
     assert repair_witness(place_of(path))
     assert not repair_witness(place_of(path))
     with Ledger.open(place_of(path), COHORT) as ledger:

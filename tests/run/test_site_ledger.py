@@ -234,3 +234,35 @@ def test_repair_renews_a_lost_second_place_and_never_a_ledger_that_is_behind(hos
 def test_second_place_lies_in_another_folder():
     with pytest.raises(ValueError, match="lies in the folder of path"):
         LedgerSettings(path="a/l.sqlite", witness="a/l.json", cohort="c", epsilon=3.0, delta=1e-5)
+
+
+def test_second_place_that_links_lead_into_the_ledgers_folder_is_refused(hospital):
+    site_file = hospital()
+    (site_file.parent / "ledger").mkdir()
+    (site_file.parent / "witness").symlink_to(site_file.parent / "ledger")
+    with pytest.raises(UserError, match=r"leads to the folder of the ledger.*another folder"):
+        create_ledger(site_file, _console())
+
+
+def test_repair_leaves_a_file_that_is_no_second_place(hospital):
+    site_file = hospital()
+    create_ledger(site_file, _console())
+    witness = site_file.parent / "witness" / "l.json"
+    witness.write_text("patient,age\n1,70\n")
+    with pytest.raises(UserError, match=r"l.json of ledger .* is unreadable.*move what lies there away"):
+        repair_ledger(site_file, _console())
+    assert witness.read_text() == "patient,age\n1,70\n"
+
+
+@pytest.mark.parametrize("damage", [b"no database at all", None])
+def test_damaged_ledger_is_refused_in_one_line_with_path_and_remedy(hospital, damage):
+    site_file = hospital()
+    create_ledger(site_file, _console())
+    path = site_file.parent / "ledger" / "l.sqlite"
+    path.write_bytes(damage or path.read_bytes()[:6000])
+    with pytest.raises(UserError, match=r"newest copy back") as error:
+        show_ledger(site_file, _console())
+    assert str(error.value).count(str(path)) == 1
+    console = Console(file=io.StringIO(), width=40)
+    assert verify_ledger(site_file, console) == 1
+    assert len(console.file.getvalue().splitlines()) == 1
