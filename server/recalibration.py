@@ -147,7 +147,7 @@ def recalibrate_sites(
         return None
     if not isinstance(plan, RecalibrationPlan):
         return _of_counts(scenario.recalibration.scope, counted, statements, record)
-    noise = _noise_warning(plan, scenario.recalibration.scope, statements)
+    noise = _noise_warning(plan, scenario.recalibration.scope, noise_multiplier, statements)
     if noise:
         record.warn(noise)
     return Recalibration(
@@ -180,7 +180,10 @@ def _of_counts(
 
 
 def _noise_warning(
-    plan: RecalibrationPlan, scope: Literal["federated", "site"], statements: Mapping[str, PrivacyStatement]
+    plan: RecalibrationPlan,
+    scope: Literal["federated", "site"],
+    noise_multiplier: float,
+    statements: Mapping[str, PrivacyStatement],
 ) -> str:
     """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
@@ -190,12 +193,11 @@ def _noise_warning(
     decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
     alike = np.sqrt(len(statements)) if scope == "federated" else 1.0
     deviations = {
-        name: plan.step_size * max(sigma for sigma, _, _ in statement.history) * plan.clip_norm * decay
-        / (statement.units * alike)
-        for name, statement in statements.items() if statement.history
-    }  # fmt: skip
-    name = max(deviations, key=lambda key: deviations[key], default=None)
-    if name is None or deviations[name] <= LARGEST_DEVIATION:
+        name: plan.step_size * noise_multiplier * plan.clip_norm * decay / (statement.units * alike)
+        for name, statement in statements.items()
+    }
+    name = max(deviations, key=lambda key: deviations[key])
+    if deviations[name] <= LARGEST_DEVIATION:
         return ""
     return (
         f"recalibration is mostly noise: at {name}, with {statements[name].units} units, privacy alone moves its "

@@ -6,8 +6,8 @@ from typing import Any
 
 from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import read_history
-from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.protocol.plan import Adjacency
+from server.check_statement import epsilon_bounds
 
 
 def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency) -> dict[str, Any] | None:
@@ -18,7 +18,7 @@ def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency)
         adjacency: which data sets are neighbours.
 
     Returns:
-        `site`, `delta`, `epsilon`; None if no site has such a row, or every delta is as small.
+        `site`, `delta`, `epsilon` (upper bound of `epsilon_bounds`); None if no site has such a row, or every delta is as small.
     """
     known = [
         row
@@ -28,5 +28,6 @@ def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency)
     if not known:
         return None
     largest = max(known, key=lambda row: row["epsilon"])
-    epsilon = pld_epsilon(read_history(largest["history"]), SMALL_DELTA, adjacency)
+    # A site's history is its own word, and must not choose how long the server computes.
+    _, epsilon = epsilon_bounds(read_history(largest["history"]), SMALL_DELTA, adjacency)
     return {"site": largest["site"], "delta": SMALL_DELTA, "epsilon": epsilon}

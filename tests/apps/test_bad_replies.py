@@ -248,6 +248,28 @@ def test_bad_replies_to_recalibration_and_evaluation_are_listed_and_left_out(fed
     assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "west"}
 
 
+def free_step(record) -> None:
+    """State one step more, of so much noise that it costs nothing."""
+    privacy = record["privacy"]
+    privacy.update(history=[*privacy["history"], [1e9, 1.0, 1]], steps=privacy["steps"] + 1)
+    restate(privacy)
+
+
+def test_site_s_word_on_its_noise_does_not_make_the_map_of_all_mostly_noise(federation) -> None:
+    run = federation("recalibration={fraction=0.2, steps=2, epsilon=50}", "aggregation.rule='mixture'")
+
+    def change(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "train.recalibrate" and run.site_of(request) == "south":
+            with_record(free_step)(reply, {})
+        return reply
+
+    run.grid.change = change
+    run.run()
+    summary = summary_of(run)
+    assert set(summary["recalibration"]["sites"]) == {"north", "south", "east", "west"}
+    assert summary["recalibration"]["noise"] == ""
+
+
 @pytest.mark.parametrize("units", [-5, 0, MAX_UNITS + 1])
 def test_site_that_declares_an_impossible_size_does_not_join(federation, units: int) -> None:
     run = federation()
