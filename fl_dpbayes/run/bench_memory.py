@@ -50,9 +50,12 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
             f"{place} has {free // MEBIBYTE} MiB left, the bank and the posterior take {needed // MEBIBYTE} MiB: give "
             "another --folder, or fewer --sites, --samples or --parameters"
         )
-    with tempfile.TemporaryDirectory(dir=place) as run_folder, console.status(f"{sites} sites"):
+    with tempfile.TemporaryDirectory(dir=place) as made, console.status(f"{sites} sites"):
         start = time.perf_counter()
-        arguments = [run_folder, str(sites), str(samples), str(parameters)]
+        # One folder deeper: the server keeps the heads of ledgers beside its run folder.
+        run_folder = Path(made, "run")
+        run_folder.mkdir()
+        arguments = [str(run_folder), str(sites), str(samples), str(parameters)]
         done = subprocess.run(
             [sys.executable, "-m", "fl_dpbayes.run.bench_memory", *arguments],
             capture_output=True,
@@ -63,8 +66,8 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         if done.returncode:
             raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
         measured = json.loads(done.stdout.splitlines()[-1])
-        stages = json.loads(Path(run_folder, "summary.json").read_text(encoding="utf-8"))["seconds"]
-        stored = Path(run_folder, "posterior.safetensors").stat().st_size
+        stages = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))["seconds"]
+        stored = (run_folder / "posterior.safetensors").stat().st_size
     table = Table(title=f"server memory: {sites} sites x {samples} samples x {count} parameters", show_header=False)
     for name, value in (
         ("samples of all sites", f"{sample_bytes / MEBIBYTE:.0f} MiB"),
