@@ -66,6 +66,9 @@ def checked_statement(
         raise ValueError("its privacy statement's mu is not that of its history")
     alone = statement.steps == sum(event.steps for event in known)
     least, most = _epsilon_range(statement, history, reached if alone else None)
+    if not alone:
+        # Steps that cost nothing must not share a kind with the planned ones.
+        least = max(least, epsilon_bounds(_as_planned(history, reached), delta, statement.adjacency)[0])
     epsilon = math.inf if statement.epsilon is None else statement.epsilon
     if epsilon < (1 - EPSILON_TOLERANCE) * least:
         raise ValueError(f"it states epsilon {epsilon:.4g}, its history costs {least:.4g}")
@@ -117,6 +120,18 @@ def _covers(history: History, needed: History) -> bool:
         if (np.concatenate([[0], present])[positions] < counts).any():
             return False
     return True
+
+
+def _as_planned(history: History, planned: History) -> History:
+    """Return the steps of a history at a planned rate with hardly more noise than the planned ones at that rate."""
+    most: dict[float, float] = {}
+    for event in planned:
+        most[event.sampling_rate] = max(event.noise_multiplier, most.get(event.sampling_rate, 0.0))
+    return tuple(
+        event
+        for event in history
+        if event.sampling_rate in most and event.noise_multiplier <= most[event.sampling_rate] * (1 + NOISE_TOLERANCE)
+    )
 
 
 def _sorted_steps(history: History, rate: float) -> tuple[np.ndarray, np.ndarray]:

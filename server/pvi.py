@@ -10,7 +10,6 @@ from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
 from fl_dpbayes.aggregation_section import PVI, prior_scale
 from fl_dpbayes.counted import counted
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
@@ -180,9 +179,16 @@ class PVIStrategy(PosteriorStrategy):
                 fitting.append(site)
             except ValueError as reason:
                 self.record.warn(f"round {round_number}: {site} keeps its old factor: {reason}")
-        if fitting == sites:
-            raise UserError(f"round {round_number}: {error}") from None
-        return fitting
+        if fitting != sites:
+            return fitting
+        # Each fits alone and all together do not: the one that went furthest is what makes them not fit.
+        furthest = max(sites, key=lambda site: self._extent(state, site, round_number))
+        self.record.warn(f"round {round_number}: {furthest} keeps its old factor: with the others' {error}")
+        return [site for site in sites if site != furthest]
+
+    def _extent(self, state: PVIState, site: str, round_number: int) -> float:
+        factor = self._combined(state, [site], round_number).factors[site]
+        return max(float(np.abs(factor.precision).max()), float(np.abs(factor.precision_mean).max()))
 
     def _stiffness(self, state: PVIState) -> float:
         step_size = float(planned_step_sizes(self.plan).max())

@@ -18,8 +18,8 @@ def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency)
         adjacency: which data sets are neighbours.
 
     Returns:
-        `site`, `delta`, `epsilon` (upper bound of `epsilon_bounds`); None if no site has such a
-        row, or every delta is as small.
+        `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every delta
+        is as small.
     """
     known = [
         row

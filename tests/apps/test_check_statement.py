@@ -6,6 +6,7 @@ import pytest
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, write_history
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
+from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.sampler import SGLD, Adam, ConstantStepSize, ExponentialStepSize
@@ -169,3 +170,23 @@ def test_stretch_is_computed_from_the_plan_alone_golden() -> None:
 def test_sampler_without_a_temperature_has_temperature_zero() -> None:
     adam = Adam(kind="dp-adam", step_size=ConstantStepSize(initial=0.1))
     assert not planned_stretch(plan_of(adam), 200, 0, 6).temperatures.any()
+
+
+def test_free_steps_of_many_kinds_do_not_hide_the_planned_ones() -> None:
+    own = (GaussianEvent(1.0, 0.1, 50),)
+    real = epsilon_bounds(own, 1e-3, "add_or_remove_one")[0]
+    junk = tuple(GaussianEvent(1e4 + number, 0.05, 1) for number in range(1000))
+    history = (*own, *junk)
+    mu = gdp_mu(history, "add_or_remove_one")
+
+    def statement(epsilon: float) -> PrivacyStatement:
+        return PrivacyStatement(
+            cohort="c", unit="patient", units=100, adjacency="add_or_remove_one", delta=1e-3, epsilon=epsilon,
+            epsilon_method="pld", mu=mu.mu, mu_kind=mu.kind, steps=1050, budget=10.0,
+            history=tuple((event.noise_multiplier, event.sampling_rate, event.steps) for event in history),
+            seeded=False,
+        )  # fmt: skip
+
+    checked_statement(statement(1.1 * real), own, own, None, 1e-3)
+    with pytest.raises(ValueError, match="its history costs"):
+        checked_statement(statement(0.5 * real), own, own, None, 1e-3)

@@ -1,6 +1,7 @@
 """Partitioned variational inference in whole runs: what is sent, what is kept, and what is left out."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from flwr.app import Array, Error, Message
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import without_prefix
+from fl_dpbayes.protocol.cavity import MOST_MEAN
 from fl_dpbayes.scenario import load_scenario
 from server.federation import STRATEGIES
 from server.pvi import PVIStrategy
@@ -148,3 +150,43 @@ def test_site_that_claims_to_know_too_well_does_not_make_the_others_diverge(fede
     assert "round 1: west keeps its old factor: the planned steps are too long" in warnings_of(run)
     participation = json.loads((run.folder / "summary.json").read_text())["participation"]
     assert all(status == "OK" for row in participation for status in row["statuses"]), participation
+
+
+def test_site_that_goes_to_the_bound_of_cavities_does_not_end_the_round_of_the_others(federation, monkeypatch) -> None:
+    strategies = []
+
+    class Watched(PVIStrategy):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            strategies.append(self)
+
+    monkeypatch.setitem(STRATEGIES, "pvi", Watched)
+    run = federation("aggregation={rule='pvi', damping=0.25}", *FOUR, TRAINING)
+    run.run()
+    ran = strategies[0]
+    restarted = PVIStrategy(ran.federation, ran.record, ran.events)
+    honest = restarted._samples("north", 1)
+
+    def around(mean: float):
+        # Wider than the prior, so that what it says counts for the mean only.
+        draws = np.where(np.arange(len(honest)) % 2, 1.0, -1.0).astype(np.float32) * np.float32(1.5)
+        arrays = {
+            name: mean + np.ones_like(array) * draws.reshape(-1, *[1] * (array.ndim - 1))
+            for name, array in honest.arrays.items()
+        }
+        return replace(honest, arrays=arrays, temperatures=np.ones(len(honest)))
+
+    def factor_mean(mean: float) -> float:
+        restarted._samples = lambda site, number: around(mean) if site == "south" else None
+        return float(restarted._combined(restarted._prior(), ["south"], 1).factors["south"].precision_mean.max())
+
+    furthest = MOST_MEAN
+    for _ in range(3):
+        furthest *= (MOST_MEAN - 0.2) / factor_mean(furthest)
+    crafted = {"south": around(furthest), "north": around(5.0)}
+    restarted._samples = lambda site, number: crafted.get(site)
+    for site in crafted:
+        restarted._combined(restarted._prior(), [site], 1)
+    updated = restarted._updated(restarted._prior(), 1)
+    assert set(updated.factors) == {"north"}
+    assert any("round 1: south keeps its old factor" in text for text in ran.record.warnings)
