@@ -52,7 +52,6 @@ FINAL_REFUSALS = frozenset(
         RefusalCode.BUDGET_EXHAUSTED,
         RefusalCode.POLICY_DENIED,
         RefusalCode.ROLE_DENIED,
-        RefusalCode.LEDGER_ROLLED_BACK,
         RefusalCode.PLAN_CHANGED,
         RefusalCode.NOT_REPEATABLE,
     }

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fl_dpbayes.data.declared_units import is_delta_allowed, most_units
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
@@ -41,11 +42,17 @@ def create_ledger(site_file: Path, console: Console) -> None:
         console: where to print.
 
     Raises:
-        UserError: if the cohort is there already, its records are those of another cohort, they are not as the site
-            file describes them, or a file cannot be used.
+        UserError: if no request may have the cohort's delta, the cohort is there already, its records are those of
+            another cohort, they are not as the site file describes them, or a file cannot be used.
     """
     record = _read_site(site_file)
     settings = _settings_of(record, site_file)
+    # Made for good, so not with what every request is refused for.
+    if record.role == "train" and not is_delta_allowed(record, "train", settings.delta):
+        raise UserError(
+            f"ledger.delta is {settings.delta:g}: it must be below {1 / most_units(record, 'train'):.6g}, one over the "
+            f"most units that units = {record.units} admits"
+        )
     with _as_user_errors(settings), make_ledger(record, load_site(record)) as ledger:
         console.print(
             f"made cohort {settings.cohort} in ledger {settings.path}, second place {settings.witness}\n"

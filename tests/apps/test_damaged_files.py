@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes import cli
+from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.errors import UserError
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
@@ -221,3 +223,21 @@ def test_predictions_need_the_run_s_own_scenario(runs: Path, tmp_path: Path, cap
             cli.main()
         said = capsys.readouterr().err
         assert (ended.value.code, f"{path} {message}" in said) == (2, True)
+
+
+def test_ledgers_made_anew_stop_the_run_until_they_are_put_back(cut: Path, runs: Path) -> None:
+    aside = cut.with_name("aside")
+    for folder in ("ledgers", "witnesses"):
+        shutil.copytree(cut / folder, aside / folder)
+        shutil.rmtree(cut / folder)
+    for site_file in (cut / "sites").glob("*.toml"):
+        settings = read_site_file(site_file)
+        if settings.ledger is not None:
+            prepare_simulated_ledger(settings)
+    with pytest.raises(UserError, match=r"round 3: .*LEDGER_ROLLED_BACK"):
+        resume(cut)
+    for folder in ("ledgers", "witnesses"):
+        shutil.rmtree(cut / folder)
+        shutil.copytree(aside / folder, cut / folder)
+    resume(cut)
+    assert (cut / "posterior.safetensors").read_bytes() == (runs / "unbroken/posterior.safetensors").read_bytes()

@@ -266,3 +266,10 @@ def test_damaged_ledger_is_refused_in_one_line_with_path_and_remedy(hospital, da
     console = Console(file=io.StringIO(), width=40)
     assert verify_ledger(site_file, console) == 1
     assert len(console.file.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("delta", [0.1, 1 / 149])
+def test_cohort_is_not_made_with_a_delta_that_no_request_may_have(hospital, delta):
+    with pytest.raises(UserError, match=r"ledger.delta is .*: it must be below 0.00666667"):
+        create_ledger(hospital(delta=delta), _console())
+    create_ledger(hospital(delta=1 / 151), _console())
