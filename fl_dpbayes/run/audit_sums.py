@@ -110,6 +110,10 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         full = _counts(crowd, scenario, 1.0, 3, (1,))
         name = f"units of {records} record{'s'[: records - 1]}"
         checks += verdicts(name, [*questions, *_contributions(crowd, full)], FALSE_ALARM / len(RECORDS_PER_UNIT))
+        apart = max(row.reading.sample_apart for rows in full for row in rows)
+        checks.append(
+            Check(name, "a kept sample is the released state, to the last bit", apart, 0.0, "at most", finds="one bit")
+        )
     return checks
 
 
