@@ -285,7 +285,20 @@ def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
                            f"requests of {length} steps", slack=SLACK)
              for kind, length in enumerate(DESCENTS)],
         ),
+        # What requests had in common would be missing from the difference of two.
+        Question(
+            "no two requests in a row share noise",
+            [variance_test(float(np.square(each).sum()) / 2, each.size, f"differences of requests of {length} steps",
+                           slack=SLACK)
+             for each, length in ((_differences(left[kind :: len(DESCENTS)]), length)
+                                  for kind, length in enumerate(DESCENTS))],
+        ),
     ]  # fmt: skip
+
+
+def _differences(rows: Array) -> Array:
+    pairs = len(rows) // 2 * 2
+    return rows[0:pairs:2] - rows[1:pairs:2]
 
 
 def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array:

@@ -20,7 +20,7 @@ from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.models.variational import divergence_gradient
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.privacy.filter import noise_of_steps
-from fl_dpbayes.protocol.arrays import prefixed, without_prefix
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.protocol.sampler import SGD, SGHMC, Adam, BayesByBackprop, MCDropout, Sampler, state_slots
 from fl_dpbayes.protocol.task import Model
@@ -57,6 +57,8 @@ class Reading:
         noise_multipliers: sigma_k, as the site's ledger accounts for them.
         sampling_rate: q, as the ledger accounts for it.
         rounding: of each entry of y by float32, shape of y.
+        sample_apart: largest difference of the last step's sample from the released state; 0 where it is not kept, or
+            is drawn at random.
     """
 
     mean: Array
@@ -64,6 +66,7 @@ class Reading:
     noise_multipliers: Array
     sampling_rate: float
     rounding: Array
+    sample_apart: float
 
     @property
     def noise_std(self) -> float:
@@ -123,7 +126,15 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
         noise_multipliers=noise_of_steps(read_history(rows))[-reply.steps :],
         sampling_rate=rows[-1][1],
         rounding=(resolution + ROUNDING * np.abs(drift)) * scale,
+        sample_apart=_sample_apart(plan, first_step + reply.steps - 1, released),
     )
+
+
+def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float:
+    if isinstance(plan.sampler, BayesByBackprop | MCDropout) or not plan.is_kept(last_step):
+        return 0.0
+    samples, state = without_prefix("samples", released), without_prefix("last/parameters", released)
+    return max(float(np.abs(samples[name][-1] - values).max()) for name, values in state.items())
 
 
 def _position(slots: Mapping[str, torch.Tensor], sampler: Sampler) -> torch.Tensor:

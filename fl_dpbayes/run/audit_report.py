@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_membership import MembershipScore
-from fl_dpbayes.protocol.sampler import BayesByBackprop, MCDropout
+from fl_dpbayes.protocol.sampler import BayesByBackprop, MCDropout, state_slots
 from fl_dpbayes.run.audit_canaries import CONFIDENCE, CanaryAudit
 from fl_dpbayes.run.audit_noise import MOST_CHAINS as AUDITED_CHAINS
 from fl_dpbayes.run.audited_plan import private_settings
@@ -71,6 +71,7 @@ def not_looked_at(scenario: Scenario) -> list[str]:
     left = [
         "the account itself: that epsilon follows from noise, sampling rate and number of steps (its own tests do)",
         "faults smaller than those in the column 'finds', and faults in requests of other kinds than these",
+        "single units that join more often than others: who joins is counted in groups of units",
         "steps between those asked for: early, middle and late ones of each audited chain, alone and 8 together",
         "rounding at other batch sizes and start states than these, and on a GPU",
         "the ledger across crashes and restores, the time that a reply takes, the server, and the network",
@@ -82,6 +83,8 @@ def not_looked_at(scenario: Scenario) -> list[str]:
         left.append("pre-noise where sums are read (it is on where one unit's length is measured)")
     if isinstance(scenario.sampler, BayesByBackprop | MCDropout):
         left.append("samples drawn from the released state; layers below the last where sums are read")
+    elif len(state_slots(scenario.sampler)) > 1:
+        left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
     if scenario.aggregation.rule == "pvi":
         left.append("priors that a request carries (they read no record)")
     return left

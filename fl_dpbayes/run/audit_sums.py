@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import Finding, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import Finding, count_kurtosis, mean_test, variance_test
 from fl_dpbayes.protocol.sampler import BayesByBackprop, MCDropout
 from fl_dpbayes.run.audit_gradients import (
     clip_norm_for,
@@ -110,6 +110,10 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
         full = _counts(crowd, scenario, 1.0, 3, (1,))
         name = f"units of {records} record{'s'[: records - 1]}"
         checks += verdicts(name, [*questions, *_contributions(crowd, full)], FALSE_ALARM / len(RECORDS_PER_UNIT))
+        apart = max(row.reading.sample_apart for rows in full for row in rows)
+        checks.append(
+            Check(name, "a kept sample is the released state, to the last bit", apart, 0.0, "at most", finds="one bit")
+        )
     return checks
 
 
@@ -190,8 +194,7 @@ def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Que
     accounted = rows[0].reading.sampling_rate
     spread = np.linalg.inv(crowd.shares @ crowd.shares.T)
     chance = crowd.sizes * accounted * (1 - accounted)
-    # Of a binomial count: (1 - 6 q (1 - q)) / (n q (1 - q)).
-    excess = max(0.0, 1 - 6 * accounted * (1 - accounted))
+    excess, group_excess = (count_kurtosis(float(n), accounted) for n in (crowd.sizes.sum(), crowd.sizes[0]))
 
     def covariance(row: Count) -> Array:
         share = float(np.square(row.reading.weights).sum())
@@ -213,11 +216,9 @@ def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Que
     ]
     groups, slack = len(crowd.sizes), SLACK_OF_MEAN * expected
     squares = [
-        variance_test(sizes, len(rows), "sizes of batches", kurtosis=excess / float(chance.sum())),
-        variance_test(
-            float(np.sum(whitened)), len(rows) * groups, "groups of units", kurtosis=excess / float(chance[0])
-        ),
-        variance_test(sum(apart), len(pairs) * groups, "batches apart", kurtosis=excess / float(chance[0]) / 2),
+        variance_test(sizes, len(rows), "sizes of batches", kurtosis=excess),
+        variance_test(float(np.sum(whitened)), len(rows) * groups, "groups of units", kurtosis=group_excess),
+        variance_test(sum(apart), len(pairs) * groups, "batches apart", kurtosis=group_excess / 2),
     ]
     return [
         Question(

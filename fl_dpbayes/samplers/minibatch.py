@@ -18,9 +18,11 @@ from fl_dpbayes.gradients.vmap import layer_sizes
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
+_RESOLUTION = 2.0**-53
+
 
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
-    """Draw a batch that every unit joins independently with probability `sampling_rate`.
+    """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
 
     Args:
         generator: a stream of its own.
@@ -30,7 +32,8 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
     Returns:
         Numbers of the units that join, ascending; often empty where q is small.
     """
-    return np.flatnonzero(generator.random(unit_count) < sampling_rate)
+    # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
+    return np.flatnonzero(generator.random(unit_count) + _RESOLUTION <= sampling_rate)
 
 
 class BatchGradient:

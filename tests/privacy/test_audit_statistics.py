@@ -4,9 +4,18 @@ import re
 
 import numpy as np
 import pytest
+from scipy.signal import fftconvolve
+from scipy.stats import binom
 
 from fl_dpbayes.privacy.audit_check import Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import MISS, Finding, correlation_tests, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import (
+    MISS,
+    Finding,
+    correlation_tests,
+    count_kurtosis,
+    mean_test,
+    variance_test,
+)
 
 RUNS = 100_000
 LEVEL = 1e-3
@@ -61,6 +70,21 @@ def test_counts_of_joining_units_raise_alarms_as_seldom_as_promised(rate: float)
     totals = np.square((counts - units * rate) / np.sqrt(variance)).sum(axis=1)
     kurtosis = max(0.0, 1 - 6 * rate * (1 - rate)) / variance
     assert alarms(totals, batches, kurtosis) < most_of(1.3 * LEVEL)
+
+
+@pytest.mark.parametrize("rate", [0.005])
+def test_counts_raise_alarms_as_seldom_as_promised_at_the_level_of_an_audit(rate: float) -> None:
+    batches, units, level, most = 12, 1200, 8e-7, 2**12
+    mean, variance = units * rate, units * rate * (1 - rate)
+    counts = np.arange(units + 1)
+    squares = np.square(counts - round(mean))
+    law = np.bincount(squares[squares < most], binom.pmf(counts, units, rate)[squares < most], most)
+    one = law
+    for _ in range(batches - 1):
+        law = fftconvolve(law, one)[:most]
+    kurtosis = count_kurtosis(units, rate)
+    alarm = [variance_test(x / variance, batches, "", kurtosis=kurtosis).probability < level for x in range(most)]
+    assert 1 - law.sum() + law[alarm].sum() < 2.5 * level
 
 
 def test_a_mean_is_missed_and_mistaken_as_seldom_as_promised() -> None:

@@ -247,6 +247,36 @@ def descent_with_half_the_noise(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def descent_that_repeats_its_noise(patch: pytest.MonkeyPatch) -> None:
+    original = clients.recalibrate.private_fit
+    patch.setattr(
+        clients.recalibrate,
+        "private_fit",
+        lambda *data, generator, **rest: original(*data, generator=np.random.default_rng(3), **rest),
+    )
+
+
+def samples_kept_before_their_noise(patch: pytest.MonkeyPatch) -> None:
+    original, build, states = drift.private_drift, chain.build_algorithm, {}
+
+    def watched(total: torch.Tensor, **rest) -> torch.Tensor:
+        states["drift"] = original(total, **(rest | {"noise": torch.zeros_like(rest["noise"])}))
+        return original(total, **rest)
+
+    def built(*arguments):
+        sound = build(*arguments)
+
+        def step(state, noisy, size):
+            states["kept"] = sound.kernel.step(state, states["drift"], size).parameters
+            return sound.kernel.step(state, noisy, size)
+
+        kernel = dataclasses.replace(sound.kernel, step=step)
+        return dataclasses.replace(sound, kernel=kernel, draw=lambda *_: states["kept"])
+
+    patch.setattr(drift, "private_drift", watched)
+    patch.setattr(chain, "build_algorithm", built)
+
+
 @dataclass(frozen=True)
 class Planted:
     """A fault, the part that has to find it, words of a check that has to fail, and changes of the quickstart."""
@@ -289,6 +319,8 @@ FAULTS = [
     Planted(isotonic_noise_forgets_its_cap, audit_counts, "cap on a unit's records"),
     Planted(isotonic_counts_forget_their_cap, audit_counts, "records of each unit of the recalibration part"),
     Planted(descent_with_half_the_noise, audit_counts, "within a request and across"),
+    Planted(descent_that_repeats_its_noise, audit_counts, "no two requests in a row share noise"),
+    Planted(samples_kept_before_their_noise, audit_sums, "a kept sample is the released state"),
     Planted(evaluation_reads_training_units, audit_counts, "records of each unit of the test part"),
     Planted(evaluation_reads_training_units, audit_counts, "counts the records of the test part"),
     Planted(evaluation_noise_forgets_its_cap, audit_counts, "cap on a unit's records"),

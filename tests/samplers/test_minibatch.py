@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,6 +56,13 @@ def test_each_unit_joins_with_its_own_coin():
 
 def test_rate_one_takes_every_unit():
     assert poisson_units(np.random.default_rng(0), 50, 1.0).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize(("smallest", "rate", "joins"), [(0.0, 1e-17, 0), (0.0, 2.0**-53, 1), (0.5, 0.5, 0)])
+def test_the_resolution_of_uniforms_never_raises_the_rate(smallest, rate, joins):
+    # A uniform of numpy is 0 with probability 2^-53, eleven times a rate of 1e-17.
+    generator = SimpleNamespace(random=lambda count: np.full(count, smallest))
+    assert len(poisson_units(generator, 1, rate)) == joins
 
 
 def test_empty_batch_and_empty_site_give_zero():
