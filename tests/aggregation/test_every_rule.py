@@ -107,6 +107,28 @@ def test_order_of_sites_does_not_matter(orthogonal, exact_samples, rule: str) ->
         np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures(
+    orthogonal, exact_samples, rule: str
+) -> None:
+    share, combine = RULES[rule]
+    heat = {"a": 0.4, "b": 1.0, "c": 2.5, "d": 6.0}
+    moments = {site: orthogonal.moments(site, share(4)) for site in SITES}
+    cool = combine({site: exact_samples(moments[site], 400) for site in SITES}, 4)
+    hot = combine({site: exact_samples(moments[site], 400, heat[site]) for site in SITES}, 4)
+    if rule == "mixture":
+        # It corrects nothing: each draw keeps the temperature of its site.
+        for site, temperature in heat.items():
+            draws = hot.samples.arrays["w"][hot.samples.temperatures == temperature].astype(np.float64)
+            expected = temperature * moments[site][1]
+            np.testing.assert_allclose(np.cov(draws.T), expected, rtol=1e-4, atol=1e-4 * expected.max())
+        return
+    # Rules that state temperature 1 give what sites at temperature 1 give; points state none.
+    assert set(hot.samples.temperatures) == {1.0 if rule in WIDE else 0.0}
+    for first, second in zip(moments_of(cool), moments_of(hot), strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-6)
+
+
 def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not_matter() -> None:
     states = {site: {"w": generator().normal(size=5).astype(np.float32) + seed} for seed, site in enumerate(SITES)}
     np.testing.assert_array_equal(average_states({"b": states["b"]}, {"b": 0.3})["w"], states["b"]["w"])
