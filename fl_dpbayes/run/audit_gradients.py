@@ -137,9 +137,10 @@ def clipped(gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bo
             layers = _layers(scenario)
             count = len(layers) * (2 if spread else 1)
             parts = np.split(gradient, np.cumsum(layers)[:-1])
-            factor = np.concatenate(
-                [np.full(len(each), min(1.0, clip_norm / math.sqrt(count) / np.linalg.norm(each))) for each in parts]
-            )
+            bound = clip_norm / math.sqrt(count)
+            # A unit may leave a layer alone: a length of 0 stays as it is.
+            lengths = [max(float(np.linalg.norm(each)), bound) for each in parts]
+            factor = np.concatenate([np.full(len(each), bound / own) for each, own in zip(parts, lengths, strict=True)])
         case _:
             factor = min(1.0, clip_norm / length)
     return np.concatenate([factor * gradient, np.zeros(len(gradient) if spread else 0)])
