@@ -24,8 +24,8 @@ def average_of_states(
 ) -> Average:
     """Average states by a rule's settings.
 
-    The weighted average looks at one state at a time; the robust ones hold one array of all sites, a bound on moves
-    all states.
+    The weighted average and the bound on moves look at one state at a time; the robust ones hold one array of all
+    sites.
 
     Args:
         states: site -> state, at least one.
