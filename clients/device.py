@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from fl_dpbayes.data.site_file import SiteFile
+from fl_dpbayes.config.site_file import SiteFile
 
 
 def compute_device(site_file: SiteFile) -> torch.device:

@@ -19,8 +19,8 @@ from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Part, load_site
-from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix

@@ -7,15 +7,15 @@ import numpy.typing as npt
 
 from clients.device import compute_device
 from clients.refused import RefusedError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures, Features, FrozenBody
+from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.config.task import Model
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import Part
-from fl_dpbayes.data.site_file import SiteFile
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
-from fl_dpbayes.protocol.features import BackboneFeatures, Features, FrozenBody
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.task import Model
 
 
 def model_inputs(site_file: SiteFile, model: Model, part: Part) -> Part:

@@ -10,9 +10,9 @@ from clients.stored_reply import pack_reply, unpack_reply
 from fl_dpbayes.calibration.bins import REPORT_BINS
 from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.declared_units import is_delta_allowed
 from fl_dpbayes.data.site import Site
-from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply

@@ -3,15 +3,15 @@
 import math
 
 from clients.refused import RefusedError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import NoPrivacyPlan
+from fl_dpbayes.config.recalibration import RecalibrationPlan
+from fl_dpbayes.config.sampler import BayesByBackprop
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.declared_units import is_delta_allowed, recalibration_units
-from fl_dpbayes.data.site_file import SiteFile
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.protocol.plan import NoPrivacyPlan
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.recalibration import RecalibrationPlan
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.sampler import BayesByBackprop
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
 
 

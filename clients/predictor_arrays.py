@@ -6,11 +6,11 @@ from flwr.app import Message
 
 from clients.messages import read_arrays
 from clients.refused import RefusedError
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import PredictorName, Weights
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.protocol.wire import arrays_digest
 
 

@@ -15,10 +15,12 @@ from clients.stored_reply import pack_reply, unpack_reply
 from fl_dpbayes.calibration.isotonic import count_bins
 from fl_dpbayes.calibration.private_recalibration import private_fit
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_to_arrays, sensitivity
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Part, Site, load_site
-from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.data.site_ledger import open_ledger
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.events import GaussianEvent
@@ -30,8 +32,6 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.recalibration import AnyRecalibrationPlan, CountingPlan
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 
 from clients.refused import RefusedError
-from fl_dpbayes.data.site_file import SiteFile, read_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 

@@ -5,7 +5,7 @@ import json
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
 from fl_dpbayes.protocol.wire import RecordT
 
 

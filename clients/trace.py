@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import numpy as np
 from torch import nn
 
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Part
-from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate

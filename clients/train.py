@@ -14,10 +14,12 @@ from clients.refused import RefusedError
 from clients.start_arrays import cavity_vectors, read_start
 from clients.stored_reply import pack_reply, unpack_reply
 from clients.trace import local_trace
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Part, Site, load_site
-from fl_dpbayes.data.site_file import SiteFile
 from fl_dpbayes.data.site_ledger import open_ledger
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.privacy.events import History, history_of_steps, joined
@@ -27,9 +29,7 @@ from fl_dpbayes.privacy.ledger_state import Spending, slice_history
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.precision import encode_samples
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest

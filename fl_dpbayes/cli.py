@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.models import ArgumentInfo
 
-from fl_dpbayes.errors import Stopped, UserError
+from fl_dpbayes.config.errors import Stopped, UserError
 
 app = typer.Typer(
     help="Private, calibrated Bayesian federated learning for hospitals, on Flower.",
@@ -56,9 +56,9 @@ def simulate(
     ] = None,
 ) -> None:
     """Run a scenario over many simulated sites and write its run directory; or go on with one that was cut off."""
+    from fl_dpbayes.config.scenario import load_scenario
     from fl_dpbayes.run.resume import resume_run
     from fl_dpbayes.run.simulate import simulate as run
-    from fl_dpbayes.scenario import load_scenario
 
     if resume is not None:
         given = [f"--set {assignment}" for assignment in assignments or []]
@@ -103,8 +103,8 @@ def study(
     ] = False,
 ) -> None:
     """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
+    from fl_dpbayes.config.study_file import load_study
     from fl_dpbayes.run.study.study import Workers, begin_study, resume_study
-    from fl_dpbayes.study_file import load_study
 
     places = Workers(workers, ray_address, keep_runs)
     if resume is not None:
@@ -236,8 +236,8 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Attack a scenario's own training path with planted canaries; status 1 if it leaks more than it claims."""
+    from fl_dpbayes.config.scenario import load_scenario
     from fl_dpbayes.run.audit import audit_scenario
-    from fl_dpbayes.scenario import load_scenario
 
     loaded = load_scenario(scenario, assignments or [])
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))

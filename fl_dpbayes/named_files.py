@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-from fl_dpbayes.data.data_folder import backbone_folder
+from fl_dpbayes.config.data_folder import backbone_folder
+from fl_dpbayes.config.distillation import DistillingRule, PredBayes, PublicFile
+from fl_dpbayes.config.features import BackboneFeatures
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.public_records import read_public_records
 from fl_dpbayes.data.virtual_sites import SitePlan
-from fl_dpbayes.distillation_section import DistillingRule, PredBayes, PublicFile
 from fl_dpbayes.models.backbone import stored_weights
 from fl_dpbayes.models.build import model_input_shape
 from fl_dpbayes.models.frozen_body import frozen_body
-from fl_dpbayes.protocol.features import BackboneFeatures
-from fl_dpbayes.protocol.task import Model, Task
-from fl_dpbayes.scenario import Scenario
 
 
 def check_named_files(scenario: Scenario, plan: SitePlan) -> None:

@@ -2,12 +2,12 @@
 
 import math
 
-from fl_dpbayes.aggregation_section import FALD, PVI, FedPA, least_samples
-from fl_dpbayes.counted import counted
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.aggregation import FALD, PVI, FedPA, least_samples
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.scenario import Scenario, training_plan
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.protocol.task import Task
-from fl_dpbayes.scenario import Scenario, training_plan
 
 
 def check_planned_samples(scenario: Scenario, task: Task) -> None:

@@ -5,20 +5,20 @@ import json
 import uuid
 from pathlib import Path
 
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.distillation import with_public_path
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.config.files.file_list import file_entry
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
+from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.scenario import Scenario, write_scenario
+from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.data.declared_units import most_declared, most_in_part
-from fl_dpbayes.data.site_file import Policy
-from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, plan_virtual_sites
-from fl_dpbayes.distillation_section import with_public_path
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.planned_samples import check_planned_samples
-from fl_dpbayes.protocol.record import digest
-from fl_dpbayes.recalibration_section import recalibration_plan
-from fl_dpbayes.scenario import Scenario, write_scenario
-from fl_dpbayes.storage.atomic_file import write_atomically, written
-from fl_dpbayes.storage.file_list import file_entry
-from fl_dpbayes.storage.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.task_fit import check_task_fit
 
 SITES_FOLDER = "sites"

@@ -1,9 +1,9 @@
 """Does a scenario fit the task that its records set? Asked before anything is spent."""
 
-from fl_dpbayes.data.prevalence import check_prevalence_classes
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.recalibration import parameter_count
-from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
+from fl_dpbayes.config.recalibration import parameter_count
+from fl_dpbayes.config.scenario import Scenario
 
 
 def check_task_fit(scenario: Scenario, classes: int) -> None:

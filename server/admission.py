@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.config.scenario import Scenario
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from flwr.app import Message
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sampler import state_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.precision import decode_samples, encoded_layout
 from fl_dpbayes.protocol.request_digest import request_digest
-from fl_dpbayes.protocol.sampler import state_shapes
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from server.check_statement import checked_statement
 from server.messages import read_arrays

@@ -3,8 +3,8 @@
 import math
 import shutil
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.protocol.precision import Precision
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, reply_bytes
 from server.fixed import Federation

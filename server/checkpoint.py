@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
+from fl_dpbayes.config.files.atomic_file import replaced_atomically
+from fl_dpbayes.config.files.journal import REMEDY, JournalMark
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.train import Digest, RunId
-from fl_dpbayes.storage.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
-from fl_dpbayes.storage.atomic_file import replaced_atomically
-from fl_dpbayes.storage.journal import REMEDY, JournalMark
 from server.participation import ParticipationState
 from server.roster import NO_NODE, Member, Roster
 

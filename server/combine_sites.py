@@ -7,7 +7,7 @@ import numpy as np
 from fl_dpbayes.aggregation import barycenters, consensus, fedavg, fedbe, mixture, product, product_low_rank
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.robust import posterior_means
-from fl_dpbayes.aggregation_section import (
+from fl_dpbayes.config.aggregation import (
     Aggregation,
     Barycenter,
     Consensus,
@@ -18,9 +18,9 @@ from fl_dpbayes.aggregation_section import (
     prior_scale,
     prior_share,
 )
+from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.sampler import Sampler
 from server.robust_average import average_of_states
 from server.strategy import point_of
 

@@ -12,7 +12,7 @@ from fl_dpbayes.calibration.conformal import (
     set_thresholds,
 )
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.config.names import Role
 from server.evaluation_counts import Statistics
 
 PREDICTORS = ("posterior", "last")

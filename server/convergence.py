@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.aggregation import predbayes
-from fl_dpbayes.aggregation_section import PVI, FedAvg, FedPA, Mixture, point_rule
+from fl_dpbayes.config.aggregation import PVI, FedAvg, FedPA, Mixture, point_rule
+from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, has_temperature
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.posterior.convergence import (
     CANNOT_SHOW,
     ENOUGH_SAMPLES_PER_CHAIN,
@@ -18,10 +21,6 @@ from fl_dpbayes.posterior.convergence import (
     warning,
 )
 from fl_dpbayes.posterior.stored_samples import StoredSamples
-from fl_dpbayes.protocol.plan import PrivacyPlan
-from fl_dpbayes.protocol.sampler import SGD, SGHMC, Adam
-from fl_dpbayes.scenario import Scenario
-from fl_dpbayes.schedules.planned import has_temperature
 from server.run_record import RunRecord
 from server.strategy import PosteriorStrategy
 

@@ -8,13 +8,13 @@ import numpy.typing as npt
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.distillation import distil
 from fl_dpbayes.aggregation.predbayes import best_between, between, product_and_mixture, temperature_warnings
-from fl_dpbayes.distillation_section import Distillation, PredBayes, SyntheticInputs
+from fl_dpbayes.config.distillation import Distillation, PredBayes, SyntheticInputs
+from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.pullback import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.schedules.planned import has_temperature
 from server.fixed import Federation
 from server.independent_chains import IndependentChainsStrategy
 from server.progress import EventLog

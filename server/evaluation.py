@@ -14,9 +14,10 @@ from fl_dpbayes.calibration.reliability import reliability_bins
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.config.names import Role
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
-from fl_dpbayes.protocol.card import Card, Role
+from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.evaluate import (
     MAX_GROUPS,
     PRIOR_CORRECTED,

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from fl_dpbayes.calibration.bins import COUNT
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.config.names import Role
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
-from fl_dpbayes.protocol.card import Card, Role
+from fl_dpbayes.protocol.card import Card
 
 Statistics = CalibrationStatistics | NoisedTable
 # A site that claims more has claimed the pooled result, not more records.

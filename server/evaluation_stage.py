@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 
 from flwr.app import Message, MessageType
 
-from fl_dpbayes.data.shared_records import roles_sharing_records
+from fl_dpbayes.config.shared_records import roles_sharing_records
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName

@@ -4,9 +4,9 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
+from fl_dpbayes.config.base import Record
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from server.fixed import Federation

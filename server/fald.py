@@ -7,12 +7,12 @@ import numpy as np
 from fl_dpbayes.aggregation.drift import DriftMeter
 from fl_dpbayes.aggregation.fald import averaged_temperature
 from fl_dpbayes.aggregation.weights import unit_weights
-from fl_dpbayes.aggregation_section import FALD
+from fl_dpbayes.config.aggregation import FALD
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.scenario import training_plan
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog

@@ -6,12 +6,12 @@ from fl_dpbayes.aggregation import fedpa
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.alignment import state_warnings
 from fl_dpbayes.aggregation.fald import average_states
-from fl_dpbayes.aggregation_section import FedPA, prior_scale
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.aggregation import FedPA, prior_scale
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.scenario import training_plan
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog

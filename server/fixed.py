@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_dpbayes.scenario import Scenario
+from fl_dpbayes.config.scenario import Scenario
 from server.roster import Roster
 
 

@@ -6,16 +6,16 @@ import numpy as np
 
 from fl_dpbayes.aggregation.aggregate import Aggregate
 from fl_dpbayes.aggregation.mixture import combine_stored
-from fl_dpbayes.aggregation_section import FedAvg, Mixture, least_samples, prior_share
-from fl_dpbayes.counted import counted
-from fl_dpbayes.distillation_section import DistillingRule
+from fl_dpbayes.config.aggregation import FedAvg, Mixture, least_samples, prior_share
+from fl_dpbayes.config.distillation import DistillingRule
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.planned_samples import check_planned_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.task import LogisticModel
-from fl_dpbayes.scenario import training_plan
 from server.check_reply import CheckedReply
 from server.combine_sites import combine_sites
 from server.fixed import Federation

@@ -7,11 +7,11 @@ from flwr.app import Message
 
 from fl_dpbayes.calibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_from_arrays
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
-from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from server.evaluation_counts import check_counts, check_noise
 from server.messages import read_arrays
 

@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.card import SiteName
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import written
+from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.names import SiteName
 from fl_dpbayes.protocol.train import Digest
-from fl_dpbayes.storage.atomic_file import written
-from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
 
 HEADS_FILE = "ledger-heads.json"
 MOST_SITES = 10_000

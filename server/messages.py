@@ -7,8 +7,8 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
+from fl_dpbayes.config.base import Record
 from fl_dpbayes.protocol.npy import read_sent_arrays
-from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
 

@@ -4,7 +4,7 @@ import time
 
 from flwr.serverapp import Grid
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 POLL_SECONDS = 0.2
 

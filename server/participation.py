@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.plan import TrainingPlan
 from server.roster import NO_NODE, Roster
 from server.run_record import NO_REPLY, SiteOutcome
 

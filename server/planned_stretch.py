@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.planned_noise import planned_history, planned_noise
-from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.schedules.planned import planned_step_sizes, planned_temperatures
 
 Array = npt.NDArray[np.float64]

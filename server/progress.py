@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.storage.atomic_file import written
+from fl_dpbayes.config.files.atomic_file import written
 
 EVENTS_FILE = "events.jsonl"
 

@@ -8,15 +8,15 @@ from fl_dpbayes.aggregation.aggregate import posterior_aggregate
 from fl_dpbayes.aggregation.chains import unflatten
 from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
-from fl_dpbayes.aggregation_section import PVI, prior_scale
-from fl_dpbayes.counted import counted
+from fl_dpbayes.config.aggregation import PVI, prior_scale
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.pvi_plan import pvi_plan
+from fl_dpbayes.config.sampler import SGD, SGHMC, Sampler, state_slots
+from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.sampler import SGD, SGHMC, Sampler, state_slots
-from fl_dpbayes.pvi_plan import pvi_plan
-from fl_dpbayes.scenario import training_plan
 from fl_dpbayes.schedules.planned import planned_step_sizes
 from server.check_reply import CheckedReply
 from server.fixed import Federation

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.precision import rounding_error

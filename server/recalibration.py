@@ -15,12 +15,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.recalibration import (
+from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
     AnyRecalibrationPlan,
     CountingPlan,
@@ -28,10 +23,15 @@ from fl_dpbayes.protocol.recalibration import (
     RecalibrationPlan,
     parameter_count,
 )
+from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.protocol.arrays import prefixed
+from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.recalibration_section import recalibration_plan
 from server.check_statement import checked_statement
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation

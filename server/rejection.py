@@ -6,7 +6,7 @@ from logging import WARNING
 
 from flwr.common import log
 
-from fl_dpbayes.protocol.outside_text import outside_text
+from fl_dpbayes.config.outside_text import outside_text
 
 UNREADABLE = "it cannot be read"
 

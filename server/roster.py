@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.task import Task
 from server.admission import Admission
 from server.messages import EXPIRED, read_reply, request_message
 from server.rejection import RejectedError, rejecting

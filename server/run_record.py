@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.files.journal import Entry, Journal
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.records import (
@@ -17,7 +18,6 @@ from fl_dpbayes.report.records import (
     append_csv,
     write_csv,
 )
-from fl_dpbayes.storage.journal import Entry, Journal
 from server.check_reply import CheckedReply
 
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")

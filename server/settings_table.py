@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fl_dpbayes.aggregation_section import FALD, PVI
-from fl_dpbayes.counted import counted, ordinal
-from fl_dpbayes.distillation_section import DistillingRule, PublicFile
-from fl_dpbayes.protocol.plan import PrivacyPlan
-from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.recalibration_section import recalibration_plan
-from fl_dpbayes.scenario import Scenario, Training
+from fl_dpbayes.config.aggregation import FALD, PVI
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.distillation import DistillingRule, PublicFile
+from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.config.plural import counted, ordinal
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS
+from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.scenario import Scenario, Training
 
 
 def settings_table(

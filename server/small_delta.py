@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import read_history
-from fl_dpbayes.protocol.plan import Adjacency
 from server.check_statement import epsilon_bounds
 
 

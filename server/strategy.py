@@ -11,21 +11,21 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dpbayes.aggregation_section import prior_share
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.aggregation import prior_share
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.journal import Entry
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.cavity import CAVITY
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
-from fl_dpbayes.storage.journal import Entry
 from server.admission import admission_rules
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply

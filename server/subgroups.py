@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from fl_dpbayes.calibration.check import SUM_TOLERANCE
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_arrays, merge, to_arrays
+from fl_dpbayes.config.names import Role
 from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.protocol.card import Card, Role
+from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.evaluate import Group, subgroup_prefix
 
 

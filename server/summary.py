@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import fl_dpbayes
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.scenario import Scenario
 from server.convergence import (
     convergence_rows,
     convergence_warnings,

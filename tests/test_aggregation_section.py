@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.aggregation_section import Mixture, check_aggregation, least_samples, prior_share, weighing
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.scenario import load_scenario, write_scenario
+from fl_dpbayes.config.aggregation import Mixture, check_aggregation, least_samples, prior_share, weighing
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario, write_scenario
 from server.site_weights import weigh_sites
 
 RULES = {

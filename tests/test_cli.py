@@ -107,7 +107,7 @@ def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, capsys, monk
 
 
 def test_internal_fault_shows_no_traceback(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("fl_dpbayes.scenario.load_scenario", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
     status, _, error = run("simulate", "quickstart", capsys=capsys, monkeypatch=monkeypatch)
     assert status == 1
     assert "Traceback" not in error

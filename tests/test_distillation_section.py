@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.aggregation_section import least_samples, prior_share, weighing
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.scenario import load_scenario, write_scenario
+from fl_dpbayes.config.aggregation import least_samples, prior_share, weighing
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario, write_scenario
 from fl_dpbayes.simulation import run_identifier
 
 SYNTHETIC = "public={kind='synthetic'}"

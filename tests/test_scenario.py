@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.record import digest
-from fl_dpbayes.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.simulation import plan_sites, run_identifier
 
 WRONG = {

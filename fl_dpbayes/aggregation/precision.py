@@ -11,7 +11,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.aggregation.chains import Chain
 from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.counted import counted
+from fl_dpbayes.config.plural import counted
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
 
 _COORDINATES = 64

@@ -16,7 +16,7 @@ from sklearn.isotonic import isotonic_regression
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats, bin_index, on_grid
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
-from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, RecalibrationMap
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
 
 LARGEST_DEVIATION = 0.1  # of the privacy noise in a bin's share of outcomes
 FEWEST_RECORDS = 2.0

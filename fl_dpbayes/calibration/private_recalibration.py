@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
 from fl_dpbayes.calibration.recalibration import Floats, log_probabilities, record_gradients
+from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationPlan
 from fl_dpbayes.privacy.events import GaussianEvent, History
-from fl_dpbayes.protocol.recalibration import PARAMETER_BOUND, RecalibrationPlan
 
 # More than the rounding of a norm over a few thousand parameters.
 NORM_ROUNDING = 1e-12

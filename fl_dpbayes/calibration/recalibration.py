@@ -25,7 +25,7 @@ from scipy.special import log_softmax, softmax
 
 from fl_dpbayes.calibration.isotonic import apply_isotonic, knot_count
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
-from fl_dpbayes.protocol.recalibration import (
+from fl_dpbayes.config.recalibration import (
     ISOTONIC_BINS,
     PARAMETER_BOUND,
     DescentMethod,

@@ -2,8 +2,8 @@
 
 import math
 
-from fl_dpbayes.data.site_file import SiteFile
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.privacy.ledger_state import Part
 
 MAX_DECLARATION_ERROR = 0.2

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
 from fl_dpbayes.data.records import Records
 
 MAX_PIXEL = 16.0

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.errors import UserError
 
 BINS = 10
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.data.data_folder import check_rows, damaged, data_file
+from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.config.data_folder import check_rows, damaged, data_file
 from fl_dpbayes.data.records import Records
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pandas
 from PIL import Image, UnidentifiedImageError
 
+from fl_dpbayes.config.data import HuggingFace, OfficialPart, Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.images import grey_levels
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import HuggingFace, OfficialPart, Table
 from fl_dpbayes.data.table import framed_records
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 if TYPE_CHECKING:
     import pyarrow

@@ -8,10 +8,10 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets import ImageFolder as TorchvisionImageFolder
 
+from fl_dpbayes.config.data import ImageFolder
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import ImageFolder
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 
 def image_records(source: ImageFolder) -> Records:

@@ -1,11 +1,11 @@
 """From a source to its records: one loader per source, imported only when it is used."""
 
-from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
+from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.config.data import BuiltIn, HuggingFace, ImageFolder, OfficialPart, Source, Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.synthetic_sources import Logistic2D, Radiographs
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import BuiltIn, HuggingFace, ImageFolder, OfficialPart, Source, Table
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 OFFICIAL_PARTS: dict[str, tuple[OfficialPart, ...]] = {
     "mnist": ("train", "test"),

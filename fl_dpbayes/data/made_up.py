@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import gaussian_filter
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models.strokes import draw_strokes
 
 # Standard deviations of the blur in pixels, from grains to one slope over the whole picture.

@@ -4,10 +4,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.data.made_up_sources import MadeUpSites
+from fl_dpbayes.config.data import OfficialPart
+from fl_dpbayes.config.synthetic_sources import MadeUpSites
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import OfficialPart
-from fl_dpbayes.protocol.task import Task
 
 # One stream for the hospitals, one for each part's patients.
 SITES_STREAM = 0

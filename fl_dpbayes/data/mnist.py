@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.data.data_folder import damaged, data_file, file_version
+from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.config.data import OfficialPart
+from fl_dpbayes.config.data_folder import damaged, data_file, file_version
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import OfficialPart
 
 ORIGIN = "torchvision.datasets.MNIST(DIR, download=True)"
 # MD5 of the four unpacked files.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.data.specs import (
+from fl_dpbayes.config.data import (
     ClassesPartition,
     DirichletPartition,
     FeaturePartition,
@@ -15,7 +15,7 @@ from fl_dpbayes.data.specs import (
     Partition,
     QuantityPartition,
 )
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.data.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.data.data_folder import check_rows, damaged, data_file, file_version
+from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.config.data import OfficialPart
+from fl_dpbayes.config.data_folder import check_rows, damaged, data_file, file_version
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import OfficialPart
 
 NAME = "pneumoniamnist.npz"
 ORIGIN = "https://zenodo.org/records/10519652 (MedMNIST v2, 28x28)"

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 from PIL import Image
 
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.images import image_pixels
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 # One gibibyte as float32.
 MAX_VALUES = 2**28

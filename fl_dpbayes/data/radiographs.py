@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
+from fl_dpbayes.config.data import OfficialPart
+from fl_dpbayes.config.synthetic_sources import Radiographs
 from fl_dpbayes.data.made_up_records import draw_labels, made_up_records, part_generator, site_effects, sites_of_part
-from fl_dpbayes.data.made_up_sources import Radiographs
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import OfficialPart
 
 Pixels = npt.NDArray[np.float32]
 # Pixels that are drawn at once: enough for speed, little beside the pictures themselves.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.config.task import Task
 
 
 @dataclass(frozen=True)

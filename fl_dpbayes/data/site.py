@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.data import Shift
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import Role
+from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
+from fl_dpbayes.config.site_file import Selection, SiteFile
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.declared_units import check_declaration, check_most_units, recalibration_units
 from fl_dpbayes.data.load import load_unscaled
-from fl_dpbayes.data.prevalence import check_prevalence_classes
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.data.site_file import Selection, SiteFile
-from fl_dpbayes.data.specs import Shift
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger_state import Part as LedgerPart
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
-from fl_dpbayes.protocol.card import Role
-from fl_dpbayes.protocol.task import Task
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import LedgerSettings, SiteFile
 from fl_dpbayes.data.fingerprint import data_version
 from fl_dpbayes.data.load import source_unit
 from fl_dpbayes.data.site import Site
-from fl_dpbayes.data.site_file import LedgerSettings, SiteFile
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_file import LedgerError
 from fl_dpbayes.privacy.ledger_state import Cohort

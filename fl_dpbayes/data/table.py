@@ -4,11 +4,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
+from fl_dpbayes.config.data import Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import Table
 from fl_dpbayes.data.table_groups import table_groups
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 
 def table_records(source: Table) -> Records:

@@ -4,9 +4,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.data.specs import Table
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.evaluate import MAX_GROUP_TEXT, MAX_GROUPS, group_text
+from fl_dpbayes.config.data import Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import MAX_GROUP_TEXT, group_text
+from fl_dpbayes.protocol.evaluate import MAX_GROUPS
 
 MAX_VALUES = 10
 MISSING = "missing"

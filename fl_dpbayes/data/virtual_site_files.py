@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.data.site_file import (
+from fl_dpbayes.config.files.atomic_file import written
+from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.config.site_file import (
     LedgerSettings,
     Policy,
     Selection,
@@ -15,8 +17,6 @@ from fl_dpbayes.data.site_file import (
 )
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan
-from fl_dpbayes.protocol.plan import Adjacency
-from fl_dpbayes.storage.atomic_file import written
 
 TRACES_FOLDER = "traces"
 

@@ -8,15 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.data.data_folder import backbone_folder, known_folder
-from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
-from fl_dpbayes.data.load import load_unscaled
-from fl_dpbayes.data.partition import label_total_variation, partition_labels
-from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shared_records import with_part_of_owner
-from fl_dpbayes.data.shifts.apply import kept_indices
-from fl_dpbayes.data.shifts.check import check_shift
-from fl_dpbayes.data.specs import (
+from fl_dpbayes.config.data import (
     BuiltIn,
     DataSpec,
     FeaturePartition,
@@ -27,9 +19,17 @@ from fl_dpbayes.data.specs import (
     SiteSpec,
     Source,
 )
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.data_folder import backbone_folder, known_folder
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.shared_records import with_part_of_owner
+from fl_dpbayes.config.task import Task
+from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
+from fl_dpbayes.data.load import load_unscaled
+from fl_dpbayes.data.partition import label_total_variation, partition_labels
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.shifts.apply import kept_indices
+from fl_dpbayes.data.shifts.check import check_shift
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
-from fl_dpbayes.protocol.task import Task
 
 Indices = npt.NDArray[np.int64]
 

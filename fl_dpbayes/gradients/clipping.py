@@ -7,7 +7,7 @@ from functools import reduce
 
 import torch
 
-from fl_dpbayes.protocol.clipping import (
+from fl_dpbayes.config.clipping import (
     FLAT,
     AutomaticClipping,
     Clipping,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.gradients.book_keeping import per_layer_gradients
 from fl_dpbayes.gradients.layer_gradients import LayerGradients
 from fl_dpbayes.gradients.loss import RecordLoss

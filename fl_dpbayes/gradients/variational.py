@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from fl_dpbayes.config.clipping import FLAT, Clipping
 from fl_dpbayes.gradients import book_keeping
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
 from fl_dpbayes.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
 from fl_dpbayes.gradients.variational_layers import DrawnLayer, drawn_layer, drawn_outputs, norms, weighted_sums
 from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 

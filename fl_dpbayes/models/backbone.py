@@ -13,9 +13,9 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fl_dpbayes.data.data_folder import VARIABLE
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.features import BackboneFeatures
+from fl_dpbayes.config.data_folder import VARIABLE
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures
 
 # Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its weights.
 MEAN = (0.485, 0.456, 0.406)

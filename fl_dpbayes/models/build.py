@@ -6,10 +6,10 @@ import math
 import torch
 from torch import nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Model, Task
 from fl_dpbayes.models.feature_map import feature_shape
 from fl_dpbayes.models.parameters import parameter_shapes
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Model, Task
 
 
 def build_model(model: Model, task: Task, seed: int) -> nn.Module:

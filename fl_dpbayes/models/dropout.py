@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 
 

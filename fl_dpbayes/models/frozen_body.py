@@ -5,13 +5,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import FrozenBody
+from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.build import body_layers, build_body
 from fl_dpbayes.models.feature_map import FeatureMap, checked_feature_map
-from fl_dpbayes.protocol.features import FrozenBody
-from fl_dpbayes.protocol.record import digest
-from fl_dpbayes.protocol.task import Model
 
 MAX_RECORDS_PER_PASS = 64
 # Numbers that one pass may hold in a layer's inputs and outputs together: 256 MiB.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_dpbayes.protocol.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
+from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
 
 
 @dataclass(frozen=True)

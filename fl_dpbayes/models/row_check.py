@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models.parameters import trainable_parameters
 
 # (features (P, ...), targets (P,)) -> what a pass computes of each row, tensors whose first axis is the rows'.

@@ -13,8 +13,8 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from fl_dpbayes.config.features import StrokeProjection
 from fl_dpbayes.models.strokes import draw_strokes
-from fl_dpbayes.protocol.features import StrokeProjection
 
 Array = npt.NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 _PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
+from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
-from fl_dpbayes.protocol.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
 
 # Below it, in float32, log(1 + exp(spread)) is exp(spread), which underflows further down.
 _LINEAR_SPREAD = -20.0

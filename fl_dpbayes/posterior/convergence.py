@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.counted import counted
+from fl_dpbayes.config.plural import counted
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 
 # Below it too few draws fall into a half for R-hat or the autocorrelation time to mean much: R-hat of one perfectly

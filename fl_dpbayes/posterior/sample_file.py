@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
+from fl_dpbayes.config.files.array_file import array_header
 from fl_dpbayes.posterior.stored_samples import AnySamples, SamplePiece
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.storage.array_file import array_header
 
 SAMPLES = "samples"
 

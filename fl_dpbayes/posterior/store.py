@@ -9,17 +9,17 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 from safetensors import safe_open
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, seal, sealable
+from fl_dpbayes.config.files.atomic_file import replaced_atomically
+from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.sample_file import write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import check_arrays, without_prefix
-from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.task import Model, Task
-from fl_dpbayes.storage.array_file import DAMAGED, check_seal, seal, sealable
-from fl_dpbayes.storage.atomic_file import replaced_atomically
 
 POSTERIOR_FILE = "posterior.safetensors"
 _KEY = "fl_dpbayes"

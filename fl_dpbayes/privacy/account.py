@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
-from fl_dpbayes.protocol.plan import Adjacency
 
 # A delta of 1e-3 allows one record in a thousand to be disclosed outright; this one is shown beside it.
 SMALL_DELTA = 1e-5

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.data_version import MOST_SHARED, DataVersion, shared_fraction
 from fl_dpbayes.privacy.filter import filter_orders
 from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain

@@ -7,8 +7,8 @@ from typing import Literal
 from scipy.optimize import brentq
 from scipy.special import erfcx, ndtr
 
+from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import GaussianEvent, History
-from fl_dpbayes.protocol.plan import Adjacency
 
 # Above this mu^2 leaves the range of float64, and epsilon is infinite for every purpose.
 LARGEST_MU = 1e150

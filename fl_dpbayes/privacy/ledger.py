@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.cohort_creation import Describe, create_cohort, require_other_units
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
 from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 Durability = Literal["full", "normal"]
 FORMAT_VERSION = 2

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
+from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.pld_levels import Level
-from fl_dpbayes.protocol.plan import Adjacency
 
 Array = npt.NDArray[np.float64]
 SMALLEST_BIN = 1e-290

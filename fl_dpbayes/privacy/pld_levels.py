@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.protocol.plan import Adjacency
 
 # More kinds of step than this share noise levels, rounded down: an upper bound, at most 1 % apart in noise over four
 # decades of it.

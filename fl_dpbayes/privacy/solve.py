@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import friction
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon
-from fl_dpbayes.protocol.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.schedules.noise import noise_multipliers
-from fl_dpbayes.schedules.planned import friction, noise_without_privacy, planned_step_sizes
+from fl_dpbayes.schedules.planned import noise_without_privacy, planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 

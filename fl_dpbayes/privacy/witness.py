@@ -12,9 +12,9 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_dpbayes.config.outside_text import outside_text
 from fl_dpbayes.privacy.hash_chain import append_entry, read_chain
 from fl_dpbayes.privacy.ledger_file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
-from fl_dpbayes.protocol.outside_text import outside_text
 
 FORMAT = 1
 MOST_BYTES = 65_536

@@ -4,16 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fl_dpbayes.protocol.outside_text import OutsideText
-from fl_dpbayes.protocol.prevalence import SitePrevalence
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
+from fl_dpbayes.config.outside_text import OutsideText
+from fl_dpbayes.config.prevalence import SitePrevalence
+from fl_dpbayes.config.task import Task
 
-Role = Literal["train", "held_out", "shifted"]
 # More than all patients there are: beyond it a size is a mistake or a claim to all the weight.
 MAX_UNITS = 10_000_000_000
-SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-EvaluationRelease = Literal["public", "noised", "none"]
 
 
 class Card(Record):

@@ -2,36 +2,23 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from fl_dpbayes.protocol.outside_text import outside_text
-from fl_dpbayes.protocol.prevalence import TrainedPrevalence
-from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.task import Model, Task
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.names import GroupText
+from fl_dpbayes.config.prevalence import TrainedPrevalence
+from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 PredictorName = Literal["last", "posterior"]
 RECALIBRATED = "recalibrated"
 PRIOR_CORRECTED = "prior_corrected"
 MAX_GROUPS = 20
-MAX_GROUP_TEXT = 60
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
 MAX_SUBGROUP_BYTES = 32 * 2**20
 
 
-def group_text(text: str) -> str:
-    """Return the name of an attribute or of its value, after checking that it can be shown anywhere.
-
-    Raises:
-        ValueError: if it is empty, longer than MAX_GROUP_TEXT or not printable.
-    """
-    if not text or outside_text(text, MAX_GROUP_TEXT) != text:
-        raise ValueError(f"a subgroup's name must be 1 to {MAX_GROUP_TEXT} printable characters")
-    return text
-
-
-GroupText = Annotated[str, AfterValidator(group_text)]
 Group = tuple[GroupText, GroupText]  # an attribute and its value
 
 

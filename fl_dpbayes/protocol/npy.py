@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.outside_text import outside_text
+from fl_dpbayes.config.outside_text import outside_text
 
 STYPE = "numpy.ndarray"
 MAGIC = b"\x93NUMPY\x01\x00"

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.protocol.evaluate import Weights
-from fl_dpbayes.protocol.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 

@@ -2,8 +2,8 @@
 
 from enum import StrEnum
 
-from fl_dpbayes.protocol.outside_text import OutsideText, outside_text
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.outside_text import OutsideText, outside_text
 
 
 class RefusalCode(StrEnum):

@@ -1,8 +1,8 @@
 """What identifies a request when it is sent again."""
 
+from fl_dpbayes.config.base import digest
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.record import digest
 from fl_dpbayes.protocol.train import TrainRequest
 
 

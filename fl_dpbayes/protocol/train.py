@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.protocol.outside_text import OutsideText
-from fl_dpbayes.protocol.plan import Adjacency, Probability, TrainingPlan
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.outside_text import OutsideText
+from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
+from fl_dpbayes.config.sampler import state_slots
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.protocol.precision import STORED, Precision
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.sampler import state_slots
-from fl_dpbayes.protocol.task import Model, Task
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

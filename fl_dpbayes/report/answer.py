@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary, parse_summary
 from fl_dpbayes.report.headline import headline_place, headline_role, headline_rows
 from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up
-from fl_dpbayes.report.summary import CalibrationRecord, PrivacyRecord, Role, Summary, parse_summary
 from fl_dpbayes.report.wording import neighbours, predictor_name
 
 STOPPED = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, quiet_grid, set_title
 from fl_dpbayes.report.records import read_csv
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Role, Summary, parse_summary
 from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure, read_epsilon_curves
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.measures import decision_curves, site_reliability
@@ -16,9 +19,7 @@ from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.reliability_figure import reliability_figure
 from fl_dpbayes.report.site_reliability_figure import site_reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
-from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Role, Summary, parse_summary
-from fl_dpbayes.report.wording import METRIC_NAMES, PREDICTORS, ROLES, in_reading_order, predictor_name
-from fl_dpbayes.storage.atomic_file import write_atomically, written
+from fl_dpbayes.report.wording import METRIC_NAMES, ROLES, in_reading_order, predictor_name
 
 SITE_RELIABILITY = "reliability-sites"
 SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")

@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
+from fl_dpbayes.config.summary import CalibrationRecord, Role, Summary
 from fl_dpbayes.report.numbers import interval, points, probability, rounded_up, significant
-from fl_dpbayes.report.summary import CalibrationRecord, Role, Summary
 from fl_dpbayes.report.wording import ROLES, predictor_name
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
 from fl_dpbayes.report.figures import (
@@ -31,10 +33,8 @@ from fl_dpbayes.report.page_tables import (
     site_table,
 )
 from fl_dpbayes.report.records import read_summary
-from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.template import TEMPLATE
 from fl_dpbayes.report.wording import neighbours, small_delta_text, temperature_notes
-from fl_dpbayes.storage.atomic_file import write_atomically
 
 
 def write_report(run_dir: Path | str) -> Path:

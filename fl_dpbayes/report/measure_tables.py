@@ -3,9 +3,8 @@
 from collections.abc import Sequence, Set
 from typing import Protocol, TypeVar
 
-from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
-from fl_dpbayes.report.page_tables import Cell, PageTable
-from fl_dpbayes.report.summary import (
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.summary import (
     CalibrationRecord,
     ConformalRecord,
     ReliabilityRecord,
@@ -14,15 +13,9 @@ from fl_dpbayes.report.summary import (
     SubgroupRecord,
     Summary,
 )
-from fl_dpbayes.report.wording import (
-    POINT_PREDICTORS,
-    PREDICTORS,
-    ROLES,
-    in_reading_order,
-    place_name,
-    pool_name,
-    predictor_name,
-)
+from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
+from fl_dpbayes.report.page_tables import Cell, PageTable
+from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
 
 WEIGHTS = {
     "none": "none",

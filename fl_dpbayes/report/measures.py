@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Role, Summary
 from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.measure_tables import (
     clinical_table,
@@ -13,7 +14,6 @@ from fl_dpbayes.report.measure_tables import (
 )
 from fl_dpbayes.report.numbers import count
 from fl_dpbayes.report.page_tables import PageTable
-from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Role, Summary
 from fl_dpbayes.report.wording import ROLES, predictor_name
 
 

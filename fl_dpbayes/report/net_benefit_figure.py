@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.figure_style import INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid, set_title
 from fl_dpbayes.report.numbers import count
-from fl_dpbayes.report.summary import CalibrationRecord
 from fl_dpbayes.report.wording import predictor_name
 
 LEGEND_INCHES = 0.17

@@ -3,6 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fl_dpbayes.config.summary import (
+    CalibrationRecord,
+    EvaluationPrivacyRecord,
+    PrivacyRecord,
+    ReliabilityRecord,
+    Summary,
+)
 from fl_dpbayes.report.epsilon_figure import EpsilonCurve
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
@@ -15,13 +22,6 @@ from fl_dpbayes.report.numbers import (
     probability,
     rounded_up,
     significant,
-)
-from fl_dpbayes.report.summary import (
-    CalibrationRecord,
-    EvaluationPrivacyRecord,
-    PrivacyRecord,
-    ReliabilityRecord,
-    Summary,
 )
 from fl_dpbayes.report.wording import in_reading_order, place_name, predictor_name, tempered
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.report.json_values import json_values
-from fl_dpbayes.report.summary import parse_summary
-from fl_dpbayes.storage.atomic_file import write_atomically, written
-from fl_dpbayes.storage.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.config.files.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
+from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.summary import parse_summary
 
 SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 

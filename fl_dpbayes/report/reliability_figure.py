@@ -4,8 +4,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.config.summary import ReliabilityBin, ReliabilityRecord
 from fl_dpbayes.report.figure_style import BAND, MUTED, WIDTH_INCHES, predictor_style, quiet_grid, set_title
-from fl_dpbayes.report.summary import ReliabilityBin, ReliabilityRecord
 
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = ("0", "25", "50", "75", "100")

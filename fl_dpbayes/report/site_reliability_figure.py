@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from fl_dpbayes.config.summary import ReliabilityRecord
 from fl_dpbayes.report.figure_style import INK, MUTED, WIDTH_INCHES, quiet_grid, set_title
 from fl_dpbayes.report.numbers import count
 from fl_dpbayes.report.reliability_figure import draw_bins
-from fl_dpbayes.report.summary import ReliabilityRecord
 
 ROLE_WORDS = {"held_out": "held out", "shifted": "shifted", "train": "trained"}
 TICKS, PERCENT = (0.0, 0.5, 1.0), ("0", "50", "100")

@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.figure_style import BAND, INK, WIDTH_INCHES, predictor_style, quiet_grid, set_title
-from fl_dpbayes.report.summary import CalibrationRecord
-from fl_dpbayes.report.wording import PREDICTORS, place_name, predictor_name
+from fl_dpbayes.report.wording import place_name, predictor_name
 
 PREDICTOR_INCHES = 0.1
 LEGEND_INCHES = 0.17

@@ -2,18 +2,11 @@
 
 from collections.abc import Sequence
 
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
 from fl_dpbayes.report.numbers import probability, rounded_up
-from fl_dpbayes.report.summary import CalibrationRecord, ReliabilityRecord, Summary
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
-PREDICTORS = {
-    "last": "last iterate",
-    "posterior": "averaged posterior",
-    "recalibrated": "recalibrated posterior",
-    "prior_corrected": "posterior corrected for prevalence",
-    "site_only": "one site alone",
-    "central": "pooled data",
-}
 # Where the posterior is one sample, nothing is averaged.
 POINT_PREDICTORS = PREDICTORS | {
     "posterior": "combined point estimate",

@@ -14,6 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fl_dpbayes.config.clipping import FLAT
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, GaussianPrior
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_check import Check
@@ -23,15 +28,10 @@ from fl_dpbayes.privacy.filter import noise_of_steps
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.clipping import FLAT
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD, GaussianPrior
-from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audited_plan import own_plan
 from fl_dpbayes.run.canary_site import CanaryRecords, CanarySite, ask, whole_for_training, willing, write_canary_site
-from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]

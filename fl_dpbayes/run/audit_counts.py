@@ -18,9 +18,12 @@ import torch
 
 from fl_dpbayes.calibration.bins import COUNT, coarsen
 from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.recalibration import CountingPlan, RecalibrationMap, RecalibrationPlan, parameter_count
+from fl_dpbayes.config.recalibration_plan import Recalibration, recalibration_plan
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units
-from fl_dpbayes.data.site_file import Split, write_site_file
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
@@ -28,9 +31,7 @@ from fl_dpbayes.privacy.audit_statistics import correlation_tests, mean_test, va
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.recalibration import CountingPlan, RecalibrationMap, RecalibrationPlan, parameter_count
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.recalibration_section import Recalibration, recalibration_plan
 from fl_dpbayes.run.audit_gradients import made_up_records, model_features, start_vector
 from fl_dpbayes.run.canary_site import (
     KEY,
@@ -42,7 +43,6 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.scenario import Scenario
 
 Array = npt.NDArray[np.float64]
 

@@ -7,16 +7,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fl_dpbayes.config.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import AnyPrivacyPlan, PrivacyPlan
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.site import Part
-from fl_dpbayes.data.site_file import SiteFile
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.protocol.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
-from fl_dpbayes.protocol.plan import AnyPrivacyPlan, PrivacyPlan
-from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.run.audited_plan import private_settings
 from fl_dpbayes.run.canary_site import GREY_LEVELS, canary_task, whole_for_training, willing
-from fl_dpbayes.scenario import Scenario
 
 Array = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ def start_vector(model: Model, task: Task, generator: np.random.Generator, scale
 def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return what the scenario's trained layers see of records: themselves, or their public features."""
     from clients.model_inputs import model_inputs
-    from fl_dpbayes.data.specs import Table
+    from fl_dpbayes.config.data import Table
 
     features = levels.astype(np.float32) / np.float32(GREY_LEVELS)
     count = len(features)

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fl_dpbayes.config.scenario import Scenario, training_plan
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import Part, load_site
-from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
@@ -20,7 +21,6 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.canary_site import CanarySite, ask
 from fl_dpbayes.samplers.slots import initial_slots, state_arrays
-from fl_dpbayes.scenario import Scenario, training_plan
 from fl_dpbayes.schedules.planned import planned_step_sizes
 from fl_dpbayes.simulation import SITES_FOLDER, prepare_simulation
 

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import Adam, BayesByBackprop
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import correlation_tests, variance_test
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import Adam, BayesByBackprop
 from fl_dpbayes.run.audit_reading import Course, Reading, read_stretch
 from fl_dpbayes.run.audited_plan import own_plan, with_step_size
 from fl_dpbayes.run.canary_site import (
@@ -29,7 +30,6 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.schedules.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, BayesByBackprop, MCDropout, Sampler, state_slots
+from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.models.variational import divergence_gradient
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.privacy.filter import noise_of_steps
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.sampler import SGD, SGHMC, Adam, BayesByBackprop, MCDropout, Sampler, state_slots
-from fl_dpbayes.protocol.task import Model
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.canary_site import CanarySite, ask

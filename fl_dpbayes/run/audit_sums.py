@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import Finding, count_kurtosis, mean_test, variance_test
-from fl_dpbayes.protocol.sampler import BayesByBackprop, MCDropout
 from fl_dpbayes.run.audit_gradients import (
     clip_norm_for,
     clipped,
@@ -35,7 +36,6 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.scenario import Scenario
 
 Array = npt.NDArray[np.float64]
 

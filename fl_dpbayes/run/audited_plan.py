@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.clipping import GlobalClipping
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import Adam, ConstantStepSize, StepSizeSchedule
+from fl_dpbayes.config.clipping import GlobalClipping
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import Adam, ConstantStepSize, StepSizeSchedule
+from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.run.canary_site import DELTA, UNLIMITED
-from fl_dpbayes.scenario import Scenario, training_plan
 
 MOST_CHAINS = 4
 ADAM_STEP = 1e-5

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario, read_scenario
+from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.protocol.task import MLPModel, Task
-from fl_dpbayes.scenario import Scenario, read_scenario
 
 TASK = Task(input_shape=(64,), classes=10)
 MEBIBYTE = 2**20

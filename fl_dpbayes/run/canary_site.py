@@ -12,18 +12,18 @@ import pandas
 from flwr.app import ArrayRecord, Context, RecordDict
 from PIL import Image
 
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.data import HuggingFace, Source, Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import source_task
-from fl_dpbayes.data.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
-from fl_dpbayes.data.specs import HuggingFace, Source, Table
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.splits import unit_scores
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.task import Task
 from fl_dpbayes.protocol.wire import RecordT, read_header
 from fl_dpbayes.run.inline_engine import task_identity
-from fl_dpbayes.scenario import Scenario
 
 GREY_LEVELS = 255.0
 DELTA = 1e-6

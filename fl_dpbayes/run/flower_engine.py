@@ -16,10 +16,10 @@ from http.client import HTTPConnection
 from importlib.metadata import version
 from pathlib import Path
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Resources
 from fl_dpbayes.run.flower_processes import descendants, end, end_processes_of, kill, processes_of
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
-from fl_dpbayes.scenario import Resources
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 1.0

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.storage.atomic_file import written
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import written
 
 LOCK_FILE = "run.lock"
 

@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 # is why pyproject bounds flwr to one minor version.
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_dpbayes.storage.atomic_file import written
+from fl_dpbayes.config.files.atomic_file import written
 
 RUN_ID = 1
 LOG_FILE = "flower.log"

@@ -7,7 +7,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
+from fl_dpbayes.config.data import BuiltIn, HuggingFace, ImageFolder, Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.synthetic_sources import Radiographs
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.images import image_pixels
-from fl_dpbayes.data.made_up_sources import Radiographs
-from fl_dpbayes.data.specs import BuiltIn, HuggingFace, ImageFolder, Table
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
+from fl_dpbayes.config.sampler import StepSizeSchedule
 from fl_dpbayes.privacy.account import Account, account
 from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
-from fl_dpbayes.protocol.plan import MAX_STEPS, Adjacency, PrivacyPlan
-from fl_dpbayes.protocol.sampler import StepSizeSchedule
 from fl_dpbayes.schedules.step_size import step_sizes
 
 # Beyond it the arithmetic has no digits left to count steps with.

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fl_dpbayes.counted import counted
-from fl_dpbayes.errors import Stopped, UserError
-from fl_dpbayes.installation import check_origin
+from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.installation import check_origin
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.named_files import check_named_files
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
@@ -21,7 +22,6 @@ from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, follow
-from fl_dpbayes.scenario import Resources, Scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 STOP_SECONDS = 60.0

@@ -9,19 +9,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.declared_units import is_delta_allowed, most_units
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
 from fl_dpbayes.data.site_ledger import ledger_place, with_path
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.ledger_account import Spent, planned_epsilon
 from fl_dpbayes.privacy.ledger_file import LedgerError
 from fl_dpbayes.privacy.ledger_state import PARTS, Cohort
 from fl_dpbayes.privacy.witness import RENEWED, repair_witness
-from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, terminal_table
 

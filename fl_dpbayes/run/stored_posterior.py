@@ -11,14 +11,20 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
 
-from fl_dpbayes.aggregation_section import point_rule
 from fl_dpbayes.calibration.recalibration import describe, recalibrate
 from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
-from fl_dpbayes.data.data_folder import backbone_folder
-from fl_dpbayes.data.specs import BuiltIn
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.aggregation import point_rule
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.data_folder import backbone_folder
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.recalibration import RecalibrationMap
+from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -26,15 +32,9 @@ from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
-from fl_dpbayes.protocol.recalibration import RecalibrationMap
-from fl_dpbayes.protocol.record import digest
-from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.records import SUMMARY_FILE, check_not_cut_off, read_summary
-from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.terminal_table import terminal_table
-from fl_dpbayes.report.wording import PREDICTORS
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
-from fl_dpbayes.scenario import Scenario, load_scenario
 from fl_dpbayes.simulation import SCENARIO_FILE
 
 METRICS = {

@@ -6,12 +6,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.record import Record
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
-from fl_dpbayes.protocol.task import Task
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header, write_header
 

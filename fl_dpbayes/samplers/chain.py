@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.gradients.clipping import ClippedSum
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import load_vector
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.samplers import drift
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.kernel import ChainState

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fl_dpbayes.config.sampler import Prior, Sampler
 from fl_dpbayes.gradients.clipping import ClippedSum
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 from fl_dpbayes.models.priors import Cavity, log_prior
-from fl_dpbayes.protocol.sampler import Prior, Sampler
 from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.slots import to_slots
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fl_dpbayes.config.clipping import FLAT, Clipping
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
 from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
@@ -16,7 +17,6 @@ from fl_dpbayes.gradients.stochastic import StochasticModule, resampled
 from fl_dpbayes.gradients.units import per_unit_gradients
 from fl_dpbayes.gradients.vmap import layer_sizes
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.protocol.clipping import FLAT, Clipping
 
 _RESOLUTION = 2.0**-53
 

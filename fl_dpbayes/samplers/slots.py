@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from fl_dpbayes.config.sampler import BayesByBackprop, Sampler, state_slots
 from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
 from fl_dpbayes.models.variational import initial_spread
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.sampler import BayesByBackprop, Sampler, state_slots
 from fl_dpbayes.samplers.kernel import ChainState, Kernel
 
 

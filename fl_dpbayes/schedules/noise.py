@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.plan import NoiseCoupling
+from fl_dpbayes.config.plan import NoiseCoupling
 
 Array = npt.NDArray[np.float64]
 

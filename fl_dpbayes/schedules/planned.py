@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.plan import AnyPrivacyPlan, NoPrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGD, SGHMC, MCDropout, Sampler
+from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import friction, has_temperature
 from fl_dpbayes.schedules.noise import langevin_noise, temperatures
 from fl_dpbayes.schedules.step_size import step_sizes
 
@@ -24,51 +24,6 @@ def planned_step_sizes(plan: TrainingPlan) -> Array:
         ValueError: if a decaying step size underflows to zero.
     """
     return np.tile(step_sizes(plan.step_size, plan.chain_steps), plan.chains)
-
-
-def friction(sampler: Sampler) -> float:
-    """Return the share of the momentum that a step of the sampler loses, 1 where it has none.
-
-    Gradient descent with momentum beta is stochastic gradient Hamiltonian Monte Carlo with friction 1 - beta.
-    """
-    match sampler:
-        case SGHMC():
-            return sampler.friction
-        case SGD() | MCDropout():
-            return 1.0 - sampler.momentum
-        case _:
-            return 1.0
-
-
-def has_temperature(sampler: Sampler) -> bool:
-    """Say whether the sampler is Langevin dynamics at some temperature, so that T_t of its steps means something."""
-    return sampler.kind.removeprefix("dp-") in ("sgld", "sgd", "sghmc")
-
-
-def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
-    """Check that noise is shaped or raised for a temperature only where the sampler has one.
-
-    Args:
-        sampler: the plan's algorithm.
-        privacy: its noise.
-
-    Raises:
-        ValueError: naming the key, and the remedy.
-    """
-    if has_temperature(sampler):
-        return
-    if isinstance(privacy, NoPrivacyPlan):
-        if privacy.temperature is not None:
-            raise ValueError(
-                f"privacy.temperature is {privacy.temperature:g}: sampler.kind {sampler.kind!r} has no temperature, so "
-                "its noise would serve nothing: remove privacy.temperature, or choose sampler.kind 'sgld'"
-            )
-    elif privacy.coupling != "constant":
-        raise ValueError(
-            f"privacy.coupling is {privacy.coupling!r}, which makes noise for a temperature that sampler.kind "
-            f"{sampler.kind!r} does not have: set privacy.coupling = 'constant' and remove privacy.temperature, or "
-            "choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'"
-        )
 
 
 def noise_without_privacy(plan: TrainingPlan, privacy: NoPrivacyPlan, units: int) -> Array:

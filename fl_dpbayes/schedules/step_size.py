@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.sampler import ConstantStepSize, ExponentialStepSize, StepSizeSchedule
+from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, StepSizeSchedule
 
 
 def step_sizes(schedule: StepSizeSchedule, steps: int) -> npt.NDArray[np.float64]:
@@ -14,7 +14,7 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> npt.NDArray[np.float64
         polynomial    a_t = a_0 (1 + t / offset)^(-power)
 
     Args:
-        schedule: one of the three records of `protocol/plan.py`.
+        schedule: one of the three records of `config/plan.py`.
         steps: T, how many steps, 0 or more.
 
     Returns:

@@ -8,12 +8,12 @@ from fl_dpbayes.aggregation import product_low_rank as low_rank
 from fl_dpbayes.aggregation.alignment import state_warnings, unaligned_units
 from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
+from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
-from fl_dpbayes.protocol.task import CNNModel, MLPModel, Task
 
 HIDDEN = 12
 MODULE = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(5,), classes=3), seed=0)

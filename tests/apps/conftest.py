@@ -11,17 +11,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
-from fl_dpbayes.scenario import Scenario, load_scenario
 from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 SMALL = [

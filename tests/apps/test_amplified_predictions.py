@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.privacy.splits import in_recalibration_part
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.task import MLPModel, Task
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.amplification import amplify
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message, RecordDict
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import read_history

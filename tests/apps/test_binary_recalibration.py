@@ -12,10 +12,11 @@ from rich.console import Console
 from fl_dpbayes.calibration.isotonic import count_bins, fit_isotonic
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
@@ -25,7 +26,6 @@ from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
-from fl_dpbayes.scenario import load_scenario
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import empty, from_batch
-from fl_dpbayes.report.summary import parse_summary
+from fl_dpbayes.config.summary import parse_summary
 from server.conformal_rows import conformal_rows
 
 

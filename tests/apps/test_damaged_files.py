@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes import cli
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
-from fl_dpbayes.scenario import load_scenario
 from fl_dpbayes.simulation import plan_sites, prepare_simulation
 
 OVERRIDES = [

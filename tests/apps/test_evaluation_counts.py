@@ -8,8 +8,8 @@ from flwr.app import Array, Message
 
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.task import Task
 from server.evaluation_counts import check_counts, check_noise, dominating_site
 
 CARD = Card(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.report.html import write_report
 from server.ordered_grid import OrderedGrid

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from fl_dpbayes import cli
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,10 @@ from torch import nn
 from fl_dpbayes.aggregation.drift import DriftMeter
 from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
 from fl_dpbayes.aggregation.weights import capped_weights, uniform_weights, unit_weights
-from fl_dpbayes.aggregation_section import Consensus, Mixture, Product, prior_share
+from fl_dpbayes.config.aggregation import Consensus, Mixture, Product, prior_share
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.schedules.noise import langevin_noise
 from server.combine_sites import combine_sites

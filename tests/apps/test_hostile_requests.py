@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
 

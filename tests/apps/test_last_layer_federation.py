@@ -13,11 +13,15 @@ from rich.console import Console
 
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
-from fl_dpbayes.aggregation_section import Product
+from fl_dpbayes.config.aggregation import Product
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.features import FrozenBody
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
+from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.data.digits import digits_records
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import Policy, SiteFile, Split
-from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -25,11 +29,7 @@ from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.protocol.features import FrozenBody
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, GaussianPrior
-from fl_dpbayes.protocol.task import CNNModel, MLPModel, Task
 from fl_dpbayes.run.audit_membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.records import read_csv
-from fl_dpbayes.report.summary import parse_summary
 from server.mean_over_sites import mean_rows
 
 

@@ -5,15 +5,15 @@ import pytest
 
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
+from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.data.site import Part, load_site
-from fl_dpbayes.data.site_file import Policy, SiteFile, Split
-from fl_dpbayes.data.specs import BuiltIn
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models import feature_map as feature_map_module
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
-from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
 
 MODEL = LogisticModel(features=ScatteringFeatures())
 TASK = Task(input_shape=(1, 8, 8), classes=10)

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.simulation import plan_sites

@@ -7,8 +7,8 @@ import pytest
 import torch
 from flwr.app import Message
 
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import read_site_file
 
 PATIENTS, RECORDS = 50, 4
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, Error, Message
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.cavity import MOST_MEAN
-from fl_dpbayes.scenario import load_scenario
 from server.federation import STRATEGIES
 from server.pvi import PVIStrategy
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from server.reachable import check_reachable
 
 PLAN = TrainingPlan(

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from clients.app import app
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.protocol.refusal import Refusal

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import clients.recalibrate
+from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.privacy.splits import unit_scores
-from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.protocol.wire import arrays_digest
 
 KEY = "5e" * 16

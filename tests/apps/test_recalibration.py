@@ -10,18 +10,18 @@ from scipy.special import entr
 
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.scores import exact_auroc
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.data.specs import BuiltIn
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
-from fl_dpbayes.scenario import load_scenario
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow

@@ -8,15 +8,15 @@ from flwr.app import Array
 
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures, StrokeProjection
+from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import Part
-from fl_dpbayes.data.site_file import Policy, SiteFile, Split
-from fl_dpbayes.data.specs import BuiltIn
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_shape
-from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures, StrokeProjection
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.task import LogisticModel
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.protocol.wire import read_header
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint
 

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.scenario import load_scenario
 
 KINDS = ("sgld", "sgd", "adam", "sghmc", "bbp", "mc-dropout")
 MODEL = 'model={ kind = "mlp", hidden = [8] }'

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fl_dpbayes.counted import ordinal
-from fl_dpbayes.scenario import load_scenario
+from fl_dpbayes.config.plural import ordinal
+from fl_dpbayes.config.scenario import load_scenario
 from server.settings_table import settings_table
 
 PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privacy", "Noise", "Clipping", "Batches",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy import ledger_file
 from fl_dpbayes.protocol.arrays import prefixed

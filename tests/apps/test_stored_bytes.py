@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.storage.journal import JOURNAL_FILE, read_journal
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, read_journal
 
 pytestmark = pytest.mark.slow
 ROUNDS = 24

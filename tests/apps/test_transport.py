@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger import Ledger
 from fl_dpbayes.protocol.precision import decode_samples, encode_samples
-from fl_dpbayes.scenario import load_scenario
 
 MIXTURE = "aggregation={rule='mixture'}"
 

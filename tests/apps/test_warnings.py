@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Array
 from rich.console import Console
 
+from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.specs import BuiltIn
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 WIDE = ["training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", "privacy.coupling=floor"]

@@ -16,7 +16,7 @@ from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.risk_coverage import accuracy_at_coverage, aurc
 from fl_dpbayes.calibration.shift_detection import separation
 from fl_dpbayes.calibration.statistics import from_arrays, from_batch, merge, to_arrays
-from fl_dpbayes.protocol.recalibration import RecalibrationMap
+from fl_dpbayes.config.recalibration import RecalibrationMap
 
 
 def of_log_odds(log_odds):

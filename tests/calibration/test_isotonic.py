@@ -20,7 +20,7 @@ from fl_dpbayes.calibration.isotonic import (
 )
 from fl_dpbayes.calibration.recalibration import describe, recalibrate
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
-from fl_dpbayes.protocol.recalibration import ISOTONIC_BINS, RecalibrationMap
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
 
 
 def overconfident(records: int, classes: int, factor: float, seed: int = 0):

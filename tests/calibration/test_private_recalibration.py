@@ -4,9 +4,9 @@ from scipy.special import softmax
 
 from fl_dpbayes.calibration.private_recalibration import private_fit
 from fl_dpbayes.calibration.recalibration import FITS, fit_temperature, log_probabilities, loss, record_gradients
+from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationPlan, parameter_count
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.solve import solve_multiplier
-from fl_dpbayes.protocol.recalibration import PARAMETER_BOUND, RecalibrationPlan, parameter_count
 
 
 def plan(**changes) -> RecalibrationPlan:

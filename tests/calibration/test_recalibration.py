@@ -16,7 +16,7 @@ from fl_dpbayes.calibration.recalibration import (
     recalibrate,
     record_gradients,
 )
-from fl_dpbayes.protocol.recalibration import RecalibrationMap, parameter_count
+from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 
 
 def overconfident(records: int, classes: int, factor: float, seed: int = 0):

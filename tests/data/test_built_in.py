@@ -3,9 +3,9 @@ import shutil
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
-from fl_dpbayes.data.specs import BuiltIn
-from fl_dpbayes.errors import UserError
 
 
 def test_digits_golden():

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.fingerprint import data_version
 from fl_dpbayes.data.site import Part, Site
 from fl_dpbayes.privacy.data_version import shared_fraction, unit_sketch
-from fl_dpbayes.protocol.task import Task
 
 KEY = b"k" * 32
 

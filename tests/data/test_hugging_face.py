@@ -6,15 +6,15 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
+from fl_dpbayes.config.data import DataSpec, HuggingFace, IIDPartition, NaturalPartition, SiteSpec
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data import hugging_face
 from fl_dpbayes.data.load import load_source, source_task, source_unit
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import Policy, read_site_file
-from fl_dpbayes.data.specs import DataSpec, HuggingFace, IIDPartition, NaturalPartition, SiteSpec
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TRAIN = SiteSpec(role="train")

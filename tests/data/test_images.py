@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fl_dpbayes.config.data import ImageFolder
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.data.load import load_source, source_task, source_unit
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import Policy, SiteFile, Split
-from fl_dpbayes.data.specs import ImageFolder
-from fl_dpbayes.errors import UserError
 
 
 @pytest.fixture

@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.radiographs import radiograph_records
-from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import Policy, read_site_file
-from fl_dpbayes.data.specs import (
+from fl_dpbayes.config.data import (
     DataSpec,
     DirichletPartition,
     IIDPartition,
@@ -19,9 +15,13 @@ from fl_dpbayes.data.specs import (
     SiteSpec,
     with_absolute_path,
 )
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.radiographs import radiograph_records
+from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
-from fl_dpbayes.errors import UserError
 
 SOURCES = [
     Logistic2D(records=3000, test_records=600, sites=3, seed=1),

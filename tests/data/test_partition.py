@@ -3,9 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.data.feature_score import feature_total_variation
-from fl_dpbayes.data.partition import label_total_variation, partition_labels
-from fl_dpbayes.data.specs import (
+from fl_dpbayes.config.data import (
     ClassesPartition,
     DirichletPartition,
     FeaturePartition,
@@ -13,7 +11,9 @@ from fl_dpbayes.data.specs import (
     NaturalPartition,
     QuantityPartition,
 )
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.data.feature_score import feature_total_variation
+from fl_dpbayes.data.partition import label_total_variation, partition_labels
 
 LABELS = np.repeat(np.arange(10), 60)
 

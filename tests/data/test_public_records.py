@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data import public_records
 from fl_dpbayes.data.public_records import read_public_records
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 PIXELS = Task(input_shape=(1, 2, 2), classes=3)
 NUMBERS = Task(input_shape=(2,), classes=3)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from fl_dpbayes.config.data import Radiographs
 from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
 from fl_dpbayes.data.radiographs import acquisition, draw_patients, draw_pictures, radiograph_records
-from fl_dpbayes.data.specs import Radiographs
 
 SOURCE = Radiographs(records=6000, test_records=1500, sites=3, heterogeneity=0.8, seed=2)
 ALIKE = SOURCE.model_copy(update={"heterogeneity": 0.0})

@@ -6,9 +6,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.data import ImageShift, Logistic2D, Radiographs, Shift
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.data.specs import ImageShift, Logistic2D, Radiographs, Shift
 
 
 @pytest.fixture(scope="module")

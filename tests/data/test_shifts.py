@@ -3,15 +3,15 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.data import BuiltIn, ImageShift, Shift
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.acquisition import shift_images
 from fl_dpbayes.data.shifts.annotation import FLIP_RATES, flip_labels
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.shifts.population import LOGIT_OFFSETS, prevalence_indices
-from fl_dpbayes.data.specs import BuiltIn, ImageShift, Shift
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 IMAGE_SHIFTS = get_args(ImageShift)
 

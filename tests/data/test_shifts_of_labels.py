@@ -5,6 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.data import BuiltIn, Shift
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.annotation import FLIP_RATES, under_report
@@ -12,9 +15,6 @@ from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.data.shifts.boundary_flip import boundary_flips, centroid_closeness
 from fl_dpbayes.data.shifts.markers import add_markers
 from fl_dpbayes.data.shifts.shortcut_marker import MARKER_RATES, films_marked
-from fl_dpbayes.data.specs import BuiltIn, Shift
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
 
 SEVERITIES = range(1, 6)
 

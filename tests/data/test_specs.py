@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from fl_dpbayes.data.specs import BuiltIn, DataSpec, SiteSpec
+from fl_dpbayes.config.data import BuiltIn, DataSpec, SiteSpec
 
 
 def test_a_source_may_be_named_by_its_kind():

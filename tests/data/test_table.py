@@ -3,9 +3,9 @@ import pandas
 import pytest
 from pydantic import ValidationError
 
+from fl_dpbayes.config.data import Table
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.load import load_source, source_task, source_unit
-from fl_dpbayes.data.specs import Table
-from fl_dpbayes.errors import UserError
 
 
 @pytest.fixture

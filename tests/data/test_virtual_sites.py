@@ -4,11 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import Policy, read_site_file
-from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
-from fl_dpbayes.data.specs import (
+from fl_dpbayes.config.data import (
     BuiltIn,
     ClassesPartition,
     DataSpec,
@@ -21,9 +17,13 @@ from fl_dpbayes.data.specs import (
     SiteSpec,
     Table,
 )
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.privacy.ledger import Ledger
 
 DIGITS = DataSpec(source="digits")

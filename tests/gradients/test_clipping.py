@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced, sum_clipped
-from fl_dpbayes.protocol.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 
 NORMS = st.floats(0, 2.0**99, width=32)
 CLIP_NORMS = st.floats(1e-6, 1e6)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.gradients import book_keeping, vmap
 from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
 
 ENGINES = [book_keeping, vmap]
 TASK = Task(input_shape=(1, 8, 8), classes=3)

@@ -7,10 +7,10 @@ import safetensors.torch
 import torch
 import torchvision
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.feature_map import feature_map
-from fl_dpbayes.protocol.features import BackboneFeatures
 
 
 @pytest.fixture(scope="module")

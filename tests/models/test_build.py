@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
 
 MODELS = [LogisticModel(), MLPModel(hidden=(7, 5)), CNNModel(channels=(3, 4), hidden=6)]
 IMAGES = [Task(input_shape=(channels, side, side), classes=3) for channels in (1, 3) for side in (8, 28)]

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_views
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
 
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [MLPModel(hidden=(9, 7)), CNNModel(channels=(4, 6), hidden=5)]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.data.mnist import mnist_records
-from fl_dpbayes.errors import UserError
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
-from fl_dpbayes.protocol.features import BackboneFeatures, ScatteringFeatures
 
 
 def images(*shape):

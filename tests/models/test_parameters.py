@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import nn
 
+from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import (
     arrays_to_vector,
@@ -12,7 +13,6 @@ from fl_dpbayes.models.parameters import (
     vector_to_arrays,
     vector_views,
 )
-from fl_dpbayes.protocol.task import CNNModel, Task
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import pytest
 import torch
 from scipy.stats import laplace, norm
 
+from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior
 from fl_dpbayes.models.priors import Cavity, log_prior, prior_gradient
-from fl_dpbayes.protocol.sampler import FlatPrior, GaussianPrior, LaplacePrior
 
 PRIORS = pytest.mark.parametrize(
     "prior", [GaussianPrior(scale=0.7), LaplacePrior(scale=0.7), FlatPrior()], ids=lambda prior: prior.kind

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.validate import validate_module
-from fl_dpbayes.protocol.task import CNNModel, Task
 
 
 def with_batch_norm(**options):

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 
+from fl_dpbayes.config.task import CNNModel, LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predict, predictive_probabilities
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, Task
 
 TASK = Task(input_shape=(2,), classes=2)
 # One feature (2 ln 3 for the first record) and two opposite samples: probabilities 0.9 and 0.1.

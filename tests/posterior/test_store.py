@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.array_file import seal, sealable, write_arrays
+from fl_dpbayes.config.recalibration import RecalibrationMap
+from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior, save_posterior
-from fl_dpbayes.protocol.recalibration import RecalibrationMap
-from fl_dpbayes.protocol.task import MLPModel, Task
-from fl_dpbayes.storage.array_file import seal, sealable, write_arrays
 
 MODEL, TASK = MLPModel(hidden=(3,)), Task(input_shape=(4,), classes=2)
 META = {"format": 2, "model": MODEL.model_dump(), "task": TASK.model_dump(), "scenario_hash": "ab"}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy import ledger as ledger_module
 from fl_dpbayes.privacy.data_version import DataVersion
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy import ledger_file
 from fl_dpbayes.privacy.ledger_file import LedgerError, network_file_system, open_ledger_file, transaction
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved
 from fl_dpbayes.privacy.ledger_state import PARTS, Cohort, Spending

@@ -3,12 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
 from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
-from fl_dpbayes.protocol.plan import PrivacyPlan
-from fl_dpbayes.protocol.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
 from fl_dpbayes.schedules.noise import temperatures
 from fl_dpbayes.schedules.step_size import step_sizes
 

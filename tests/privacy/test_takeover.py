@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy import ledger as ledger_module
 from fl_dpbayes.privacy import running_process
 from fl_dpbayes.privacy.events import GaussianEvent

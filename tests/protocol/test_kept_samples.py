@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, FlatPrior
-from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior
+from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.protocol.train import MAX_SAMPLES_PER_REPLY, TrainRequest
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_dpbayes.config.outside_text import outside_text
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.outside_text import outside_text
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.protocol.wire import read_header

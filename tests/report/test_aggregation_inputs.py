@@ -1,7 +1,7 @@
 """What the report says of inputs that the server used beyond released samples."""
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.page_tables import facts
-from fl_dpbayes.report.summary import parse_summary
 
 SERVER = "Server's own inputs"
 FILE = {"kind": "file", "file": "public.npz", "statement": "by its authors\x1b[2J", "count": 1200, "labelled": True}

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.headline import key_figures
-from fl_dpbayes.report.summary import parse_summary
 
 
 def row_of(summary, site, predictor):

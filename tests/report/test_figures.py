@@ -3,11 +3,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.epsilon_figure import epsilon_curves
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.inline_svg import inline_svg
 from fl_dpbayes.report.sites_figure import MAX_PLACES, drawn_places
-from fl_dpbayes.report.summary import CalibrationRecord
 
 ROLES = ("held_out", "shifted", "train")
 NAMES = [

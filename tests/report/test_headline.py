@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.headline import headline_rows, key_figures, median_rows
-from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.tables import calibration_table
 
 

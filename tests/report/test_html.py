@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.records import write_summary

@@ -4,12 +4,12 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, parse_summary
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.measure_tables import split_rows
 from fl_dpbayes.report.measures import site_reliability
 from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
-from fl_dpbayes.report.summary import CalibrationRecord, ConformalRecord, parse_summary
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 SECTIONS = {"subgroups", "clinical", "conformal", "uncertainty", "truth"}

@@ -6,10 +6,10 @@ import math
 import pytest
 from rich.console import Console
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.headline import key_figures
 from fl_dpbayes.report.html import write_report
-from fl_dpbayes.report.summary import parse_summary
 from fl_dpbayes.report.tables import privacy_table
 
 ACCOUNTING = ("pld", "clt", "central-limit", "ledger", "neighbours", "budget")

@@ -2,12 +2,12 @@
 
 import copy
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.headline import key_figures
 from fl_dpbayes.report.page_tables import all_metrics_table, metric_table
 from fl_dpbayes.report.records import write_summary
-from fl_dpbayes.report.summary import parse_summary
 
 
 def of_one_sample(summary: dict) -> dict:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.report.records import (
     CALIBRATION_COLUMNS,
     calibration_csv_row,

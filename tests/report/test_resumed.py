@@ -1,7 +1,7 @@
 """A run that was cut off and went on says so."""
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.page_tables import facts
-from fl_dpbayes.report.summary import parse_summary
 
 
 def test_rounds_after_which_a_run_went_on_are_named(summary):

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 from scipy.stats import t as student
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.figure_style import figure_settings
 from fl_dpbayes.report.study.answer import study_answer
 from fl_dpbayes.report.study.estimates import estimate, paired

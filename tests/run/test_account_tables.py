@@ -4,10 +4,10 @@ import json
 import numpy as np
 from rich.console import Console
 
+from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.solve import solve_noise
-from fl_dpbayes.protocol.plan import PrivacyPlan
 from fl_dpbayes.run.account_tables import account_json, account_table, solve_json, solve_table
 
 

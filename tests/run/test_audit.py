@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.run import audit_canaries as canaries_module
 from fl_dpbayes.run.audit import audit_scenario
@@ -19,7 +20,6 @@ from fl_dpbayes.run.audit_noise import UNITS, audit_noise, still_plan
 from fl_dpbayes.run.audit_sums import audit_sums
 from fl_dpbayes.run.audited_plan import own_plan
 from fl_dpbayes.samplers import drift
-from fl_dpbayes.scenario import Scenario, load_scenario, shipped_scenarios
 
 SMALL = [
     "training={rounds=2, steps_per_round=5, burn_in=0, thinning=1}",

@@ -18,6 +18,7 @@ import clients.evaluate
 import clients.recalibrate
 import clients.train
 from fl_dpbayes.calibration import release
+from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.gradients import book_keeping
 from fl_dpbayes.gradients.clipping import sum_clipped
 from fl_dpbayes.gradients.engine import GradientEngine
@@ -32,7 +33,6 @@ from fl_dpbayes.run.audit_counts import audit_counts
 from fl_dpbayes.run.audit_noise import audit_noise
 from fl_dpbayes.run.audit_sums import audit_sums
 from fl_dpbayes.samplers import algorithm, chain, drift, minibatch
-from fl_dpbayes.scenario import Scenario, load_scenario
 
 RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")

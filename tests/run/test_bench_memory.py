@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.run.bench_memory import bench_memory
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger import Ledger

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fl_dpbayes.config.data import Logistic2D, Radiographs
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import read_site_file
-from fl_dpbayes.data.specs import Logistic2D, Radiographs
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
-from fl_dpbayes.scenario import load_scenario
 from fl_dpbayes.simulation import run_identifier
 
 SHORT = [

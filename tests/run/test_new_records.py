@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dpbayes.data.specs import BuiltIn, ImageFolder, Table
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.config.data import BuiltIn, ImageFolder, Table
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.run.new_records import read_new_records
 
 DIGITS = BuiltIn(kind="digits")

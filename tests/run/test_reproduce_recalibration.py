@@ -9,10 +9,10 @@ import pytest
 from scipy.special import softmax
 
 from fl_dpbayes.calibration.recalibration import fit_temperature, recalibrate
+from fl_dpbayes.config.recalibration import RecalibrationPlan
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.pld import pld_epsilon
-from fl_dpbayes.protocol.recalibration import RecalibrationPlan
-from fl_dpbayes.protocol.task import Task
 from fl_dpbayes.run.reproduce import closer_recalibration as experiment
 from fl_dpbayes.run.reproduce import closer_recalibration_predictors as predictors
 from fl_dpbayes.run.reproduce.closer_recalibration_figures import recalibration_figures

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fl_dpbayes import cli
-from fl_dpbayes.errors import Stopped, UserError
+from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon

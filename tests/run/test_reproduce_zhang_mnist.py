@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.protocol.task import Task
 from fl_dpbayes.run.reproduce import zhang_mnist
 from fl_dpbayes.run.reproduce.experiment import Cell, CellResult, Measurement, StoredRow
 from fl_dpbayes.run.reproduce.zhang_mnist import EXPERIMENT, measure_mnist, mnist_cells, standardised, training_plan

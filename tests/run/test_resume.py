@@ -21,9 +21,9 @@ DRIVER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 
-import clients.app, fl_dpbayes.run.resume, fl_dpbayes.scenario, server.app, server.federation
+import clients.app, fl_dpbayes.run.resume, fl_dpbayes.config.scenario, server.app, server.federation
 from fl_dpbayes import cli
-from fl_dpbayes.data.site_file import read_site_file
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger import Ledger
 

@@ -13,7 +13,7 @@ import ray
 from fl_dpbayes.run.study.cell import CellJob
 from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.ray_pool import run_on_ray
-from fl_dpbayes.study_file import load_study
+from fl_dpbayes.config.study_file import load_study
 
 def answers(address, port):
     with socket.socket() as probe:

@@ -15,14 +15,14 @@ import pytest
 from rich.console import Console
 from scipy.stats import t as student
 
+from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.scenario import scenario_folder
+from fl_dpbayes.config.study_file import Study, study_of
 from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
-from fl_dpbayes.scenario import scenario_folder
-from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
-from fl_dpbayes.study_file import Study, study_of
 
 BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
 ECE = {  # method -> alpha -> seed -> value

@@ -8,11 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.run import flower_engine
 from fl_dpbayes.run.progress import EventReader
 from fl_dpbayes.run.simulate import simulate
-from fl_dpbayes.scenario import load_scenario
 
 
 class Stop(threading.Event):

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
+from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
-from fl_dpbayes.protocol.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.samplers import drift
 from fl_dpbayes.samplers.chain import ChainDivergedError, ChainStreams, run_chain
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import (
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import (
     SGD,
     SGHMC,
     SGLD,
@@ -19,7 +18,8 @@ from fl_dpbayes.protocol.sampler import (
     MCDropout,
     Sampler,
 )
-from fl_dpbayes.protocol.task import LogisticModel, MLPModel, Task
+from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
+from fl_dpbayes.models.build import build_model
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
 from fl_dpbayes.samplers.slots import initial_slots
 

@@ -7,12 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.gradients.loss import summed_cross_entropy
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.posterior.diagnostics import effective_sample_size
-from fl_dpbayes.protocol.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import (
+from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import (
     SGD,
     SGHMC,
     SGLD,
@@ -22,13 +18,18 @@ from fl_dpbayes.protocol.sampler import (
     GaussianPrior,
     LaplacePrior,
     PolynomialStepSize,
+    friction,
 )
-from fl_dpbayes.protocol.task import LogisticModel, Task
+from fl_dpbayes.config.task import LogisticModel, Task
+from fl_dpbayes.gradients.loss import summed_cross_entropy
+from fl_dpbayes.models.build import build_model
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior.diagnostics import effective_sample_size
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.minibatch import poisson_units
 from fl_dpbayes.samplers.slots import initial_slots
 from fl_dpbayes.schedules.noise import langevin_noise
-from fl_dpbayes.schedules.planned import friction, noise_without_privacy, planned_step_sizes
+from fl_dpbayes.schedules.planned import noise_without_privacy, planned_step_sizes
 
 SIZE = ConstantStepSize(initial=0.3)
 PRIOR = GaussianPrior(scale=0.8)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from fl_dpbayes.config.sampler import GaussianPrior
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.protocol.sampler import GaussianPrior
 from fl_dpbayes.samplers import sgd, sghmc, sgld
 from fl_dpbayes.samplers.drift import private_drift
 from fl_dpbayes.schedules.noise import langevin_noise, noise_multipliers, temperatures

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior
+from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.protocol.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGLD, ConstantStepSize, FlatPrior
-from fl_dpbayes.protocol.task import MLPModel, Task
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 
 UNITS, STEPS = 20, 6

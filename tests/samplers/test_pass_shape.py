@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.gradients import book_keeping, units, variational, vmap
 from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.gradients.pass_shape import rounding_eta, wanted_rows
@@ -19,7 +20,6 @@ from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.fixed_shape import padded
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.protocol.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.samplers.minibatch import BatchGradient
 
 SHAPE = (1, 8, 8)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.scenario import load_scenario, shipped_scenarios, training_plan
 from fl_dpbayes.privacy.planned_noise import planned_noise
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.slots import from_slots, to_slots
-from fl_dpbayes.scenario import load_scenario, shipped_scenarios, training_plan
 from fl_dpbayes.schedules.planned import planned_step_sizes
 from fl_dpbayes.schedules.reach import reach
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.protocol.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
+from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
 from fl_dpbayes.schedules.step_size import step_sizes
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.storage.atomic_file import replaced_atomically, written
-from fl_dpbayes.storage.journal import Journal, JournalMark, read_journal
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import replaced_atomically, written
+from fl_dpbayes.config.files.journal import Journal, JournalMark, read_journal
 
 ENTRIES = [{"round": number, "text": "a\nb\u2028é"} for number in range(4)]
 

@@ -6,11 +6,11 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
+from fl_dpbayes.config.data import ImageShift
 from fl_dpbayes.data.shifts.bias_field import bias_fields
 from fl_dpbayes.data.shifts.jpeg import compress_as_jpeg
 from fl_dpbayes.data.shifts.markers import add_markers
 from fl_dpbayes.data.shifts.severity import image_severity
-from fl_dpbayes.data.specs import ImageShift
 
 Images = npt.NDArray[np.float32]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.data import Shift
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.annotation import FLIP_RATES, flip_labels, under_report, under_reporting_flips
 from fl_dpbayes.data.shifts.annotation_truth import flipped_truth, symmetric_flips
@@ -15,7 +16,6 @@ from fl_dpbayes.data.shifts.missing_features import lose_features
 from fl_dpbayes.data.shifts.population import prevalence_indices, prevalence_shares, subsampled_truth
 from fl_dpbayes.data.shifts.shortcut_marker import films_marked, truth_given_marker
 from fl_dpbayes.data.shifts.tilt import tilt_indices
-from fl_dpbayes.data.specs import Shift
 
 
 def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) -> Records:

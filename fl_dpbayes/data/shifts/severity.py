@@ -1,6 +1,6 @@
 """What the severities 1 to 5 of each image shift mean, per resolution."""
 
-from fl_dpbayes.data.specs import ImageShift
+from fl_dpbayes.config.data import ImageShift
 
 Ladder = tuple[float, float, float, float, float]
 

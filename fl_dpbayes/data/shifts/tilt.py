@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
 # Beyond two standard deviations all weigh alike: else one extreme record would leave a site with a handful of others.

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.figures import DrawnFigure, save_figures
 from fl_dpbayes.report.numbers import duration
@@ -27,7 +28,6 @@ from fl_dpbayes.report.study.tables import (
     spent_table,
 )
 from fl_dpbayes.report.study.template import TEMPLATE
-from fl_dpbayes.storage.atomic_file import write_atomically
 
 PAGE = "report.html"
 

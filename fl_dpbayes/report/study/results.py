@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 from pydantic import Field, ValidationError
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.report.summary import SummaryPart, Text
-from fl_dpbayes.report.wording import POINT_PREDICTORS, PREDICTORS
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.summary import SummaryPart, Text
+from fl_dpbayes.report.wording import POINT_PREDICTORS
 
 RECORD_FILE = "study.json"
 PREDICTOR, SEED, SHIFT, SEVERITY = "predictor", "seed", "shift", "severity"

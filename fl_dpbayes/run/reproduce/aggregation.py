@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.config.names import Role
 from fl_dpbayes.run.reproduce.aggregation_chains import BURN_IN, PRIOR_SCALE, STEPS, THINNING, Budget, ChainSettings
 from fl_dpbayes.run.reproduce.aggregation_figures import aggregation_figures
 from fl_dpbayes.run.reproduce.aggregation_further import FurtherSettings, further_predictors

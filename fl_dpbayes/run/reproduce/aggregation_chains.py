@@ -13,6 +13,7 @@ import torch
 from fl_dpbayes.aggregation import fedpa
 from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
 from fl_dpbayes.aggregation.weights import unit_weights
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import arrays_to_vector, to_vector, vector_to_arrays
 from fl_dpbayes.models.priors import Cavity
@@ -21,7 +22,6 @@ from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.solve import SolvedNoise, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain

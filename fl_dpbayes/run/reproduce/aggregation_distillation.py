@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_dpbayes.aggregation.distillation import Distilled, distil
-from fl_dpbayes.distillation_section import SyntheticInputs
+from fl_dpbayes.config.distillation import SyntheticInputs
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.models.pullback import logits_at

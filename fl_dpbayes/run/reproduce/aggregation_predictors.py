@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.aggregation import predbayes
 from fl_dpbayes.aggregation.weights import uniform_weights, unit_weights
-from fl_dpbayes.aggregation_section import (
+from fl_dpbayes.config.aggregation import (
     Aggregation,
     Barycenter,
     Consensus,

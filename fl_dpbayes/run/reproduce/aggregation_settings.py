@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.run.reproduce.aggregation_chains import ChainSettings
 from fl_dpbayes.run.reproduce.aggregation_distillation import DistillationSettings
 from fl_dpbayes.run.reproduce.aggregation_further import FurtherSettings
 from fl_dpbayes.run.reproduce.aggregation_predictors import DISTILLED_NOISE, DISTILLED_STROKES, PVI, SHARING
 from fl_dpbayes.run.reproduce.aggregation_pvi import PVISettings
-from fl_dpbayes.scenario import Scenario, load_scenario
 
 MNIST, PNEUMONIA = "MNIST", "PneumoniaMNIST"
 IID, DIRICHLET = "IID", "Dirichlet 0.3"

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.data import BuiltIn, OfficialPart, SiteSpec
+from fl_dpbayes.config.features import Features
+from fl_dpbayes.config.names import Role
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.data.specs import BuiltIn, OfficialPart, SiteSpec
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.privacy.splits import in_test_part
-from fl_dpbayes.protocol.card import Role
-from fl_dpbayes.protocol.features import Features
-from fl_dpbayes.protocol.task import Model, Task
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled
-from fl_dpbayes.scenario import Scenario
 from fl_dpbayes.simulation import plan_sites
 
 

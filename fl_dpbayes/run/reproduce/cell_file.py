@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import fl_dpbayes
+from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import write_history
-from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.run.account_tables import account_json
 from fl_dpbayes.run.reproduce.experiment import Cell, CellResult, Measurement, Row, StoredRow, Values
-from fl_dpbayes.storage.sealed_json import read_sealed_json, write_sealed_json
 
 
 def cell_path(folder: Path, experiment: str, cell: Cell) -> Path:

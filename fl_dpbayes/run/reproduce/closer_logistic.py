@@ -10,14 +10,14 @@ import numpy.typing as npt
 from fl_dpbayes.calibration.reliability import reliability_bins
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
+from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGD, ConstantStepSize, FlatPrior
+from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
-from fl_dpbayes.protocol.sampler import SGD, ConstantStepSize, FlatPrior
-from fl_dpbayes.protocol.task import LogisticModel, Task
 from fl_dpbayes.run.reproduce.closer_logistic_figures import (
     CLIP_ONLY,
     DP,

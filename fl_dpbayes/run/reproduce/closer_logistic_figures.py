@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import expit
 
+from fl_dpbayes.config.summary import ReliabilityRecord
 from fl_dpbayes.report.figure_style import BLUE, GREEN, INK, MUTED, VERMILLION, WIDTH_INCHES, quiet_grid, set_title
 from fl_dpbayes.report.reliability_figure import reliability_figure
-from fl_dpbayes.report.summary import ReliabilityRecord
 from fl_dpbayes.run.reproduce.experiment import CellResult, DrawFigure
 from fl_dpbayes.run.reproduce.gaussian_classes import MEANS
 

@@ -10,15 +10,15 @@ from torch import nn
 
 from fl_dpbayes.calibration.private_recalibration import private_fit
 from fl_dpbayes.calibration.recalibration import FITS, Floats, recalibrate
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.recalibration import RecalibrationMap, RecalibrationPlan, parameter_count
+from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.recalibration import RecalibrationMap, RecalibrationPlan, parameter_count
-from fl_dpbayes.protocol.task import Model
 from fl_dpbayes.run.reproduce.classification import probabilities_of, split_for_choice
 from fl_dpbayes.run.reproduce.closer_recalibration_settings import NON_PRIVATE_TS, PRIVATE_MAPS
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled, TaskRecords

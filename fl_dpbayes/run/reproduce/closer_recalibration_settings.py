@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fl_dpbayes.protocol.recalibration import DescentMethod
+from fl_dpbayes.config.recalibration import DescentMethod
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import MNIST, PNEUMONIA
 
 DP, DP_PART = "DP", "DP on 90 %"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.data import Shift, ShiftKind
+from fl_dpbayes.config.features import Features
+from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.data.specs import Shift, ShiftKind
 from fl_dpbayes.models.feature_map import feature_map
-from fl_dpbayes.protocol.features import Features
-from fl_dpbayes.protocol.task import Task
 from fl_dpbayes.run.reproduce.classification import split_for_choice
 from fl_dpbayes.run.reproduce.records import mnist_records, pneumonia_records
 

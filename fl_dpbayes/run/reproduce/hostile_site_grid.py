@@ -10,8 +10,8 @@ from flwr.app import Array, Message
 from flwr.clientapp import ClientApp
 from sklearn.linear_model import LogisticRegression
 
+from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_file import read_site_file
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header

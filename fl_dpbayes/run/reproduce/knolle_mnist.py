@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter
 
+from fl_dpbayes.config.task import Model
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.task import Model
 from fl_dpbayes.run.reproduce.classification import METRICS, measure, reliability
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.knolle_mnist_settings import (

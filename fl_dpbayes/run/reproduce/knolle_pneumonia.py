@@ -8,13 +8,13 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from fl_dpbayes.calibration.prior_shift import with_prevalence
-from fl_dpbayes.data.data_folder import backbone_folder
+from fl_dpbayes.config.data_folder import backbone_folder
+from fl_dpbayes.config.features import Features
+from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import FeatureMap, feature_map
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.features import Features
-from fl_dpbayes.protocol.task import MLPModel, Task
 from fl_dpbayes.run.reproduce.classification import METRICS, measure, reliability
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.knolle_pneumonia_settings import (

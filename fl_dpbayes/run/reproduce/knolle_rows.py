@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.splits import unit_scores
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.plan import TrainingPlan
 from fl_dpbayes.run.reproduce.classification import probabilities_of
 from fl_dpbayes.run.reproduce.private_temperature import private_temperature
 from fl_dpbayes.run.reproduce.train import train

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.specs import BuiltIn
 
 
 def mnist_records(data_dir: Path | None) -> tuple[Records, Records]:

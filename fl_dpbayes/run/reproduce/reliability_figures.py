@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fl_dpbayes.config.summary import ReliabilityRecord
 from fl_dpbayes.report.reliability_figure import reliability_figure
-from fl_dpbayes.report.summary import ReliabilityRecord
 from fl_dpbayes.run.reproduce.experiment import CellResult, DrawFigure, StoredRow
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fl_dpbayes.errors import Stopped, UserError
+from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.files.atomic_file import replaced_atomically, write_atomically
+from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.report.figure_style import figure_settings, figure_svg
-from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.run.reproduce.execute import run_cells
 from fl_dpbayes.run.reproduce.experiment import CellResult, Experiment
 from fl_dpbayes.run.reproduce.registry import EXPERIMENTS
 from fl_dpbayes.run.reproduce.summarise import summarise
 from fl_dpbayes.run.reproduce.table import markdown_table, result_table
-from fl_dpbayes.storage.atomic_file import replaced_atomically, write_atomically
 
 FULL_SEEDS = 5
 PNG_DOTS_PER_INCH = 200

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.draws import class_probability_draws
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.plan import TrainingPlan
-from fl_dpbayes.protocol.task import Model
 from fl_dpbayes.run.reproduce.classification import METRICS, measure, probabilities_of
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Row, Values
 from fl_dpbayes.run.reproduce.records import mnist_records

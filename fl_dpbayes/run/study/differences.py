@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from fl_dpbayes.calibration.paired import paired_difference
-from fl_dpbayes.report.wording import PREDICTORS
-from fl_dpbayes.study_file import PREDICTOR, SEED, Study
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 
 EVERY_SETTING = "all"
 PLACE = ("site", "role", "shift", "severity")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import fl_dpbayes
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.kind_switch import SWITCHES, drop_keys_of_other_kinds
-from fl_dpbayes.scenario import Scenario, read_scenario, with_absolute_paths
-from fl_dpbayes.study_file import PATH_KEYS, SEED, AxisValue, Study
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
+from fl_dpbayes.config.scenario import Scenario, read_scenario, with_absolute_paths
+from fl_dpbayes.config.study_file import PATH_KEYS, SEED, AxisValue, Study
 
 MAX_CELLS = 10_000
 DIGEST_CHARACTERS = 16

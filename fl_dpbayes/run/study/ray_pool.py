@@ -14,7 +14,7 @@ import ray
 from ray._private import ray_constants
 from ray.exceptions import OutOfMemoryError, RayError
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
 
 POLL_SECONDS = 1.0

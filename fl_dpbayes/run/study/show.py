@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
 from fl_dpbayes.report.records import BOUNDED
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.report.wording import METRIC_NAMES
 from fl_dpbayes.run.study.differences import EVERY_SETTING
-from fl_dpbayes.study_file import PREDICTOR, SEED, Study
 
 MOST_ROWS = 60
 

@@ -13,12 +13,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fl_dpbayes.counted import counted
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import Stopped, UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.files.file_list import check_files, file_entry, listed_files
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, read_journal
+from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.study_file import Study, load_study, same_study, write_study
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.virtual_sites import located_source
-from fl_dpbayes.errors import Stopped, UserError
-from fl_dpbayes.protocol.record import digest
-from fl_dpbayes.report.json_values import json_values
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock
@@ -39,10 +43,6 @@ from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
-from fl_dpbayes.storage.atomic_file import write_atomically
-from fl_dpbayes.storage.file_list import check_files, file_entry, listed_files
-from fl_dpbayes.storage.journal import JOURNAL_FILE, Journal, JournalMark, read_journal
-from fl_dpbayes.study_file import Study, load_study, same_study, write_study
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 MOST_FAILURES_SHOWN = 20

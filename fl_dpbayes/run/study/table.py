@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from fl_dpbayes.report.summary import parse_summary
+from fl_dpbayes.config.files.atomic_file import replaced_atomically
+from fl_dpbayes.config.study_file import SEED, SHIFT_KIND, Study
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.run.study.cell import FinishedCell
 from fl_dpbayes.run.study.grid import shifted_site_name
-from fl_dpbayes.storage.atomic_file import replaced_atomically
-from fl_dpbayes.study_file import SEED, SHIFT_KIND, Study
 
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
 Row = dict[str, Any]

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fl_dpbayes.protocol.features import Features, FrozenBody
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.features import Features, FrozenBody
 
 Width = Annotated[int, Field(gt=0, le=8192)]
 

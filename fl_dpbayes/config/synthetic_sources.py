@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
 
 # A part of this many pixels takes half a gibibyte as grey levels, two as float32.
 MAX_PIXELS = 2**29

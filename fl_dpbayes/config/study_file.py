@@ -10,15 +10,14 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.kind_switch import SWITCHES
-from fl_dpbayes.protocol.card import SiteName
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.report.summary import CalibrationRecord
-from fl_dpbayes.report.wording import PREDICTORS
-from fl_dpbayes.scenario import STUDY_PREFIX, STUDY_TABLES, apply_overrides, read_toml, scenario_folder
-from fl_dpbayes.storage.atomic_file import write_atomically
-from fl_dpbayes.validation_text import explain
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.kind_switch import SWITCHES
+from fl_dpbayes.config.names import PREDICTORS, SiteName
+from fl_dpbayes.config.scenario import STUDY_PREFIX, STUDY_TABLES, apply_overrides, read_toml, scenario_folder
+from fl_dpbayes.config.summary import CalibrationRecord
+from fl_dpbayes.config.validation_text import explain
 
 PREDICTOR = "predictor"
 SEED = "seed"

@@ -1,6 +1,6 @@
 """What partitioned variational inference makes of a scenario's plan: every round is a chain of its own."""
 
-from fl_dpbayes.protocol.plan import TrainingPlan
+from fl_dpbayes.config.plan import TrainingPlan
 
 LEAST_SAMPLES = 5
 _MOST_ROUNDS = 1000

@@ -1,6 +1,6 @@
 """What is predicted from what in each data set that the project knows."""
 
-from fl_dpbayes.protocol.task import Task
+from fl_dpbayes.config.task import Task
 
 BUILT_IN_TASKS = {
     "digits": Task(input_shape=(1, 8, 8), classes=10),

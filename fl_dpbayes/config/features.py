@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
 
 
 def _sha256(value: str) -> str:

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.storage.journal import REMEDY, Entry
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.journal import REMEDY, Entry
 
 
 def file_sha256(path: Path) -> str:

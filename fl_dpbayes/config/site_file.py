@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.data.prevalence import check_noised_estimate
-from fl_dpbayes.data.specs import OfficialPart, Shift, Source
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.card import EvaluationRelease, Role, SiteName
-from fl_dpbayes.protocol.plan import Adjacency, Probability
-from fl_dpbayes.protocol.prevalence import SitePrevalence
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.storage.atomic_file import written
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.data import OfficialPart, Shift, Source
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import written
+from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
+from fl_dpbayes.config.plan import Adjacency, Probability
+from fl_dpbayes.config.prevalence import SitePrevalence
+from fl_dpbayes.config.prevalence_checks import check_noised_estimate
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 

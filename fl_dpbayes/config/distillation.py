@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.site_weighing import LargestShare, SiteWeights
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.site_weighing import LargestShare, SiteWeights
 
 RuleT = TypeVar("RuleT", bound=Record)
 InputCount = Annotated[int, Field(ge=1, le=100_000)]

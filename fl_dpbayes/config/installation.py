@@ -4,7 +4,7 @@ from pathlib import Path
 from types import ModuleType
 
 import fl_dpbayes
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 
 def check_origin(module: ModuleType) -> None:

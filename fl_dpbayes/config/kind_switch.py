@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fl_dpbayes.validation_text import records_at, tags_of
+from fl_dpbayes.config.validation_text import records_at, tags_of
 
 SWITCHES = ("kind", "rule", "method")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from fl_dpbayes.report.json_values import json_values
+from fl_dpbayes.config.json_values import json_values
 
 MAX_TEXT = 500
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.protocol.plan import MIN_CLIP_NORM, AnyPrivacyPlan
-from fl_dpbayes.protocol.recalibration import AnyRecalibrationPlan, CountingPlan, DescentMethod, RecalibrationPlan
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.plan import MIN_CLIP_NORM, AnyPrivacyPlan
+from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, DescentMethod, RecalibrationPlan
 
 
 class Recalibration(Record):

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from fl_dpbayes.data.specs import DataSpec, SiteSpec
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.card import EvaluationRelease
-from fl_dpbayes.protocol.prevalence import Prevalence, SitePrevalence
+from fl_dpbayes.config.data import DataSpec, SiteSpec
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import EvaluationRelease
+from fl_dpbayes.config.prevalence import Prevalence, SitePrevalence
 
 
 def check_prevalences(data: DataSpec, sites: Mapping[str, SiteSpec], release: EvaluationRelease) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
 
 Slot = Literal["parameters", "momentum", "first_moment", "second_moment", "spread"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -161,3 +161,22 @@ def state_shapes(sampler: Sampler, parameter_shapes: Mapping[str, tuple[int, ...
         `<slot>/<parameter name>` -> shape.
     """
     return {f"{slot}/{name}": shape for slot in state_slots(sampler) for name, shape in parameter_shapes.items()}
+
+
+def friction(sampler: Sampler) -> float:
+    """Return the share of the momentum that a step of the sampler loses, 1 where it has none.
+
+    Gradient descent with momentum beta is stochastic gradient Hamiltonian Monte Carlo with friction 1 - beta.
+    """
+    match sampler:
+        case SGHMC():
+            return sampler.friction
+        case SGD() | MCDropout():
+            return 1.0 - sampler.momentum
+        case _:
+            return 1.0
+
+
+def has_temperature(sampler: Sampler) -> bool:
+    """Say whether the sampler is Langevin dynamics at some temperature, so that T_t of its steps means something."""
+    return sampler.kind.removeprefix("dp-") in ("sgld", "sgd", "sghmc")

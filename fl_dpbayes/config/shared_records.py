@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from fl_dpbayes.data.specs import SiteSpec
-from fl_dpbayes.protocol.card import Role
+from fl_dpbayes.config.data import SiteSpec
+from fl_dpbayes.config.names import Role
 
 
 def check_shared_records(sites: Mapping[str, SiteSpec]) -> None:

@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.counted import counted
-from fl_dpbayes.distillation_section import Distillation, PredBayes
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
-from fl_dpbayes.pvi_plan import LEAST_SAMPLES
-from fl_dpbayes.schedules.planned import has_temperature
-from fl_dpbayes.site_weighing import LargestShare, SiteWeights, cannot_be_kept
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.distillation import Distillation, PredBayes
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES
+from fl_dpbayes.config.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler, has_temperature
+from fl_dpbayes.config.site_weighing import LargestShare, SiteWeights, cannot_be_kept
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 

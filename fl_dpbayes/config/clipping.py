@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
 
 
 class FlatClipping(Record):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.storage.atomic_file import write_atomically
-from fl_dpbayes.storage.file_list import file_sha256
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.files.file_list import file_sha256
 
 CHECKSUM, BESIDE = "checksum", "checksums_beside"
 

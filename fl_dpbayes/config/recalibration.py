@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.protocol.plan import MIN_CLIP_NORM, Adjacency, Probability
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.plan import MIN_CLIP_NORM, Adjacency, Probability
 
 DescentMethod = Literal["temperature", "vector", "platt"]
 RecalibrationMethod = Literal[DescentMethod, "isotonic"]

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.protocol.clipping import AutomaticClipping, Clipping, FlatClipping, GlobalClipping
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.sampler import BayesByBackprop, Prior, Sampler, StepSizeSchedule
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.clipping import AutomaticClipping, Clipping, FlatClipping, GlobalClipping
+from fl_dpbayes.config.sampler import BayesByBackprop, Prior, Sampler, StepSizeSchedule, has_temperature
 
 Adjacency = Literal["add_or_remove_one", "replace_one"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
@@ -217,3 +217,29 @@ class TrainingPlan(Record):
 
     def _kept_in_chain(self, steps: int) -> int:
         return max(0, steps - self.burn_in) // self.thinning
+
+
+def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
+    """Check that noise is shaped or raised for a temperature only where the sampler has one.
+
+    Args:
+        sampler: the plan's algorithm.
+        privacy: its noise.
+
+    Raises:
+        ValueError: naming the key, and the remedy.
+    """
+    if has_temperature(sampler):
+        return
+    if isinstance(privacy, NoPrivacyPlan):
+        if privacy.temperature is not None:
+            raise ValueError(
+                f"privacy.temperature is {privacy.temperature:g}: sampler.kind {sampler.kind!r} has no temperature, so "
+                "its noise would serve nothing: remove privacy.temperature, or choose sampler.kind 'sgld'"
+            )
+    elif privacy.coupling != "constant":
+        raise ValueError(
+            f"privacy.coupling is {privacy.coupling!r}, which makes noise for a temperature that sampler.kind "
+            f"{sampler.kind!r} does not have: set privacy.coupling = 'constant' and remove privacy.temperature, or "
+            "choose sampler.kind 'dp-sgld', 'dp-sgd' or 'dp-sghmc'"
+        )

@@ -8,24 +8,23 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.aggregation_section import FALD, PVI, Aggregation, check_aggregation, with_default_rule
-from fl_dpbayes.data.prevalence import check_prevalences
-from fl_dpbayes.data.shared_records import check_shared_records
-from fl_dpbayes.data.specs import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
-from fl_dpbayes.distillation_section import with_public_path
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.kind_switch import SWITCHES, drop_keys_of_other_kinds
-from fl_dpbayes.protocol.card import EvaluationRelease, SiteName
-from fl_dpbayes.protocol.plan import AnyPrivacyPlan, TrainingPlan
+from fl_dpbayes.config.aggregation import FALD, PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
+from fl_dpbayes.config.distillation import with_public_path
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
+from fl_dpbayes.config.names import EvaluationRelease, SiteName
+from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
+from fl_dpbayes.config.prevalence_checks import check_prevalences
+from fl_dpbayes.config.pvi_plan import pvi_plan
+from fl_dpbayes.config.recalibration_plan import AnyRecalibration
+from fl_dpbayes.config.sampler import MCDropout, Sampler
+from fl_dpbayes.config.shared_records import check_shared_records
+from fl_dpbayes.config.task import LogisticModel, Model
+from fl_dpbayes.config.validation_text import explain
 from fl_dpbayes.protocol.precision import Precision
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.protocol.sampler import MCDropout, Sampler
-from fl_dpbayes.protocol.task import LogisticModel, Model
-from fl_dpbayes.pvi_plan import pvi_plan
-from fl_dpbayes.recalibration_section import AnyRecalibration
-from fl_dpbayes.schedules.planned import check_temperature
-from fl_dpbayes.storage.atomic_file import write_atomically
-from fl_dpbayes.validation_text import explain
 
 STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study"}

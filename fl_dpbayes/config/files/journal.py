@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fl_dpbayes.errors import UserError
-from fl_dpbayes.protocol.record import Record
-from fl_dpbayes.storage.atomic_file import sync, written
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import sync, written
 
 JOURNAL_FILE = "journal.jsonl"
 REMEDY = (

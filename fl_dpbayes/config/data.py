@@ -6,11 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from fl_dpbayes.data.made_up_sources import Logistic2D, Radiographs
-from fl_dpbayes.protocol.card import Role, SiteName
-from fl_dpbayes.protocol.evaluate import GroupText
-from fl_dpbayes.protocol.prevalence import SitePrevalence, TrainedPrevalence
-from fl_dpbayes.protocol.record import Record
+from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.names import GroupText, Role, SiteName
+from fl_dpbayes.config.prevalence import SitePrevalence, TrainedPrevalence
+from fl_dpbayes.config.synthetic_sources import Logistic2D, Radiographs
 
 Severity = Annotated[int, Field(ge=1, le=5)]
 OfficialPart = Literal["train", "validation", "test"]

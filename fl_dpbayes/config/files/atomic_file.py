@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fl_dpbayes.errors import UserError
+from fl_dpbayes.config.errors import UserError
 
 PARTIAL = ".partial"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
