@@ -34,8 +34,8 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
-from fl_dpbayes.samplers.slots import state_arrays, state_vectors
-from fl_dpbayes.schedules.planned import noise_without_privacy
+from fl_dpbayes.samplers.planned import noise_without_privacy
+from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 
 PURPOSE = "train"
 

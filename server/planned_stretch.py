@@ -8,7 +8,7 @@ import numpy.typing as npt
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.planned_noise import planned_history, planned_noise
-from fl_dpbayes.schedules.planned import planned_step_sizes, planned_temperatures
+from fl_dpbayes.samplers.planned import planned_step_sizes, planned_temperatures
 
 Array = npt.NDArray[np.float64]
 

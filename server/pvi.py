@@ -17,7 +17,7 @@ from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
-from fl_dpbayes.schedules.planned import planned_step_sizes
+from fl_dpbayes.samplers.planned import planned_step_sizes
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog

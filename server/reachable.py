@@ -12,7 +12,7 @@ from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.precision import rounding_error
 from fl_dpbayes.protocol.train import TrainRequest
-from fl_dpbayes.schedules.reach import reach
+from fl_dpbayes.samplers.displacement_bound import reach
 from server.check_reply import CheckedReply
 
 # Sites compute in float32.

@@ -25,7 +25,7 @@ from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.samplers.slots import initial_slots, state_arrays
+from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
 from server.admission import admission_rules
 from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply

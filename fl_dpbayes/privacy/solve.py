@@ -13,8 +13,8 @@ from fl_dpbayes.config.sampler import friction
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld import pld_epsilon
-from fl_dpbayes.schedules.noise import noise_multipliers
-from fl_dpbayes.schedules.planned import noise_without_privacy, planned_step_sizes
+from fl_dpbayes.samplers.noise import noise_multipliers
+from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 

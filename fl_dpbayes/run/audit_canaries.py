@@ -32,7 +32,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audited_plan import own_plan
 from fl_dpbayes.run.canary_site import CanaryRecords, CanarySite, ask, whole_for_training, willing, write_canary_site
-from fl_dpbayes.schedules.planned import planned_step_sizes
+from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 

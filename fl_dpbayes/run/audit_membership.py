@@ -20,8 +20,8 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.canary_site import CanarySite, ask
-from fl_dpbayes.samplers.slots import initial_slots, state_arrays
-from fl_dpbayes.schedules.planned import planned_step_sizes
+from fl_dpbayes.samplers.planned import planned_step_sizes
+from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
 from fl_dpbayes.simulation import SITES_FOLDER, prepare_simulation
 
 Array = npt.NDArray[np.float64]

@@ -30,7 +30,7 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.schedules.planned import planned_step_sizes
+from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD, Adam, BayesByBackprop, MCDropout, Sampler
-from fl_dpbayes.gradients.loss import RecordLoss, mean_over_draws
 from fl_dpbayes.models import dropout, variational
 from fl_dpbayes.models.priors import Cavity, prior_gradient
 from fl_dpbayes.samplers import adam, sgd, sghmc, sgld
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, mean_over_draws
 from fl_dpbayes.samplers.kernel import Kernel
 
 Draw = Callable[[torch.Tensor, np.random.Generator], torch.Tensor]

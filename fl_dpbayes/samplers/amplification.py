@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.minibatch import BatchGradient
 
 Array = npt.NDArray[np.float32]

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.gradients.clipping import ClippedSum
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import load_vector
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.samplers import drift
+from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.algorithm import build_algorithm
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.minibatch import BatchGradient
-from fl_dpbayes.samplers.slots import from_slots, to_slots
-from fl_dpbayes.schedules.planned import planned_step_sizes, planned_temperatures
+from fl_dpbayes.samplers.planned import planned_step_sizes, planned_temperatures
+from fl_dpbayes.samplers.state_vectors import from_slots, to_slots
 
 Slots = Mapping[str, torch.Tensor]
 

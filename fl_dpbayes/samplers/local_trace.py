@@ -17,12 +17,12 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_dpbayes.config.sampler import Prior, Sampler
-from fl_dpbayes.gradients.clipping import ClippedSum
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 from fl_dpbayes.models.priors import Cavity, log_prior
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.kernel import ChainState
-from fl_dpbayes.samplers.slots import to_slots
+from fl_dpbayes.samplers.state_vectors import to_slots
 
 LogLikelihood = Callable[[torch.Tensor], float]
 

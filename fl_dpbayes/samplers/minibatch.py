@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.clipping import FLAT, Clipping
-from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
-from fl_dpbayes.gradients.engine import gradient_engine
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.gradients.pass_shape import Way, checked_gradient_rows, rounding_eta, wanted_rows
-from fl_dpbayes.gradients.pre_noise import with_pre_noise
-from fl_dpbayes.gradients.stochastic import StochasticModule, resampled
-from fl_dpbayes.gradients.units import per_unit_gradients
-from fl_dpbayes.gradients.vmap import layer_sizes
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.pre_noise import with_pre_noise
+from fl_dpbayes.samplers.gradients.stochastic import StochasticModule, resampled
+from fl_dpbayes.samplers.gradients.units import per_unit_gradients
+from fl_dpbayes.samplers.gradients.vmap import layer_sizes
 
 _RESOLUTION = 2.0**-53
 

@@ -20,7 +20,7 @@ from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
-from fl_dpbayes.schedules.noise import langevin_noise
+from fl_dpbayes.samplers.noise import langevin_noise
 from server.combine_sites import combine_sites
 from server.fald import LARGEST_DRIFT
 

@@ -33,7 +33,7 @@ from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.run.audit_membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
-from fl_dpbayes.schedules.noise import langevin_noise
+from fl_dpbayes.samplers.noise import langevin_noise
 from fl_dpbayes.simulation import plan_sites
 from server.combine_sites import combine_sites
 

@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fl_dpbayes.gradients import book_keeping
-from fl_dpbayes.gradients.layer_gradients import layer_gradients
+from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients
 
 
 def convolution_net(inputs, outputs, groups, kernel, stride, padding, dilation, bias, side):

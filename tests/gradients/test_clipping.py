@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
-from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced, sum_clipped
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced, sum_clipped
 
 NORMS = st.floats(0, 2.0**99, width=32)
 CLIP_NORMS = st.floats(1e-6, 1e6)

@@ -7,11 +7,11 @@ from torch import nn
 
 from fl_dpbayes.config.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
-from fl_dpbayes.gradients import book_keeping, vmap
-from fl_dpbayes.gradients.engine import gradient_engine
-from fl_dpbayes.gradients.stochastic import resampled
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.samplers.gradients import book_keeping, vmap
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.stochastic import resampled
 
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [MLPModel(hidden=(9, 7)), CNNModel(channels=(4, 40), hidden=5)]

@@ -6,9 +6,9 @@ from torch import nn
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.gradients import book_keeping, vmap
-from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.samplers.gradients import book_keeping, vmap
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
 
 ENGINES = [book_keeping, vmap]
 TASK = Task(input_shape=(1, 8, 8), classes=3)

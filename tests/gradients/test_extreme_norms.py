@@ -6,9 +6,9 @@ import torch
 
 from fl_dpbayes.config.clipping import FLAT
 from fl_dpbayes.config.task import MLPModel, Task
-from fl_dpbayes.gradients.clipping import clip_factors, sum_clipped
-from fl_dpbayes.gradients.engine import gradient_engine
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
 
 
 def huge_gradient_model() -> torch.nn.Module:

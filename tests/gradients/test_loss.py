@@ -3,7 +3,11 @@ import math
 import pytest
 import torch
 
-from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy, summed_gaussian_negative_log_likelihood
+from fl_dpbayes.samplers.gradients.loss import (
+    mean_over_draws,
+    summed_cross_entropy,
+    summed_gaussian_negative_log_likelihood,
+)
 
 
 def test_sum_over_records_by_hand():

@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
-from fl_dpbayes.gradients import book_keeping, vmap
-from fl_dpbayes.gradients.clipping import clip_factors, sum_clipped
-from fl_dpbayes.gradients.engine import gradient_engine
-from fl_dpbayes.gradients.layer_gradients import layer_gradients, weighted_sum
-from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy, summed_gaussian_negative_log_likelihood
-from fl_dpbayes.gradients.units import per_unit_gradients
-from fl_dpbayes.gradients.vmap import layer_sizes
+from fl_dpbayes.samplers.gradients import book_keeping, vmap
+from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients, weighted_sum
+from fl_dpbayes.samplers.gradients.loss import (
+    mean_over_draws,
+    summed_cross_entropy,
+    summed_gaussian_negative_log_likelihood,
+)
+from fl_dpbayes.samplers.gradients.units import per_unit_gradients
+from fl_dpbayes.samplers.gradients.vmap import layer_sizes
 
 ENGINES = [book_keeping, vmap]
 RULES = ["flat", "global", "automatic", "per-layer"]

@@ -9,12 +9,16 @@ from torch import nn
 
 from fl_dpbayes.config.clipping import AutomaticClipping, FlatClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.gradients import book_keeping, variational, variational_layers, vmap
-from fl_dpbayes.gradients.engine import gradient_engine
-from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy, summed_gaussian_negative_log_likelihood
-from fl_dpbayes.gradients.variational_layers import drawn_layer, norms
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients import book_keeping, variational, variational_layers, vmap
+from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from fl_dpbayes.samplers.gradients.loss import (
+    mean_over_draws,
+    summed_cross_entropy,
+    summed_gaussian_negative_log_likelihood,
+)
+from fl_dpbayes.samplers.gradients.variational_layers import drawn_layer, norms
 
 LOSS = mean_over_draws(summed_cross_entropy)
 RULES = [FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=0.9)]

@@ -9,10 +9,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior
-from fl_dpbayes.gradients.loss import mean_over_draws
-from fl_dpbayes.gradients.variational import clipped_sum
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.variational import VariationalModule, divergence_gradient, draw, initial_spread
+from fl_dpbayes.samplers.gradients.loss import mean_over_draws
+from fl_dpbayes.samplers.gradients.variational import clipped_sum
 
 
 def generator(seed=0):

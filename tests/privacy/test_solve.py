@@ -9,8 +9,8 @@ from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, Pol
 from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.pld import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
-from fl_dpbayes.schedules.noise import temperatures
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.samplers.noise import temperatures
+from fl_dpbayes.samplers.step_size import step_sizes
 
 SCHEDULES = [
     ConstantStepSize(initial=0.05),

@@ -19,7 +19,7 @@ from fl_dpbayes.run.audit_counts import audit_counts
 from fl_dpbayes.run.audit_noise import UNITS, audit_noise, still_plan
 from fl_dpbayes.run.audit_sums import audit_sums
 from fl_dpbayes.run.audited_plan import own_plan
-from fl_dpbayes.samplers import drift
+from fl_dpbayes.samplers import noisy_gradient as drift
 
 SMALL = [
     "training={rounds=2, steps_per_round=5, burn_in=0, thinning=1}",

@@ -19,10 +19,6 @@ import clients.recalibrate
 import clients.train
 from fl_dpbayes.calibration import release
 from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.gradients import book_keeping
-from fl_dpbayes.gradients.clipping import sum_clipped
-from fl_dpbayes.gradients.engine import GradientEngine
-from fl_dpbayes.gradients.vmap import per_example_gradients
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_check import Check
@@ -32,7 +28,12 @@ from fl_dpbayes.run.audit_canaries import audit_canaries
 from fl_dpbayes.run.audit_counts import audit_counts
 from fl_dpbayes.run.audit_noise import audit_noise
 from fl_dpbayes.run.audit_sums import audit_sums
-from fl_dpbayes.samplers import algorithm, chain, drift, minibatch
+from fl_dpbayes.samplers import algorithm, chain, minibatch
+from fl_dpbayes.samplers import noisy_gradient as drift
+from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients.clipping import sum_clipped
+from fl_dpbayes.samplers.gradients.engine import GradientEngine
+from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
 
 RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")

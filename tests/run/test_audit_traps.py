@@ -8,13 +8,14 @@ from scipy.stats import chi2, norm
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ExponentialStepSize, FlatPrior
 from fl_dpbayes.config.task import LogisticModel, Task
-from fl_dpbayes.gradients import book_keeping
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import noise_of_steps
-from fl_dpbayes.samplers import drift, minibatch
+from fl_dpbayes.samplers import minibatch
+from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.minibatch import BatchGradient, poisson_units
 
 # Steps of an epoch as 1 / q: for these many counts below 2000, int(1 / q) is one short.

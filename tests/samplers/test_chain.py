@@ -11,7 +11,7 @@ from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.samplers import drift
+from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.chain import ChainDivergedError, ChainStreams, run_chain
 
 TASK = Task(input_shape=(4,), classes=3)

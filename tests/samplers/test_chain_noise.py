@@ -21,7 +21,7 @@ from fl_dpbayes.config.sampler import (
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
-from fl_dpbayes.samplers.slots import initial_slots
+from fl_dpbayes.samplers.state_vectors import initial_slots
 
 STEP_SIZE, CLIP_NORM, UNITS, CHAIN_STEPS = 0.5, 1.7, 40, 4
 SETTINGS = {"step_size": ConstantStepSize(initial=STEP_SIZE), "prior": FlatPrior()}

@@ -21,15 +21,15 @@ from fl_dpbayes.config.sampler import (
     friction,
 )
 from fl_dpbayes.config.task import LogisticModel, Task
-from fl_dpbayes.gradients.loss import summed_cross_entropy
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.minibatch import poisson_units
-from fl_dpbayes.samplers.slots import initial_slots
-from fl_dpbayes.schedules.noise import langevin_noise
-from fl_dpbayes.schedules.planned import noise_without_privacy, planned_step_sizes
+from fl_dpbayes.samplers.noise import langevin_noise
+from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
+from fl_dpbayes.samplers.state_vectors import initial_slots
 
 SIZE = ConstantStepSize(initial=0.3)
 PRIOR = GaussianPrior(scale=0.8)

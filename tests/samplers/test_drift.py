@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fl_dpbayes.samplers.drift import private_drift
+from fl_dpbayes.samplers.noisy_gradient import private_drift
 
 
 def drift_of(**more):

@@ -17,8 +17,8 @@ import torch
 from fl_dpbayes.config.sampler import GaussianPrior
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.samplers import sgd, sghmc, sgld
-from fl_dpbayes.samplers.drift import private_drift
-from fl_dpbayes.schedules.noise import langevin_noise, noise_multipliers, temperatures
+from fl_dpbayes.samplers.noise import langevin_noise, noise_multipliers, temperatures
+from fl_dpbayes.samplers.noisy_gradient import private_drift
 
 CHAINS = 20_000
 # Name: (kernel, share of the momentum that is lost in each step).

@@ -9,12 +9,12 @@ from scipy.stats import norm
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
-from fl_dpbayes.gradients.clipping import ClippedSum
-from fl_dpbayes.gradients.loss import summed_cross_entropy
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import Cavity, log_prior
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 

@@ -8,12 +8,16 @@ from torch import nn
 
 from fl_dpbayes.config.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
-from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy, summed_gaussian_negative_log_likelihood
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers import minibatch
+from fl_dpbayes.samplers.gradients.loss import (
+    mean_over_draws,
+    summed_cross_entropy,
+    summed_gaussian_negative_log_likelihood,
+)
 from fl_dpbayes.samplers.minibatch import BatchGradient, poisson_units
 
 TASK = Task(input_shape=(4,), classes=3)

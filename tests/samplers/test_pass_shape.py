@@ -10,16 +10,16 @@ from torch import nn
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.gradients import book_keeping, units, variational, vmap
-from fl_dpbayes.gradients.loss import mean_over_draws, summed_cross_entropy
-from fl_dpbayes.gradients.pass_shape import rounding_eta, wanted_rows
-from fl_dpbayes.gradients.stochastic import resampled
 from fl_dpbayes.models import row_check
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.fixed_shape import padded
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients import book_keeping, units, variational, vmap
+from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.pass_shape import rounding_eta, wanted_rows
+from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.minibatch import BatchGradient
 
 SHAPE = (1, 8, 8)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.schedules.noise import noise_multipliers, temperatures
+from fl_dpbayes.samplers.noise import noise_multipliers, temperatures
 
 SIZES = np.array([0.5, 0.125, 0.02])
 PLACE = {"clip_norm": 2.0, "expected_batch_size": 8.0, "units": 100}

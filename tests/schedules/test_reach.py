@@ -9,9 +9,9 @@ from fl_dpbayes.config.scenario import load_scenario, shipped_scenarios, trainin
 from fl_dpbayes.privacy.planned_noise import planned_noise
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.samplers.algorithm import build_algorithm
-from fl_dpbayes.samplers.slots import from_slots, to_slots
-from fl_dpbayes.schedules.planned import planned_step_sizes
-from fl_dpbayes.schedules.reach import reach
+from fl_dpbayes.samplers.displacement_bound import reach
+from fl_dpbayes.samplers.planned import planned_step_sizes
+from fl_dpbayes.samplers.state_vectors import from_slots, to_slots
 
 PARAMETERS = 60
 SAMPLERS = {

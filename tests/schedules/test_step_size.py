@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.samplers.step_size import step_sizes
 
 
 def test_schedules_by_hand() -> None:

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
-from fl_dpbayes.samplers.slots import initial_slots
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.state_vectors import initial_slots
 
 
 @dataclass(frozen=True)

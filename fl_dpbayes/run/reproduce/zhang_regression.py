@@ -9,7 +9,6 @@ import numpy as np
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.task import MLPModel, Task
-from fl_dpbayes.gradients.loss import summed_gaussian_negative_log_likelihood
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.draws import output_draws
 from fl_dpbayes.posterior.regression import predict_regression
@@ -28,6 +27,7 @@ from fl_dpbayes.run.reproduce.zhang_regression_settings import (
     RUNS,
     SETTINGS,
 )
+from fl_dpbayes.samplers.gradients.loss import summed_gaussian_negative_log_likelihood
 
 NORMAL_QUANTILE = 1.959964
 GRID = np.linspace(-5.0, 5.0, 101)

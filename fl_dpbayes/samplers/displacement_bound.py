@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD, FlatPrior, GaussianPrior, LaplacePrior, Sampler
-from fl_dpbayes.schedules.planned import planned_step_sizes
+from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.clipping import Clipping
-from fl_dpbayes.gradients import book_keeping, variational, vmap
-from fl_dpbayes.gradients.clipping import ClippedSum
-from fl_dpbayes.gradients.loss import RecordLoss
-from fl_dpbayes.gradients.stochastic import resampled
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.validate import validate_module
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum
+from fl_dpbayes.samplers.gradients.loss import RecordLoss
+from fl_dpbayes.samplers.gradients.stochastic import resampled
 
 # Half-precision modules round each gradient; a layer that is missed or counted twice differs by far more.
 _PROBE_TOLERANCE = 0.05

@@ -5,10 +5,10 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fl_dpbayes.config.clipping import FLAT, Clipping
-from fl_dpbayes.gradients.clipping import ClippedSum, add_up, sum_clipped
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 
 # Materialised gradients take at most 128 MiB at a time.
 _MAX_ELEMENTS = 2**25

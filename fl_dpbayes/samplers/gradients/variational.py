@@ -13,12 +13,18 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_dpbayes.config.clipping import FLAT, Clipping
-from fl_dpbayes.gradients import book_keeping
-from fl_dpbayes.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
-from fl_dpbayes.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
-from fl_dpbayes.gradients.variational_layers import DrawnLayer, drawn_layer, drawn_outputs, norms, weighted_sums
 from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, mean_over_draws, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.variational_layers import (
+    DrawnLayer,
+    drawn_layer,
+    drawn_outputs,
+    norms,
+    weighted_sums,
+)
 
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 

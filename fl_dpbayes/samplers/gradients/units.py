@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from fl_dpbayes.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.gradients.vmap import layer_sizes, per_example_gradients
 from fl_dpbayes.models.fixed_shape import ROWS, pieces
+from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_example_gradients
 
 
 def per_unit_gradients(

@@ -5,8 +5,8 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import friction, has_temperature
-from fl_dpbayes.schedules.noise import langevin_noise, temperatures
-from fl_dpbayes.schedules.step_size import step_sizes
+from fl_dpbayes.samplers.noise import langevin_noise, temperatures
+from fl_dpbayes.samplers.step_size import step_sizes
 
 Array = npt.NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fl_dpbayes.gradients.clipping import weighted_rows
+from fl_dpbayes.samplers.gradients.clipping import weighted_rows
 
 # Added to a squared norm that cancellation can shrink, relative to the square of sum_l |g_l| |a_l|: it bounds how far
 # the rounding of the weighted sum can exceed what the norm foretells.

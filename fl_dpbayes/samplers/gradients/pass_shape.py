@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.gradients.book_keeping import per_layer_gradients
-from fl_dpbayes.gradients.layer_gradients import LayerGradients
-from fl_dpbayes.gradients.loss import RecordLoss
-from fl_dpbayes.gradients.stochastic import resampled
-from fl_dpbayes.gradients.variational import drawn_layers
-from fl_dpbayes.gradients.variational_layers import DrawnLayer
-from fl_dpbayes.gradients.vmap import fitting_rows, per_example_gradients
 from fl_dpbayes.models.fixed_shape import ROWS, training_rows
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.row_check import checked_rows, drawn_modules, rows_stand_alone, structure
 from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
+from fl_dpbayes.samplers.gradients.layer_gradients import LayerGradients
+from fl_dpbayes.samplers.gradients.loss import RecordLoss
+from fl_dpbayes.samplers.gradients.stochastic import resampled
+from fl_dpbayes.samplers.gradients.variational import drawn_layers
+from fl_dpbayes.samplers.gradients.variational_layers import DrawnLayer
+from fl_dpbayes.samplers.gradients.vmap import fitting_rows, per_example_gradients
 
 Way = Literal["book_keeping", "vmap"]
 

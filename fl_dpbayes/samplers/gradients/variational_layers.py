@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fl_dpbayes.gradients.clipping import weighted_rows
-from fl_dpbayes.gradients.layer_gradients import LARGEST_CANCELLATION
+from fl_dpbayes.samplers.gradients.clipping import weighted_rows
+from fl_dpbayes.samplers.gradients.layer_gradients import LARGEST_CANCELLATION
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _TINY = torch.finfo(torch.float32).tiny
