@@ -13,7 +13,7 @@ from clients.messages import refusal_message
 from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.models.row_check import RowsDependError
-from fl_dpbayes.privacy.ledger import LedgerError
+from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.samplers.chain import ChainDivergedError
 

@@ -15,8 +15,8 @@ from fl_dpbayes.data.declared_units import is_delta_allowed
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger_state import Spending
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.state import Spending
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest

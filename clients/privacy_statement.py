@@ -4,8 +4,8 @@ import math
 
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.privacy.events import joined, write_history
-from fl_dpbayes.privacy.ledger import Ledger
-from fl_dpbayes.privacy.ledger_state import Part
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.privacy.ledger.state import Part
 from fl_dpbayes.protocol.train import PrivacyStatement
 
 

@@ -24,9 +24,9 @@ from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger_state import Part as LedgerPart
-from fl_dpbayes.privacy.ledger_state import Spending
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.state import Part as LedgerPart
+from fl_dpbayes.privacy.ledger.state import Spending
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix

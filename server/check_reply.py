@@ -8,14 +8,14 @@ from flwr.app import Message
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sampler import state_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.privacy.check_statement import checked_statement
+from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.precision import decode_samples, encoded_layout
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
-from server.check_statement import checked_statement
 from server.messages import read_arrays
-from server.planned_stretch import PlannedStretch, planned_stretch
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from
 from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
 from fl_dpbayes.config.names import Role
+from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
@@ -28,7 +29,6 @@ from fl_dpbayes.protocol.evaluate import (
     subgroup_prefix,
 )
 from fl_dpbayes.protocol.train import PrivacyStatement
-from server.check_statement import checked_statement
 from server.conformal_rows import conformal_rows
 from server.decisive_sites import decisive_sites
 from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count

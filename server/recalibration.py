@@ -25,6 +25,7 @@ from fl_dpbayes.config.recalibration import (
 )
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.card import Card
@@ -32,7 +33,6 @@ from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
-from server.check_statement import checked_statement
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation
 from server.isotonic_counts import checked_counts, counts_warning, planned_multiplier

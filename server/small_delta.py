@@ -6,8 +6,8 @@ from typing import Any
 
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.account import SMALL_DELTA
+from fl_dpbayes.privacy.check_statement import epsilon_bounds
 from fl_dpbayes.privacy.events import read_history
-from server.check_statement import epsilon_bounds
 
 
 def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency) -> dict[str, Any] | None:

@@ -219,7 +219,7 @@ def test_help_starts_without_torch() -> None:
 
 def test_solve_for_steps_finds_the_largest_number_that_fits(capsys, monkeypatch) -> None:
     from fl_dpbayes.privacy.events import GaussianEvent
-    from fl_dpbayes.privacy.pld import pld_epsilon
+    from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 
     status, printed, _ = run(
         "solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json",

@@ -4,7 +4,7 @@ import math
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.privacy.ledger_state import Part
+from fl_dpbayes.privacy.ledger.state import Part
 
 MAX_DECLARATION_ERROR = 0.2
 # Of the keyed split: an honest site of any size passes but for 1 in 10^8 keys.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from fl_dpbayes.data.site import Part, Site
-from fl_dpbayes.privacy.data_version import DataVersion, unit_sketch
+from fl_dpbayes.privacy.ledger.data_version import DataVersion, unit_sketch
 
 # Where each record or picture is its own unit, its name is a row number or a file's: only its content identifies it.
 UNNAMED_UNITS = ("record", "image")

@@ -16,7 +16,7 @@ from fl_dpbayes.data.declared_units import check_declaration, check_most_units, 
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.privacy.ledger_state import Part as LedgerPart
+from fl_dpbayes.privacy.ledger.state import Part as LedgerPart
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 

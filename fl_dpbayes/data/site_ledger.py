@@ -9,11 +9,11 @@ from fl_dpbayes.config.site_file import LedgerSettings, SiteFile
 from fl_dpbayes.data.fingerprint import data_version
 from fl_dpbayes.data.load import source_unit
 from fl_dpbayes.data.site import Site
-from fl_dpbayes.privacy.ledger import Ledger
-from fl_dpbayes.privacy.ledger_file import LedgerError
-from fl_dpbayes.privacy.ledger_state import Cohort
+from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.privacy.ledger.state import Cohort
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.privacy.splits import split_name
-from fl_dpbayes.privacy.witness import LedgerPlace
 
 
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:

@@ -6,7 +6,7 @@ from typing import Literal
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
 # A delta of 1e-3 allows one record in a thousand to be disclosed outright; this one is shown beside it.

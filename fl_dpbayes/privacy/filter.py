@@ -49,7 +49,7 @@ import numpy.typing as npt
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import renyi_divergences
 from fl_dpbayes.privacy.solve import largest_prefix
 

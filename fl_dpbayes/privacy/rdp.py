@@ -9,7 +9,7 @@ from scipy.special import gammaln, logsumexp
 
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.pld_levels import Level, has_noise, levels_of
+from fl_dpbayes.privacy.pld.levels import Level, has_noise, levels_of
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from fl_dpbayes.config.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, Traini
 from fl_dpbayes.config.sampler import friction
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.samplers.noise import noise_multipliers
 from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
 

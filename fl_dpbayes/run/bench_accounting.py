@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_dpbayes.privacy.events import GaussianEvent, History
-from fl_dpbayes.privacy.pld import PldComposition, pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import PldComposition, pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
 DELTA = 1e-5

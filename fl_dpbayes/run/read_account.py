@@ -12,7 +12,7 @@ from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
 from fl_dpbayes.config.sampler import StepSizeSchedule
 from fl_dpbayes.privacy.account import Account, account
 from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
 from fl_dpbayes.samplers.step_size import step_sizes
 

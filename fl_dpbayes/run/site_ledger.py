@@ -17,11 +17,11 @@ from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
 from fl_dpbayes.data.site_ledger import ledger_place, with_path
 from fl_dpbayes.privacy.events import write_history
-from fl_dpbayes.privacy.ledger import Ledger
-from fl_dpbayes.privacy.ledger_account import Spent, planned_epsilon
-from fl_dpbayes.privacy.ledger_file import LedgerError
-from fl_dpbayes.privacy.ledger_state import PARTS, Cohort
-from fl_dpbayes.privacy.witness import RENEWED, repair_witness
+from fl_dpbayes.privacy.ledger.account import Spent, planned_epsilon
+from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.privacy.ledger.state import PARTS, Cohort
+from fl_dpbayes.privacy.ledger.witness import RENEWED, repair_witness
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, terminal_table
 

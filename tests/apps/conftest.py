@@ -16,8 +16,8 @@ from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.privacy.ledger import Ledger
-from fl_dpbayes.privacy.witness import LedgerPlace
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import task_identity

@@ -6,13 +6,13 @@ import pytest
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, Adam, ConstantStepSize, ExponentialStepSize
 from fl_dpbayes.privacy.account import account
+from fl_dpbayes.privacy.check_statement import checked_statement, epsilon_bounds
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, write_history
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.planned_stretch import planned_stretch
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement
-from server.check_statement import checked_statement, epsilon_bounds
-from server.planned_stretch import planned_stretch
 
 DELTA = 1e-5
 OWN = (GaussianEvent(1.2, 0.1, 20),)

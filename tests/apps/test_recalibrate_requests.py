@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from clients.app import app
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.protocol.refusal import Refusal
 
 # Every test here is a whole run or several.

@@ -10,7 +10,7 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint
 
 # Every test here is a whole run or several.
@@ -107,7 +107,7 @@ def test_work_cut_off_inside_a_site_is_done_again_at_no_cost(federation, monkeyp
         return result
 
     # The process that was cut off is this one, which goes on to play its successor.
-    monkeypatch.setattr("fl_dpbayes.privacy.takeover.process_status", lambda name: "dead")
+    monkeypatch.setattr("fl_dpbayes.privacy.ledger.takeover.process_status", lambda name: "dead")
     with monkeypatch.context() as patch:
         patch.setattr(train, "run_chain", cut_every_third)
         cuts = 0

@@ -16,11 +16,11 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.digits import digits_records
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.planned_stretch import planned_stretch
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.run.stored_posterior import predict_records
-from server.planned_stretch import planned_stretch
 
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {

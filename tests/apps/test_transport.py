@@ -11,7 +11,7 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.protocol.precision import decode_samples, encode_samples
 
 MIXTURE = "aggregation={rule='mixture'}"

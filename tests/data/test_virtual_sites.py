@@ -24,7 +24,7 @@ from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
-from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 
 DIGITS = DataSpec(source="digits")
 TRAIN = SiteSpec(role="train")

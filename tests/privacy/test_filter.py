@@ -20,7 +20,7 @@ from fl_dpbayes.privacy.filter import (
     renyi_epsilon,
 )
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix
 
 

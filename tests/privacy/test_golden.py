@@ -6,7 +6,7 @@ import pytest
 
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, read_history
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 from fl_dpbayes.privacy.solve import solve_multiplier
 

@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy import ledger as ledger_module
-from fl_dpbayes.privacy.data_version import DataVersion
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger_file import LedgerError
-from fl_dpbayes.privacy.ledger_state import Cohort, Spending
-from fl_dpbayes.privacy.pld import pld_epsilon
-from fl_dpbayes.privacy.running_process import this_process
-from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
-from fl_dpbayes.privacy.witness import LedgerPlace, repair_witness
+from fl_dpbayes.privacy.ledger.data_version import DataVersion
+from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.ledger import ledger as ledger_module
+from fl_dpbayes.privacy.ledger.running_process import this_process
+from fl_dpbayes.privacy.ledger.state import Cohort, Spending
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 DELTA = 1e-5

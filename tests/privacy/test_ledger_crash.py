@@ -20,10 +20,10 @@ from pathlib import Path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger_file import LedgerError
-from fl_dpbayes.privacy.ledger_state import Cohort, Spending
-from fl_dpbayes.privacy.witness import LedgerPlace, repair_witness
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.file import LedgerError
+from fl_dpbayes.privacy.ledger.state import Cohort, Spending
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 folder = Path(sys.argv[1])

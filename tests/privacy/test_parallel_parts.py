@@ -5,11 +5,11 @@ import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved
-from fl_dpbayes.privacy.ledger_state import PARTS, Cohort, Spending
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved
+from fl_dpbayes.privacy.ledger.state import PARTS, Cohort, Spending
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
-from fl_dpbayes.privacy.witness import LedgerPlace
 
 EPSILON, DELTA = 3.0, 1e-5
 COHORT = Cohort("cohort", "patient", EPSILON, DELTA, "add_or_remove_one")

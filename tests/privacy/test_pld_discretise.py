@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from fl_dpbayes.privacy.pld_discretise import LossMass, discretise, losses_at, outputs_at
-from fl_dpbayes.privacy.pld_levels import Level
+from fl_dpbayes.privacy.pld.discretise import LossMass, discretise, losses_at, outputs_at
+from fl_dpbayes.privacy.pld.levels import Level
 
 STEPS = [Level(1.0, 0.01, 1), Level(0.3, 0.2, 1), Level(5.0, 0.9, 1), Level(2.0, 1.0, 1), Level(0.05, 0.001, 1)]
 SPACING = 0.01

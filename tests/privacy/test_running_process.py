@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.privacy import running_process
-from fl_dpbayes.privacy.running_process import process_status, this_process
+from fl_dpbayes.privacy.ledger.ledger import running_process
+from fl_dpbayes.privacy.ledger.running_process import process_status, this_process
 
 NAME_OF_ANOTHER = (
-    "from fl_dpbayes.privacy.running_process import this_process; print(this_process(), flush=True); input()"
+    "from fl_dpbayes.privacy.ledger.running_process import this_process; print(this_process(), flush=True); input()"
 )
 
 

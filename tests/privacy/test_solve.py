@@ -7,7 +7,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
 from fl_dpbayes.privacy.events import history_of_steps
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
 from fl_dpbayes.samplers.noise import temperatures
 from fl_dpbayes.samplers.step_size import step_sizes

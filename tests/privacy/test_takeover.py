@@ -6,16 +6,15 @@ import sqlite3
 import pytest
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy import ledger as ledger_module
-from fl_dpbayes.privacy import running_process
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.hash_chain import append_entry
-from fl_dpbayes.privacy.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger_file import LedgerError, transaction
-from fl_dpbayes.privacy.ledger_state import Cohort, Spending
-from fl_dpbayes.privacy.running_process import this_process
-from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
-from fl_dpbayes.privacy.witness import LedgerPlace
+from fl_dpbayes.privacy.ledger.file import LedgerError, transaction
+from fl_dpbayes.privacy.ledger.hash_chain import append_entry
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply, running_process
+from fl_dpbayes.privacy.ledger.ledger import ledger as ledger_module
+from fl_dpbayes.privacy.ledger.running_process import this_process
+from fl_dpbayes.privacy.ledger.state import Cohort, Spending
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
@@ -136,7 +135,7 @@ def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
     with open_ledger(path, COHORT, "full") as ledger:
         with monkeypatch.context() as patch:
             # While the first holder is not known to be dead, the request is charged a second time.
-            patch.setattr("fl_dpbayes.privacy.takeover.process_status", lambda name: "unknown")
+            patch.setattr("fl_dpbayes.privacy.ledger.takeover.process_status", lambda name: "unknown")
             second = ledger.reserve(SPENDING)
         assert ledger.reserve(SPENDING) == AT_WORK
         ledger.commit(second.reservation, b"reply")

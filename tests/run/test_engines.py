@@ -17,7 +17,7 @@ import pytest
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 
 SEEDED = [
     "--set", "training={rounds=2, steps_per_round=5, burn_in=5, thinning=5}",

@@ -15,7 +15,7 @@ from fl_dpbayes.aggregation.predbayes import combine
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.report.numbers import UNDEFINED
 from fl_dpbayes.run.reproduce import aggregation as experiment

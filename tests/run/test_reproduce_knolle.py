@@ -13,7 +13,7 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.run.reproduce import knolle_mnist, knolle_mnist_settings, knolle_pneumonia, knolle_pneumonia_settings
 from fl_dpbayes.run.reproduce.classification import measure

@@ -12,7 +12,7 @@ from fl_dpbayes.calibration.recalibration import fit_temperature, recalibrate
 from fl_dpbayes.config.recalibration import RecalibrationPlan
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.run.reproduce import closer_recalibration as experiment
 from fl_dpbayes.run.reproduce import closer_recalibration_predictors as predictors
 from fl_dpbayes.run.reproduce.closer_recalibration_figures import recalibration_figures

@@ -16,7 +16,7 @@ from fl_dpbayes import cli
 from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.run.reproduce.cell_file import cell_path, read_cell
 from fl_dpbayes.run.reproduce.experiment import Cell, CellResult, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.registry import EXPERIMENTS

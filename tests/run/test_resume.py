@@ -25,7 +25,7 @@ import clients.app, fl_dpbayes.run.resume, fl_dpbayes.config.scenario, server.ap
 from fl_dpbayes import cli
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.privacy.ledger import Ledger
+from fl_dpbayes.privacy.ledger.ledger import Ledger
 
 folder, kills, rng = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
 # Drawing takes most of so small a run, and nothing is to be resumed in it.

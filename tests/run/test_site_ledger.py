@@ -13,10 +13,10 @@ from fl_dpbayes.config.data import BuiltIn, Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger import Ledger
-from fl_dpbayes.privacy.ledger_state import Cohort, Spending
-from fl_dpbayes.privacy.pld import pld_epsilon
-from fl_dpbayes.privacy.witness import LedgerPlace
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.privacy.ledger.state import Cohort, Spending
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.run.site_ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
 

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from fl_dpbayes.config.task import Model
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.run.reproduce.classification import measure, reliability
 from fl_dpbayes.run.reproduce.closer_recalibration_figures import recalibration_figures
 from fl_dpbayes.run.reproduce.closer_recalibration_paper import NOTES, PAPER, PAPER_EPSILON

@@ -16,7 +16,7 @@ from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.run.reproduce.classification import probabilities_of, split_for_choice

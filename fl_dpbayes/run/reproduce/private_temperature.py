@@ -9,7 +9,7 @@ from fl_dpbayes.calibration.private_recalibration import private_fit
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.config.recalibration import RecalibrationMap, RecalibrationPlan
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import solve_multiplier
 
 # Few large steps: in log T a full batch allows them, and the noise of fewer steps is less.

@@ -12,7 +12,7 @@ from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.draws import output_draws
 from fl_dpbayes.posterior.regression import predict_regression
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.heteroscedastic import Heteroscedastic, draw_simulation

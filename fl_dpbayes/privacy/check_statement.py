@@ -11,8 +11,8 @@ from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
 from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE
-from fl_dpbayes.privacy.pld import composition_work, pld_epsilon
-from fl_dpbayes.privacy.pld_levels import has_noise, levels_of
+from fl_dpbayes.privacy.pld.levels import has_noise, levels_of
+from fl_dpbayes.privacy.pld.loss_distribution import composition_work, pld_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement
 
 # Two grids of a privacy-loss distribution differ by less (see `pld_epsilon`).

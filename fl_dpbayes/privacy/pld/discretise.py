@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.pld_levels import Level
+from fl_dpbayes.privacy.pld.levels import Level
 
 Array = npt.NDArray[np.float64]
 SMALLEST_BIN = 1e-290

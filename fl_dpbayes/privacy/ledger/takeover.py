@@ -20,8 +20,8 @@ the same request again, at no further cost:
 A process that was interrupted and goes on living gave its work up: that is charged again, too.
 """
 
-from fl_dpbayes.privacy.ledger_state import Reservation
-from fl_dpbayes.privacy.running_process import process_status
+from fl_dpbayes.privacy.ledger.running_process import process_status
+from fl_dpbayes.privacy.ledger.state import Reservation
 
 MOST_TAKEOVERS = 3
 

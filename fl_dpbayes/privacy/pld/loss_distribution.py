@@ -22,10 +22,10 @@ import numpy as np
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.pld_direction import Direction
-from fl_dpbayes.privacy.pld_discretise import discretise
-from fl_dpbayes.privacy.pld_grid import Grid
-from fl_dpbayes.privacy.pld_levels import Level, chance_of_use, has_noise, levels_of, without_subsampling
+from fl_dpbayes.privacy.pld.direction import Direction
+from fl_dpbayes.privacy.pld.discretise import discretise
+from fl_dpbayes.privacy.pld.grid import Grid
+from fl_dpbayes.privacy.pld.levels import Level, chance_of_use, has_noise, levels_of, without_subsampling
 
 # Once a composition is extended its grid is chosen for this many times its steps, and kept while it serves.
 GROWTH = 1.5

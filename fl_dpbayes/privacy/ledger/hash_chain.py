@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from fl_dpbayes.privacy.ledger_file import PUT_BACK, LedgerError
+from fl_dpbayes.privacy.ledger.file import PUT_BACK, LedgerError
 
 FIRST_PREVIOUS = "0" * 64
 

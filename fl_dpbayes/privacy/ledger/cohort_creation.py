@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy.data_version import MOST_SHARED, DataVersion, shared_fraction
 from fl_dpbayes.privacy.filter import filter_orders
-from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
-from fl_dpbayes.privacy.ledger_file import LedgerError, ledger_key, open_ledger_file, transaction
-from fl_dpbayes.privacy.ledger_state import Cohort, cohort_content, cohorts_of, data_version_content, read_state
-from fl_dpbayes.privacy.witness import LedgerPlace, advance_witness, check_witness, write_witness
+from fl_dpbayes.privacy.ledger.data_version import MOST_SHARED, DataVersion, shared_fraction
+from fl_dpbayes.privacy.ledger.file import LedgerError, ledger_key, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger.hash_chain import Entry, append_entry, read_chain
+from fl_dpbayes.privacy.ledger.state import Cohort, cohort_content, cohorts_of, data_version_content, read_state
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness, write_witness
 
 Describe = Callable[[bytes], DataVersion]
 

@@ -5,10 +5,10 @@ import sqlite3
 from dataclasses import replace
 
 from fl_dpbayes.privacy.filter import admitted_steps
-from fl_dpbayes.privacy.hash_chain import read_chain
-from fl_dpbayes.privacy.ledger_file import PUT_BACK, LedgerError, ledger_errors, ledger_key
-from fl_dpbayes.privacy.ledger_state import PARTS, LedgerState, Part, read_state
-from fl_dpbayes.privacy.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.ledger.file import PUT_BACK, LedgerError, ledger_errors, ledger_key
+from fl_dpbayes.privacy.ledger.hash_chain import read_chain
+from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
 
 # Sums made in another order may differ in their last bits.
 _ROUNDING = 1 + 1e-9

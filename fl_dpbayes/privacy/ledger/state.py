@@ -7,11 +7,11 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.data_version import DataVersion
 from fl_dpbayes.privacy.events import History, read_history, write_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
-from fl_dpbayes.privacy.hash_chain import Entry
-from fl_dpbayes.privacy.ledger_file import Durability, LedgerError
+from fl_dpbayes.privacy.ledger.data_version import DataVersion
+from fl_dpbayes.privacy.ledger.file import Durability, LedgerError
+from fl_dpbayes.privacy.ledger.hash_chain import Entry
 
 Part = Literal["train", "test", "recalibration"]
 PARTS: tuple[Part, ...] = get_args(Part)

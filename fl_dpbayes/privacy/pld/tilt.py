@@ -10,8 +10,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.pld_discretise import losses_at
-from fl_dpbayes.privacy.pld_levels import Level
+from fl_dpbayes.privacy.pld.discretise import losses_at
+from fl_dpbayes.privacy.pld.levels import Level
 
 Array = npt.NDArray[np.float64]
 # Enough for three digits of epsilon: the trapezoid rule on a normal density converges exponentially.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from scipy.fft import next_fast_len
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.pld_discretise import loss_span
-from fl_dpbayes.privacy.pld_levels import Level
-from fl_dpbayes.privacy.pld_tilt import best_tilt
+from fl_dpbayes.privacy.pld.discretise import loss_span
+from fl_dpbayes.privacy.pld.levels import Level
+from fl_dpbayes.privacy.pld.tilt import best_tilt
 
 # The grid is chosen so that discretisation adds about this share of epsilon.
 RELATIVE_OVERSHOOT = 1e-5

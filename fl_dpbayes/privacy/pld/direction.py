@@ -8,8 +8,8 @@ import numpy.typing as npt
 from scipy.fft import irfft, rfft
 from scipy.signal import lfilter
 
-from fl_dpbayes.privacy.pld_discretise import LossMass
-from fl_dpbayes.privacy.pld_tilt import ABOVE
+from fl_dpbayes.privacy.pld.discretise import LossMass
+from fl_dpbayes.privacy.pld.tilt import ABOVE
 
 
 @dataclass(frozen=True, eq=False)

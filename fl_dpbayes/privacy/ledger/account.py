@@ -7,8 +7,8 @@ from typing import Literal
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.filter import filter_epsilon
 from fl_dpbayes.privacy.gdp import GdpMu, gdp_mu
-from fl_dpbayes.privacy.ledger_state import LedgerState, Part, Reservation, slice_history
-from fl_dpbayes.privacy.pld import pld_epsilon
+from fl_dpbayes.privacy.ledger.state import LedgerState, Part, Reservation, slice_history
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 
 EpsilonMethod = Literal["pld", "rdp filter", "gdp filter"]
 

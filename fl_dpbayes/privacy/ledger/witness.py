@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_dpbayes.config.outside_text import outside_text
-from fl_dpbayes.privacy.hash_chain import append_entry, read_chain
-from fl_dpbayes.privacy.ledger_file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger.file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
+from fl_dpbayes.privacy.ledger.hash_chain import append_entry, read_chain
 
 FORMAT = 1
 MOST_BYTES = 65_536

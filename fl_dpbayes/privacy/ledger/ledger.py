@@ -23,12 +23,11 @@ from pathlib import Path
 from types import TracebackType
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy.cohort_creation import Describe, create_cohort, require_other_units
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
-from fl_dpbayes.privacy.hash_chain import Entry, append_entry, read_chain
-from fl_dpbayes.privacy.ledger_account import Spent, spent
-from fl_dpbayes.privacy.ledger_check import ledger_problems, reply_body
-from fl_dpbayes.privacy.ledger_file import (
+from fl_dpbayes.privacy.ledger.account import Spent, spent
+from fl_dpbayes.privacy.ledger.check import ledger_problems, reply_body
+from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
+from fl_dpbayes.privacy.ledger.file import (
     HOW_TO_MAKE,
     LedgerError,
     ledger_errors,
@@ -36,7 +35,9 @@ from fl_dpbayes.privacy.ledger_file import (
     open_ledger_file,
     transaction,
 )
-from fl_dpbayes.privacy.ledger_state import (
+from fl_dpbayes.privacy.ledger.hash_chain import Entry, append_entry, read_chain
+from fl_dpbayes.privacy.ledger.running_process import this_process
+from fl_dpbayes.privacy.ledger.state import (
     Cohort,
     LedgerState,
     Part,
@@ -52,9 +53,8 @@ from fl_dpbayes.privacy.ledger_state import (
     slice_history,
     takeover_content,
 )
-from fl_dpbayes.privacy.running_process import this_process
-from fl_dpbayes.privacy.takeover import is_worked_on, may_take_over
-from fl_dpbayes.privacy.witness import LedgerPlace, advance_witness, check_witness
+from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over
+from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 

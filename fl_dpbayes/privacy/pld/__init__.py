@@ -1,0 +1,1 @@
+"""Privacy-loss distributions: an upper bound on epsilon from a fixed schedule."""
