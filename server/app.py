@@ -13,8 +13,8 @@ import server
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installation import check_origin
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.named_files import check_named_files
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.named_files import check_named_files
+from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from server.actor_replacement import replace_dead_actors
 from server.federation import run_federation
 from server.progress import EventLog

@@ -13,6 +13,8 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.data.simulation import PARTITION_FILE, run_identifier
+from fl_dpbayes.data.task_fit import check_task_fit
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
@@ -20,8 +22,6 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
-from fl_dpbayes.simulation import PARTITION_FILE, run_identifier
-from fl_dpbayes.task_fit import check_task_fit
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy

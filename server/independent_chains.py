@@ -12,7 +12,7 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.task import LogisticModel
-from fl_dpbayes.planned_samples import check_planned_samples
+from fl_dpbayes.data.planned_samples import check_planned_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix

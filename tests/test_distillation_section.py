@@ -7,7 +7,7 @@ import pytest
 from fl_dpbayes.config.aggregation import least_samples, prior_share, weighing
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, write_scenario
-from fl_dpbayes.simulation import run_identifier
+from fl_dpbayes.data.simulation import run_identifier
 
 SYNTHETIC = "public={kind='synthetic'}"
 FILE = "public={kind='file', path='some/public.npz', statement='published by its authors'}"

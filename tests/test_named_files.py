@@ -10,10 +10,10 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.named_files import check_named_files
+from fl_dpbayes.data.named_files import check_named_files
+from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.run.stored_posterior import predict_records
-from fl_dpbayes.simulation import plan_sites
 
 PUBLIC = "aggregation.public={kind='file', path='PATH', statement='made up for a test'}"
 BODY = ["model={kind='mlp', hidden=[5], frozen_body={weights='DIGEST'}}", "aggregation={rule='mixture'}"]

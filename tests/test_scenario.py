@@ -8,7 +8,7 @@ import pytest
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
-from fl_dpbayes.simulation import plan_sites, run_identifier
+from fl_dpbayes.data.simulation import plan_sites, run_identifier
 
 WRONG = {
     "privacy.epsilonn=2": ("unknown key 'privacy.epsilonn'", "did you mean 'epsilon'"),

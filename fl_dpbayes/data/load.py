@@ -44,39 +44,39 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
         )
     match source:
         case BuiltIn(kind="digits"):
-            from fl_dpbayes.data.digits import digits_records
+            from fl_dpbayes.data.sources.digits import digits_records
 
             return digits_records()
         case BuiltIn(kind="mnist"):
-            from fl_dpbayes.data.mnist import mnist_records
+            from fl_dpbayes.data.sources.mnist import mnist_records
 
             return mnist_records(source.folder, part)
         case BuiltIn(kind="pneumonia"):
-            from fl_dpbayes.data.pneumonia import pneumonia_records
+            from fl_dpbayes.data.sources.pneumonia import pneumonia_records
 
             return pneumonia_records(source.folder, part)
         case BuiltIn():
-            from fl_dpbayes.data.heart import heart_records
+            from fl_dpbayes.data.sources.heart import heart_records
 
             return heart_records(source.folder)
         case Table():
-            from fl_dpbayes.data.table import table_records
+            from fl_dpbayes.data.sources.table import table_records
 
             return table_records(source)
         case ImageFolder():
-            from fl_dpbayes.data.images import image_records
+            from fl_dpbayes.data.sources.images import image_records
 
             return image_records(source)
         case HuggingFace():
-            from fl_dpbayes.data.hugging_face import hugging_face_records
+            from fl_dpbayes.data.sources.hugging_face import hugging_face_records
 
             return hugging_face_records(source, part)
         case Logistic2D():
-            from fl_dpbayes.data.logistic_2d import logistic_2d_records
+            from fl_dpbayes.data.sources.logistic_2d import logistic_2d_records
 
             return logistic_2d_records(source, part)
         case Radiographs():
-            from fl_dpbayes.data.radiographs import radiograph_records
+            from fl_dpbayes.data.sources.radiographs import radiograph_records
 
             return radiograph_records(source, part)
 
@@ -99,11 +99,11 @@ def source_task(source: Source) -> Task:
         case Table():
             return Task(input_shape=(len(source.features),), classes=source.classes)
         case ImageFolder():
-            from fl_dpbayes.data.images import image_task
+            from fl_dpbayes.data.sources.images import image_task
 
             return image_task(source)
         case HuggingFace():
-            from fl_dpbayes.data.hugging_face import hugging_face_task
+            from fl_dpbayes.data.sources.hugging_face import hugging_face_task
 
             return hugging_face_task(source)
         case Logistic2D():

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_membership import MembershipScore
 from fl_dpbayes.run.audit_alone import audit_alone
@@ -25,7 +26,6 @@ from fl_dpbayes.run.audit_rounding import audit_rounding
 from fl_dpbayes.run.audit_sums import audit_sums
 from fl_dpbayes.run.audited_plan import private_settings
 from fl_dpbayes.run.inline_engine import logs_in
-from fl_dpbayes.simulation import plan_sites
 
 PARTS = 6
 

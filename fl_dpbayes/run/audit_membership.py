@@ -10,6 +10,7 @@ from torch import nn
 
 from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.data.simulation import SITES_FOLDER, prepare_simulation
 from fl_dpbayes.data.site import Part, load_site
 from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model
@@ -22,7 +23,6 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.canary_site import CanarySite, ask
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
-from fl_dpbayes.simulation import SITES_FOLDER, prepare_simulation
 
 Array = npt.NDArray[np.float64]
 

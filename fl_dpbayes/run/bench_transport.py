@@ -16,6 +16,7 @@ from fl_dpbayes.calibration.errors import ece
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
@@ -23,7 +24,6 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.precision import Precision, decode_samples, encode_samples
 from fl_dpbayes.run.inline_engine import run_inline
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 SCENARIO = "quickstart"
 OVERRIDES = ("aggregation={rule='mixture'}", "simulation.insecure_seed=1")

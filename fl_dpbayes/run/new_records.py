@@ -12,7 +12,7 @@ from fl_dpbayes.config.data import BuiltIn, HuggingFace, ImageFolder, Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.synthetic_sources import Radiographs
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.images import image_pixels
+from fl_dpbayes.data.sources.images import image_pixels
 
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"

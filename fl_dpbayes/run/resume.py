@@ -8,14 +8,14 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.file_list import check_files, listed_files
 from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.named_files import check_named_files
+from fl_dpbayes.data.named_files import check_named_files
+from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 from fl_dpbayes.run.simulate import check_machine, run_prepared, show_run
-from fl_dpbayes.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 
 
 def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: Path | None, console: Console) -> Path:

@@ -14,7 +14,8 @@ from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.installation import check_origin
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.named_files import check_named_files
+from fl_dpbayes.data.named_files import check_named_files
+from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.clipped_shares import clipped_sentence, clipped_shares
@@ -22,7 +23,6 @@ from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, follow
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 STOP_SECONDS = 60.0
 FULL_BYTES = 2**16

@@ -25,6 +25,7 @@ from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -35,7 +36,6 @@ from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.records import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
-from fl_dpbayes.simulation import SCENARIO_FILE
 
 METRICS = {
     "accuracy": "accuracy",

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.task import LogisticModel, Task
+from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.privacy.ledger.ledger import Ledger
@@ -22,7 +23,6 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 SMALL = [
     "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}",

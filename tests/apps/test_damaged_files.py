@@ -13,10 +13,10 @@ from fl_dpbayes import cli
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
-from fl_dpbayes.simulation import plan_sites, prepare_simulation
 
 OVERRIDES = [
     "training={rounds=3, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
 from server.admission import admission_rules
 from server.evaluation_stage import EvaluationStage
 from server.federation import STRATEGIES

@@ -20,8 +20,9 @@ from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
-from fl_dpbayes.data.digits import digits_records
+from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.sources.digits import digits_records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -34,7 +35,6 @@ from fl_dpbayes.run.audit_membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.noise import langevin_noise
-from fl_dpbayes.simulation import plan_sites
 from server.combine_sites import combine_sites
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]

@@ -10,9 +10,9 @@ from fl_dpbayes.config.data import DataSpec, HuggingFace, IIDPartition, NaturalP
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data import hugging_face
 from fl_dpbayes.data.load import load_source, source_task, source_unit
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.sources import hugging_face
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 

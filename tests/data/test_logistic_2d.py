@@ -5,7 +5,7 @@ import pytest
 
 from fl_dpbayes.config.data import Logistic2D
 from fl_dpbayes.data.load import load_source, source_task, source_unit
-from fl_dpbayes.data.logistic_2d import site_laws
+from fl_dpbayes.data.sources.logistic_2d import site_laws
 
 SOURCE = Logistic2D(records=60_000, test_records=9000, sites=3, heterogeneity=0.8, intercept=-0.5, seed=4)
 

@@ -18,8 +18,8 @@ from fl_dpbayes.config.data import (
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.radiographs import radiograph_records
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.sources.radiographs import radiograph_records
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 

@@ -6,7 +6,7 @@ from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.config.data import Radiographs
 from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
-from fl_dpbayes.data.radiographs import acquisition, draw_patients, draw_pictures, radiograph_records
+from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures, radiograph_records
 
 SOURCE = Radiographs(records=6000, test_records=1500, sites=3, heterogeneity=0.8, seed=2)
 ALIKE = SOURCE.model_copy(update={"heterogeneity": 0.0})
@@ -110,5 +110,5 @@ def test_pictures_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     source = Radiographs(records=50, test_records=50)
     whole = load_unscaled(source, "train").features
     radiograph_records.cache_clear()
-    monkeypatch.setattr("fl_dpbayes.data.radiographs.PIXELS_AT_ONCE", 7 * 28 * 28)
+    monkeypatch.setattr("fl_dpbayes.data.sources.radiographs.PIXELS_AT_ONCE", 7 * 28 * 28)
     np.testing.assert_array_equal(load_unscaled(source, "train").features, whole)

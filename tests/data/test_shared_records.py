@@ -9,10 +9,10 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.shared_records import check_shared_records, roles_sharing_records
 from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
-from fl_dpbayes.simulation import plan_sites, prepare_simulation
 
 TRAIN = SiteSpec(role="train")
 HELD = SiteSpec(role="held_out", records=150)

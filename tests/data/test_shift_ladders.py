@@ -7,9 +7,9 @@ import pytest
 
 from fl_dpbayes.config.data import BuiltIn, ImageShift
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.made_up import made_up_inputs
 from fl_dpbayes.data.shifts.acquisition import shift_images
 from fl_dpbayes.data.shifts.severity import SEVERITIES
+from fl_dpbayes.data.sources.synthetic_inputs import made_up_inputs
 
 KINDS = get_args(ImageShift)
 SEEDS = range(3)

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
-from fl_dpbayes.data.mnist import mnist_records
+from fl_dpbayes.data.sources.mnist import mnist_records
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 
 

@@ -11,10 +11,10 @@ from fl_dpbayes.config.data import Logistic2D, Radiographs
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
-from fl_dpbayes.simulation import run_identifier
 
 SHORT = [
     "training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}",

@@ -16,11 +16,11 @@ from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
+from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.privacy.splits import in_test_part
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled
-from fl_dpbayes.simulation import plan_sites
 
 
 @dataclass(frozen=True)

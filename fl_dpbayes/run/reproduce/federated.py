@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.calibration.prior_shift import with_prevalence
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.posterior.store import StoredPosterior, load_posterior
@@ -21,7 +22,6 @@ from fl_dpbayes.run.reproduce.classification import measure, probabilities_of, r
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.records import mnist_records, pneumonia_records
 from fl_dpbayes.run.reproduce.reliability_figures import reliability_figures
-from fl_dpbayes.simulation import plan_sites, prepare_simulation
 
 METHOD = "federated DP-SGLD, posterior average"
 # Published with the data set, hence no release of a hospital's records.

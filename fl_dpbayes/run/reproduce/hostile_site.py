@@ -8,13 +8,13 @@ from typing import Any
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.run.inline_engine import logs_in, task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.hostile_site_attacks import ATTACKS
 from fl_dpbayes.run.reproduce.hostile_site_grid import HostileGrid
-from fl_dpbayes.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 
 HOSTILE = "a"
 SITES = ",".join(f"{name}={{role='train'}}" for name in "abcdef")

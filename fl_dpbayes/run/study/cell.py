@@ -14,11 +14,11 @@ from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.named_files import check_named_files
+from fl_dpbayes.data.named_files import check_named_files
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.study.grid import StudyCell
-from fl_dpbayes.simulation import plan_sites, prepare_simulation
 
 CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", "cache"
 # Lists of flat rows that a summary may hold beside its calibration.

@@ -9,8 +9,14 @@ from scipy.special import expit
 
 from fl_dpbayes.config.data import OfficialPart
 from fl_dpbayes.config.synthetic_sources import Radiographs
-from fl_dpbayes.data.made_up_records import draw_labels, made_up_records, part_generator, site_effects, sites_of_part
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.sources.synthetic_records import (
+    draw_labels,
+    made_up_records,
+    part_generator,
+    site_effects,
+    sites_of_part,
+)
 
 Pixels = npt.NDArray[np.float32]
 # Pixels that are drawn at once: enough for speed, little beside the pictures themselves.

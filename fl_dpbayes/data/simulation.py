@@ -16,10 +16,10 @@ from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.config.scenario import Scenario, write_scenario
 from fl_dpbayes.config.site_file import Policy
 from fl_dpbayes.data.declared_units import most_declared, most_in_part
+from fl_dpbayes.data.planned_samples import check_planned_samples
+from fl_dpbayes.data.task_fit import check_task_fit
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, plan_virtual_sites
-from fl_dpbayes.planned_samples import check_planned_samples
-from fl_dpbayes.task_fit import check_task_fit
 
 SITES_FOLDER = "sites"
 SCENARIO_FILE, PARTITION_FILE = "scenario.toml", "partition.json"

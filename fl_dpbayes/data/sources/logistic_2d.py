@@ -7,8 +7,14 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.data import OfficialPart
 from fl_dpbayes.config.synthetic_sources import Logistic2D
-from fl_dpbayes.data.made_up_records import draw_labels, made_up_records, part_generator, site_effects, sites_of_part
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.sources.synthetic_records import (
+    draw_labels,
+    made_up_records,
+    part_generator,
+    site_effects,
+    sites_of_part,
+)
 
 Array = npt.NDArray[np.float64]
 

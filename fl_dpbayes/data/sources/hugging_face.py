@@ -14,9 +14,9 @@ from PIL import Image, UnidentifiedImageError
 from fl_dpbayes.config.data import HuggingFace, OfficialPart, Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.images import grey_levels
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.table import framed_records
+from fl_dpbayes.data.sources.images import grey_levels
+from fl_dpbayes.data.sources.table import framed_records
 
 if TYPE_CHECKING:
     import pyarrow

@@ -11,7 +11,7 @@ from PIL import Image
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.images import image_pixels
+from fl_dpbayes.data.sources.images import image_pixels
 
 # One gibibyte as float32.
 MAX_VALUES = 2**28

@@ -8,7 +8,7 @@ from fl_dpbayes.config.data import Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.table_groups import table_groups
+from fl_dpbayes.data.sources.table_groups import table_groups
 
 
 def table_records(source: Table) -> Records:

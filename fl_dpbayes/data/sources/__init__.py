@@ -1,0 +1,1 @@
+"""One source of records per file."""
