@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation import predbayes
 from fl_dpbayes.config.aggregation import PVI, FedAvg, FedPA, Mixture, point_rule
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, has_temperature
@@ -20,6 +19,7 @@ from fl_dpbayes.posterior.convergence import (
     temperature_warning,
     warning,
 )
+from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from server.run_record import RunRecord
 from server.strategy import PosteriorStrategy

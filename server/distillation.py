@@ -5,22 +5,22 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation.aggregate import Aggregate
-from fl_dpbayes.aggregation.distillation import distil
-from fl_dpbayes.aggregation.predbayes import best_between, between, product_and_mixture, temperature_warnings
 from fl_dpbayes.config.distillation import Distillation, PredBayes, SyntheticInputs
 from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.pullback import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.rules.aggregate import Aggregate
+from fl_dpbayes.posterior.rules.distillation import distil
+from fl_dpbayes.posterior.rules.predbayes import best_between, between, product_and_mixture, temperature_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.server_inputs import server_inputs
+from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import without_prefix
 from server.fixed import Federation
 from server.independent_chains import IndependentChainsStrategy
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.server_inputs import server_inputs
-from server.site_samples import SiteSamples
 
 # By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
 LARGE_DIVERGENCE = 0.02

@@ -4,21 +4,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.aggregation.drift import DriftMeter
-from fl_dpbayes.aggregation.fald import averaged_temperature
-from fl_dpbayes.aggregation.weights import unit_weights
 from fl_dpbayes.config.aggregation import FALD
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.posterior.robust_average import average_of_states
+from fl_dpbayes.posterior.rules.drift import DriftMeter
+from fl_dpbayes.posterior.rules.fald import averaged_temperature
+from fl_dpbayes.posterior.rules.weights import unit_weights
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.site_samples import PerSite
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
-from server.robust_average import average_of_states
 from server.run_record import RunRecord
-from server.site_samples import PerSite
 from server.strategy import PosteriorStrategy, point_of
 
 AVERAGED = "averaged chain"

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping
 
-from fl_dpbayes.aggregation import fedpa
-from fl_dpbayes.aggregation.aggregate import Aggregate
-from fl_dpbayes.aggregation.alignment import state_warnings
-from fl_dpbayes.aggregation.fald import average_states
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.posterior.rules import fedpa
+from fl_dpbayes.posterior.rules.aggregate import Aggregate
+from fl_dpbayes.posterior.rules.alignment import state_warnings
+from fl_dpbayes.posterior.rules.fald import average_states
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.site_samples import SiteSamples
 from server.strategy import PosteriorStrategy, point_of
 
 SERVER_STATE = "server state"

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from fl_dpbayes.aggregation.aggregate import Aggregate
-from fl_dpbayes.aggregation.mixture import combine_stored
 from fl_dpbayes.config.aggregation import FedAvg, Mixture, least_samples, prior_share
 from fl_dpbayes.config.distillation import DistillingRule
 from fl_dpbayes.config.plan import TrainingPlan
@@ -13,16 +11,18 @@ from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.data.planned_samples import check_planned_samples
+from fl_dpbayes.posterior.robust_average import average_of_states
+from fl_dpbayes.posterior.rules.aggregate import Aggregate
+from fl_dpbayes.posterior.rules.combine_sites import combine_sites
+from fl_dpbayes.posterior.rules.mixture import combine_stored
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
-from server.combine_sites import combine_sites
 from server.fixed import Federation
 from server.progress import EventLog
-from server.robust_average import average_of_states
 from server.run_record import RunRecord
-from server.site_samples import SiteSamples
 from server.strategy import PosteriorStrategy, point_of
 
 

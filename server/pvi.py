@@ -4,17 +4,18 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.aggregation.aggregate import posterior_aggregate
-from fl_dpbayes.aggregation.chains import unflatten
-from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
 from fl_dpbayes.config.aggregation import PVI, prior_scale
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.sampler import SGD, SGHMC, Sampler, state_slots
 from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
+from fl_dpbayes.posterior.rules.chains import unflatten
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
 from fl_dpbayes.samplers.planned import planned_step_sizes
@@ -22,7 +23,6 @@ from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.site_samples import SiteSamples
 from server.strategy import PosteriorStrategy, point_of
 
 ENOUGH_EVIDENCE = 0.95

@@ -25,6 +25,7 @@ from fl_dpbayes.config.recalibration import (
 )
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed
@@ -41,7 +42,6 @@ from server.progress import EventLog
 from server.rejection import RejectedError, rejecting
 from server.roster import Member
 from server.run_record import NO_REPLY, RunRecord
-from server.site_weights import size_weights
 
 MESSAGE_TYPE = "train.recalibrate"
 # In log T: probabilities flatter or sharper by a factor of 1.6 by chance.

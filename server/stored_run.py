@@ -7,7 +7,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, REMEDY, Entry, Journal, JournalMark, read_journal
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
-from server.bank import PosteriorBank
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from server.checkpoint import CHECKPOINT_FILE, Checkpoint
 
 BANK_FOLDER = "bank"

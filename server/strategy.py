@@ -18,7 +18,9 @@ from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.cavity import CAVITY
@@ -27,7 +29,6 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
 from server.admission import admission_rules
-from server.bank import PosteriorBank
 from server.check_reply import CheckedReply, check_train_reply
 from server.check_size import check_reply_size, check_room
 from server.checkpoint import Checkpoint, write_checkpoint
@@ -44,7 +45,6 @@ from server.recalibration import Recalibration, recalibrate_sites
 from server.rejection import RejectedError, rejecting
 from server.roster import Member, with_newcomers
 from server.run_record import RunRecord, SiteOutcome
-from server.site_weights import weigh_sites
 from server.stored_run import BANK_FOLDER
 
 FINAL_REFUSALS = frozenset(

@@ -7,7 +7,7 @@ import pytest
 from fl_dpbayes.config.aggregation import Mixture, check_aggregation, least_samples, prior_share, weighing
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, write_scenario
-from server.site_weights import weigh_sites
+from fl_dpbayes.posterior.site_weights import weigh_sites
 
 RULES = {
     "mixture": (1.0, 1, "units"),

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation.barycenters import (
+from fl_dpbayes.posterior.rules.barycenters import (
     DiagonalGaussian,
     combine_reverse_kl,
     combine_wasserstein,
     reverse_kl,
     wasserstein,
 )
-from fl_dpbayes.aggregation.natural import NaturalGaussian, from_moments
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian, from_moments
 
 PAIR = [DiagonalGaussian(np.array([0.0]), np.array([1.0])), DiagonalGaussian(np.array([4.0]), np.array([4.0]))]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation import barycenters, consensus, product
-from fl_dpbayes.aggregation.conflict import LARGEST_ERROR, mean_error
-from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules import barycenters, consensus, product
+from fl_dpbayes.posterior.rules.conflict import LARGEST_ERROR, mean_error
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 RULES = {

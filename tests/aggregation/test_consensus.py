@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation import consensus as rule
+from fl_dpbayes.posterior.rules import consensus as rule
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal"])

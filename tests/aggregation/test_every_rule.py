@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation import barycenters, consensus, fedavg, fedbe, fedpa, mixture, product
-from fl_dpbayes.aggregation import product_low_rank as low_rank
-from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.aggregation.fald import average_states
-from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
+from fl_dpbayes.posterior.rules import barycenters, consensus, fedavg, fedbe, fedpa, mixture, product
+from fl_dpbayes.posterior.rules import product_low_rank as low_rank
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
+from fl_dpbayes.posterior.rules.fald import average_states
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
 PRIOR = NaturalGaussian(np.full(DIMENSION, SCALE**-2), np.zeros(DIMENSION))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
+from fl_dpbayes.posterior.rules.fald import average_states, averaged_temperature
 
 STEP = 2e-5
 SITES = ("a", "b", "c", "d")

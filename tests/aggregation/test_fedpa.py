@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.aggregation.fedpa import combine, site_delta
+from fl_dpbayes.posterior.rules.fedpa import combine, site_delta
 
 
 def dense_delta(start, draws, shrinkage, prior_scale):

@@ -1,6 +1,6 @@
 import numpy as np
 
-from fl_dpbayes.aggregation.mixture import combine
+from fl_dpbayes.posterior.rules.mixture import combine
 
 
 def test_width_is_the_law_of_total_variance_and_not_the_posteriors(

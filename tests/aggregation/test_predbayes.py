@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.aggregation.predbayes import combine, combine_gaussian, fitted_beta, temperature_warnings
+from fl_dpbayes.posterior.rules.predbayes import combine, combine_gaussian, fitted_beta, temperature_warnings
 
 
 def random_probabilities(seed, sites=4, records=6, classes=3):

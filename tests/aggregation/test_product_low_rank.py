@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.aggregation.product_low_rank import LowRankGaussian, combine, product
+from fl_dpbayes.posterior.rules.product_low_rank import LowRankGaussian, combine, product
 
 
 def random_factors(seed, dimension, sites, rank):

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.pvi import PVIState, update, update_from_samples
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.pvi import PVIState, update, update_from_samples
 
 
 def likelihood(problem, site):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.aggregation.robust import (
+from fl_dpbayes.posterior.rules.robust import (
     coordinate_median,
     move_factors,
     posterior_means,

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.pvi import PVIState
 from fl_dpbayes.posterior.convergence import ConvergenceSummary, warning
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.pvi import PVIState
 from server.convergence import convergence_warnings
 from server.pvi import PVIStrategy
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
-from fl_dpbayes.aggregation.predbayes import combine, fitted_beta
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.task import Task
@@ -15,9 +14,10 @@ from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.rules.predbayes import combine, fitted_beta
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.report.html import write_report
-from server.bank import PosteriorBank
 
 TASK = Task(input_shape=(1, 8, 8), classes=10)
 # Sites that only evaluate take time; two of them give records that no site trains on.

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.aggregation.drift import DriftMeter
-from fl_dpbayes.aggregation.fald import average_states, averaged_temperature
-from fl_dpbayes.aggregation.weights import capped_weights, uniform_weights, unit_weights
 from fl_dpbayes.config.aggregation import Consensus, Mixture, Product, prior_share
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
+from fl_dpbayes.posterior.rules.combine_sites import combine_sites
+from fl_dpbayes.posterior.rules.drift import DriftMeter
+from fl_dpbayes.posterior.rules.fald import average_states, averaged_temperature
+from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, unit_weights
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.noise import langevin_noise
-from server.combine_sites import combine_sites
 from server.fald import LARGEST_DRIFT
 
 CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25

@@ -28,6 +28,7 @@ from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.rules.combine_sites import combine_sites
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -35,7 +36,6 @@ from fl_dpbayes.run.audit_membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.noise import langevin_noise
-from server.combine_sites import combine_sites
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MLP = "model={kind='mlp', hidden=[16], frozen_body={seed=2}}"

@@ -9,9 +9,9 @@ from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.simulation import plan_sites
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.wire import arrays_digest
-from server.bank import PosteriorBank
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow

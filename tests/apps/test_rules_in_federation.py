@@ -10,10 +10,10 @@ import pytest
 from flwr.app import Error, Message
 from rich.console import Console
 
-from fl_dpbayes.aggregation import fedpa
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.sources.digits import digits_records
+from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.planned_stretch import planned_stretch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fl_dpbayes.aggregation import mixture
+from fl_dpbayes.posterior.rules import mixture
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
 from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fl_dpbayes.aggregation.predbayes import combine
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.priors import Cavity
+from fl_dpbayes.posterior.rules.predbayes import combine
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.arrays import Arrays

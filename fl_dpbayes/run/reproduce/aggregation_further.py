@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from fl_dpbayes.aggregation import mixture
-from fl_dpbayes.aggregation.weights import unit_weights
+from fl_dpbayes.posterior.rules import mixture
+from fl_dpbayes.posterior.rules.weights import unit_weights
 from fl_dpbayes.run.reproduce.aggregation_chains import Budget, ChainSettings, independent_chains
 from fl_dpbayes.run.reproduce.aggregation_distillation import DistillationSettings, distilled_mixture
 from fl_dpbayes.run.reproduce.aggregation_predictors import (

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation import predbayes
-from fl_dpbayes.aggregation.weights import uniform_weights, unit_weights
 from fl_dpbayes.config.aggregation import (
     Aggregation,
     Barycenter,
@@ -21,6 +19,8 @@ from fl_dpbayes.config.aggregation import (
     weighing,
 )
 from fl_dpbayes.models.build import build_model
+from fl_dpbayes.posterior.rules import predbayes
+from fl_dpbayes.posterior.rules.weights import uniform_weights, unit_weights
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.run.reproduce.aggregation_chains import (
@@ -137,7 +137,7 @@ def _by_rule(
     seed: int,
 ) -> Predictor:
     # Imported here: the server's side loads Flower, which only the methods that run need.
-    from server.combine_sites import combine_sites
+    from fl_dpbayes.posterior.rules.combine_sites import combine_sites
 
     rule, sites = RULES[method], len(hospitals.training)
     share = prior_share(rule, sites)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fl_dpbayes.aggregation.aggregate import posterior_aggregate
-from fl_dpbayes.aggregation.chains import unflatten
-from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.pvi import PVIState, update_from_samples
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES, pvi_plan
 from fl_dpbayes.models.priors import Cavity
+from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
+from fl_dpbayes.posterior.rules.chains import unflatten
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.run.reproduce.aggregation_chains import (

@@ -15,9 +15,9 @@ from fl_dpbayes.config.files.file_list import check_files, check_no_others, file
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_samples import PerSite
 from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from server.site_samples import PerSite
 
 _NAME = re.compile(r"(?:chain|last)-\d{4,}-round-\d{6,}\.safetensors")
 

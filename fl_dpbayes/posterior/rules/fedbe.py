@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.aggregation.aggregate import Aggregate, point_aggregate
-from fl_dpbayes.aggregation.chains import chains, sample_shapes
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
+from fl_dpbayes.posterior.rules.chains import chains, sample_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 

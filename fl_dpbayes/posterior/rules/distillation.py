@@ -13,8 +13,8 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import log_softmax, xlogy
 
-from fl_dpbayes.aggregation.aggregate import Aggregate, point_aggregate
-from fl_dpbayes.aggregation.chains import flatten_state, unflatten
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
+from fl_dpbayes.posterior.rules.chains import flatten_state, unflatten
 
 Arrays = Mapping[str, npt.NDArray]
 Pullback = Callable[[npt.NDArray[np.float64]], Arrays]

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.aggregation.aggregate import Aggregate, point_aggregate
-from fl_dpbayes.aggregation.chains import at_unit_temperature, chains, flatten_state, sample_shapes
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
+from fl_dpbayes.posterior.rules.chains import at_unit_temperature, chains, flatten_state, sample_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Array = npt.NDArray[np.float64]

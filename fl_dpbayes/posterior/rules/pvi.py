@@ -13,9 +13,9 @@ the whole q and not of the site's part of it, so a factor that is small beside q
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fl_dpbayes.aggregation.chains import at_unit_temperature, chains
-from fl_dpbayes.aggregation.natural import Array, NaturalGaussian, positive_part
-from fl_dpbayes.aggregation.precision import diagonal_gaussian
+from fl_dpbayes.posterior.rules.chains import at_unit_temperature, chains
+from fl_dpbayes.posterior.rules.natural import Array, NaturalGaussian, positive_part
+from fl_dpbayes.posterior.rules.precision import diagonal_gaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 

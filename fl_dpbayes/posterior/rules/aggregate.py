@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation.chains import unflatten
+from fl_dpbayes.posterior.rules.chains import unflatten
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 

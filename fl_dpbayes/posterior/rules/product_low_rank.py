@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
-from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.aggregation.chains import Chain, at_unit_temperature, chains, sample_shapes
-from fl_dpbayes.aggregation.natural import prior_precision
-from fl_dpbayes.aggregation.precision import deviations, effective_draws, weighted_variance
-from fl_dpbayes.aggregation.product import floor_warnings
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
+from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
+from fl_dpbayes.posterior.rules.natural import prior_precision
+from fl_dpbayes.posterior.rules.precision import deviations, effective_draws, weighted_variance
+from fl_dpbayes.posterior.rules.product import floor_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Array = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation.alignment import alignment_warnings
+from fl_dpbayes.posterior.rules.alignment import alignment_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays
 

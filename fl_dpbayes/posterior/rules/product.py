@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.aggregation.chains import Chain, at_unit_temperature, chains, sample_shapes
-from fl_dpbayes.aggregation.conflict import conflict_warnings
-from fl_dpbayes.aggregation.natural import NaturalGaussian, centred_prior, floored, prior_precision
-from fl_dpbayes.aggregation.precision import diagonal_gaussian, effective_draws, full_gaussian
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
+from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
+from fl_dpbayes.posterior.rules.conflict import conflict_warnings
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian, centred_prior, floored, prior_precision
+from fl_dpbayes.posterior.rules.precision import diagonal_gaussian, effective_draws, full_gaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[str, ...]]]

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.aggregation.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.aggregation.chains import Chain, at_unit_temperature, chains, sample_shapes
-from fl_dpbayes.aggregation.conflict import conflict_warnings
-from fl_dpbayes.aggregation.natural import NaturalGaussian
-from fl_dpbayes.aggregation.precision import diagonal_gaussian, effective_draws, full_gaussian
-from fl_dpbayes.aggregation.prior_share import prior_share_warnings
+from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
+from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
+from fl_dpbayes.posterior.rules.conflict import conflict_warnings
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.precision import diagonal_gaussian, effective_draws, full_gaussian
+from fl_dpbayes.posterior.rules.prior_share import prior_share_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Array = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.aggregation.chains import chains, sample_shapes, unflatten
+from fl_dpbayes.posterior.rules.chains import chains, sample_shapes, unflatten
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays
 

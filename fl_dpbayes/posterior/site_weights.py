@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from fl_dpbayes.aggregation.weights import capped_weights, uniform_weights, unit_weights
 from fl_dpbayes.config.aggregation import Aggregation, largest_share, weighing
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.site_weighing import cannot_be_kept
+from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, unit_weights
 
 
 def size_weights(rule: Aggregation, units: Mapping[str, int]) -> dict[str, float]:

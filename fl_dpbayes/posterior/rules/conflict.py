@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.aggregation.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 
 # With a mean half a standard deviation off, a 95 % interval holds the truth 92 times in 100.
 LARGEST_ERROR = 0.5

@@ -4,9 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.aggregation import barycenters, consensus, fedavg, fedbe, mixture, product, product_low_rank
-from fl_dpbayes.aggregation.aggregate import Aggregate
-from fl_dpbayes.aggregation.robust import posterior_means
 from fl_dpbayes.config.aggregation import (
     Aggregation,
     Barycenter,
@@ -19,9 +16,12 @@ from fl_dpbayes.config.aggregation import (
     prior_share,
 )
 from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.posterior.robust_average import average_of_states
+from fl_dpbayes.posterior.rules import barycenters, consensus, fedavg, fedbe, mixture, product, product_low_rank
+from fl_dpbayes.posterior.rules.aggregate import Aggregate
+from fl_dpbayes.posterior.rules.robust import posterior_means
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from server.robust_average import average_of_states
 from server.strategy import point_of
 
 CONSENSUS = {

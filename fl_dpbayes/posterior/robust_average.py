@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fl_dpbayes.aggregation.alignment import state_warnings
-from fl_dpbayes.aggregation.fald import average_states
-from fl_dpbayes.aggregation.robust import coordinate_median, move_factors, shortened, trimmed_mean
 from fl_dpbayes.config.aggregation import AveragingRule
+from fl_dpbayes.posterior.rules.alignment import state_warnings
+from fl_dpbayes.posterior.rules.fald import average_states
+from fl_dpbayes.posterior.rules.robust import coordinate_median, move_factors, shortened, trimmed_mean
+from fl_dpbayes.posterior.site_samples import PerSite
 from fl_dpbayes.protocol.arrays import Arrays
-from server.site_samples import PerSite
 
 
 class Average(NamedTuple):

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.aggregation.chains import Chain
-from fl_dpbayes.aggregation.natural import NaturalGaussian
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
+from fl_dpbayes.posterior.rules.chains import Chain
+from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 
 _COORDINATES = 64
 # Standard errors from which on neighbouring draws count as correlated.
