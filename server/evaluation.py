@@ -9,9 +9,22 @@ import numpy as np
 from flwr.app import Message
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
+from fl_dpbayes.calibration.conformal_rows import conformal_rows
+from fl_dpbayes.calibration.decisive_sites import decisive_sites
+from fl_dpbayes.calibration.evaluation_counts import (
+    Statistics,
+    check_counts,
+    check_noise,
+    dominating_site,
+    record_count,
+)
+from fl_dpbayes.calibration.mean_over_sites import mean_rows
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.reliability import reliability_bins
+from fl_dpbayes.calibration.shift_tests import PREDICTOR as SHIFT_PREDICTOR
+from fl_dpbayes.calibration.shift_tests import shift_detection_rows
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
+from fl_dpbayes.calibration.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
 from fl_dpbayes.calibration.summarise_noised import summarise_noised
 from fl_dpbayes.config.names import Role
@@ -29,14 +42,7 @@ from fl_dpbayes.protocol.evaluate import (
     subgroup_prefix,
 )
 from fl_dpbayes.protocol.train import PrivacyStatement
-from server.conformal_rows import conformal_rows
-from server.decisive_sites import decisive_sites
-from server.evaluation_counts import Statistics, check_counts, check_noise, dominating_site, record_count
-from server.mean_over_sites import mean_rows
 from server.messages import read_arrays
-from server.shift_detection import PREDICTOR as SHIFT_PREDICTOR
-from server.shift_detection import shift_detection_rows
-from server.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
 
 ROLES: tuple[Role, ...] = ("held_out", "shifted", "train")
 # One diagram for each site: more would be read by nobody, and make the largest part of a summary.

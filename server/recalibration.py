@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
+from fl_dpbayes.calibration.isotonic_counts import checked_counts, counts_warning, planned_multiplier
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
@@ -36,7 +37,6 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation
-from server.isotonic_counts import checked_counts, counts_warning, planned_multiplier
 from server.messages import DROPPED, encoded, read_reply
 from server.progress import EventLog
 from server.rejection import RejectedError, rejecting

@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.errors import debiased_mean_square_gap
 from fl_dpbayes.calibration.intervals import Interval
-from fl_dpbayes.calibration.square_gap_law import share_below, share_quantile, square_gap_moments
+from fl_dpbayes.calibration.rms_distribution import share_below, share_quantile, square_gap_moments
 
 STEPS = np.concatenate([[0.0], np.geomspace(2e-3, 1.0, 39)])
 # A little less than 2.5 %: the models are fitted to the data, and at 2.5 % a few confident models of 50 to 200 records

@@ -3,9 +3,9 @@
 import numpy as np
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
+from fl_dpbayes.calibration.decisive_sites import decisive_sites
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import from_batch
-from server.decisive_sites import decisive_sites
 
 
 def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> NoisedTable:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
+from fl_dpbayes.calibration.evaluation_counts import check_counts, check_noise, dominating_site
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import Card
-from server.evaluation_counts import check_counts, check_noise, dominating_site
 
 CARD = Card(
     name="site", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",

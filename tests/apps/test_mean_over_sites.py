@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from fl_dpbayes.calibration.mean_over_sites import mean_rows
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.records import read_csv
-from server.mean_over_sites import mean_rows
 
 
 def row(site, role="train", predictor="posterior", **values):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from clients.subgroups import count_predictions, measured_groups
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
+from fl_dpbayes.calibration.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import Part
 from fl_dpbayes.protocol.arrays import prefixed
@@ -16,7 +17,6 @@ from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.evaluation import Evaluation
-from server.subgroups import read_subgroups, subgroup_sets
 
 CARD = Card(
     name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",

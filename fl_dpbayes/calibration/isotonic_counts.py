@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from flwr.app import Message
 
+from fl_dpbayes.calibration.evaluation_counts import check_counts, check_noise
 from fl_dpbayes.calibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_from_arrays
 from fl_dpbayes.config.errors import UserError
@@ -12,7 +13,6 @@ from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan,
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
-from server.evaluation_counts import check_counts, check_noise
 from server.messages import read_arrays
 
 

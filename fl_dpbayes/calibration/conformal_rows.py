@@ -11,9 +11,9 @@ from fl_dpbayes.calibration.conformal import (
     prevalence_from_means,
     set_thresholds,
 )
+from fl_dpbayes.calibration.evaluation_counts import Statistics
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.names import Role
-from server.evaluation_counts import Statistics
 
 PREDICTORS = ("posterior", "last")
 CALIBRATED_ON = "pooled training sites' test records"
