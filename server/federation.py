@@ -21,7 +21,7 @@ from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.report.html import write_report
-from fl_dpbayes.report.records import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
+from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.records import PRIVACY_COLUMNS, write_csv
+from fl_dpbayes.report.run_files import PRIVACY_COLUMNS, write_csv
 from server.run_record import RunRecord, cost_cells
 from server.strategy import PosteriorStrategy
 

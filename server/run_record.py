@@ -10,7 +10,7 @@ from fl_dpbayes.config.base import Record
 from fl_dpbayes.config.files.journal import Entry, Journal
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.records import (
+from fl_dpbayes.report.run_files import (
     PRIVACY_COLUMNS,
     PRIVACY_FILE,
     ROUND_COLUMNS,

@@ -11,6 +11,8 @@ import torch
 import fl_dpbayes
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.protocol.train import PrivacyStatement
+from fl_dpbayes.report.grouped_warnings import folded
+from fl_dpbayes.report.settings_table import settings_table
 from server.convergence import (
     convergence_rows,
     convergence_warnings,
@@ -20,10 +22,8 @@ from server.convergence import (
 )
 from server.fald import FALDStrategy
 from server.fixed import Federation
-from server.folded_warnings import folded
 from server.recalibration import Recalibration
 from server.run_record import RunRecord
-from server.settings_table import settings_table
 from server.small_delta import largest_at_small_delta
 from server.strategy import PosteriorStrategy
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, quiet_grid, set_title
-from fl_dpbayes.report.records import read_csv
+from fl_dpbayes.report.run_files import read_csv
 
 MAX_NAMED = len(CYCLE)
 

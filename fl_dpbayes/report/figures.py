@@ -15,8 +15,8 @@ from fl_dpbayes.report.figure_style import figure_settings, figure_svg
 from fl_dpbayes.report.measures import decision_curves, site_reliability
 from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
 from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.records import read_summary
 from fl_dpbayes.report.reliability_figure import reliability_figure
+from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.site_reliability_figure import site_reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
 from fl_dpbayes.report.wording import METRIC_NAMES, ROLES, in_reading_order, predictor_name

@@ -32,7 +32,7 @@ from fl_dpbayes.report.page_tables import (
     settings_table,
     site_table,
 )
-from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.template import TEMPLATE
 from fl_dpbayes.report.wording import neighbours, small_delta_text, temperature_notes
 

@@ -11,7 +11,7 @@ from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
-from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.flower_engine import end_interrupted
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events

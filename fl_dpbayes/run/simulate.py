@@ -16,7 +16,7 @@ from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.clipped_shares import clipped_sentence, clipped_shares
 from fl_dpbayes.run.flower_engine import run_flower

@@ -33,7 +33,7 @@ from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
-from fl_dpbayes.report.records import SUMMARY_FILE, check_not_cut_off, read_summary
+from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
 

@@ -1,6 +1,6 @@
 """The same warning of several sites is one line."""
 
-from server.folded_warnings import folded
+from fl_dpbayes.report.grouped_warnings import folded
 
 SITES = ["north", "south", "south-east"]
 

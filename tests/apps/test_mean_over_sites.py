@@ -7,7 +7,7 @@ import pytest
 from fl_dpbayes.calibration.mean_over_sites import mean_rows
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.records import read_csv
+from fl_dpbayes.report.run_files import read_csv
 
 
 def row(site, role="train", predictor="posterior", **values):

@@ -4,7 +4,7 @@ import pytest
 
 from fl_dpbayes.config.plural import ordinal
 from fl_dpbayes.config.scenario import load_scenario
-from server.settings_table import settings_table
+from fl_dpbayes.report.settings_table import settings_table
 
 PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privacy", "Noise", "Clipping", "Batches",
          "Aggregation", "Recalibration", "Transport", "Taking part"}  # fmt: skip

@@ -10,7 +10,7 @@ import tomli_w
 
 from fl_dpbayes.calibration.paired import paired_difference
 from fl_dpbayes.report.html import write_report
-from fl_dpbayes.report.records import (
+from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,
     PRIVACY_COLUMNS,
     ROUND_COLUMNS,

@@ -7,7 +7,7 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.html import write_report
-from fl_dpbayes.report.records import write_summary
+from fl_dpbayes.report.run_files import write_summary
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 VOID = {"meta", "img", "br", "hr", "link", "input"}

@@ -7,7 +7,7 @@ from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.headline import key_figures
 from fl_dpbayes.report.page_tables import all_metrics_table, metric_table
-from fl_dpbayes.report.records import write_summary
+from fl_dpbayes.report.run_files import write_summary
 
 
 def of_one_sample(summary: dict) -> dict:

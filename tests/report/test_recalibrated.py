@@ -12,7 +12,7 @@ from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.headline import key_figures
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.page_tables import privacy_table
-from fl_dpbayes.report.records import write_summary
+from fl_dpbayes.report.run_files import write_summary
 from fl_dpbayes.report.tables import calibration_table
 from fl_dpbayes.report.tables import privacy_table as terminal_privacy_table
 

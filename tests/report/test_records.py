@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.json_values import json_values
-from fl_dpbayes.report.records import (
+from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,
     calibration_csv_row,
     read_csv,

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from fl_dpbayes.report.records import write_summary
+from fl_dpbayes.report.run_files import write_summary
 from fl_dpbayes.run.simulate import show_run
 
 SUMMARY = {

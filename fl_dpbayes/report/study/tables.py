@@ -5,7 +5,7 @@ from typing import Any
 
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
 from fl_dpbayes.report.page_tables import Cell, PageTable
-from fl_dpbayes.report.records import BOUNDED
+from fl_dpbayes.report.run_files import BOUNDED
 from fl_dpbayes.report.study.baseline import beside_baseline, setting_words
 from fl_dpbayes.report.study.estimates import Estimate, estimate
 from fl_dpbayes.report.study.methods import differences

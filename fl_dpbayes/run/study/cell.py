@@ -16,7 +16,7 @@ from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
-from fl_dpbayes.report.records import read_summary
+from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.study.grid import StudyCell
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from fl_dpbayes.calibration.paired import paired_difference
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
-from fl_dpbayes.report.records import BOUNDED
+from fl_dpbayes.report.run_files import BOUNDED
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.report.wording import METRIC_NAMES
 from fl_dpbayes.run.study.differences import EVERY_SETTING
