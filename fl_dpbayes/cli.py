@@ -237,7 +237,7 @@ def audit(
 ) -> None:
     """Attack a scenario's own training path with planted canaries; status 1 if it leaks more than it claims."""
     from fl_dpbayes.config.scenario import load_scenario
-    from fl_dpbayes.run.audit import audit_scenario
+    from fl_dpbayes.run.audit.audit import audit_scenario
 
     loaded = load_scenario(scenario, assignments or [])
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
@@ -258,15 +258,15 @@ def bench(
 ) -> None:
     """Measure speed of the accounting, the server's memory, or what fewer bits in transport change."""
     if name == "accounting":
-        from fl_dpbayes.run.bench_accounting import bench_accounting
+        from fl_dpbayes.run.bench.accounting import bench_accounting
 
         bench_accounting(console)
     elif name == "memory":
-        from fl_dpbayes.run.bench_memory import bench_memory
+        from fl_dpbayes.run.bench.memory import bench_memory
 
         bench_memory(console, sites=sites, samples=samples, parameters=parameters, folder=folder)
     else:
-        from fl_dpbayes.run.bench_transport import bench_transport
+        from fl_dpbayes.run.bench.transport import bench_transport
 
         bench_transport(console)
 

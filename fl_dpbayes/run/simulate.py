@@ -18,7 +18,7 @@ from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
-from fl_dpbayes.run.clipped_shares import clipped_sentence, clipped_shares
+from fl_dpbayes.run.audit.clipped_shares import clipped_sentence, clipped_shares
 from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline

@@ -32,7 +32,7 @@ from fl_dpbayes.posterior.rules.combine_sites import combine_sites
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.run.audit_membership import attack_membership
+from fl_dpbayes.run.audit.membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.noise import langevin_noise

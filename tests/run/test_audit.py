@@ -11,14 +11,14 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.run import audit_canaries as canaries_module
-from fl_dpbayes.run.audit import audit_scenario
-from fl_dpbayes.run.audit_alone import audit_alone
-from fl_dpbayes.run.audit_canaries import audit_canaries
-from fl_dpbayes.run.audit_counts import audit_counts
-from fl_dpbayes.run.audit_noise import UNITS, audit_noise, still_plan
-from fl_dpbayes.run.audit_sums import audit_sums
-from fl_dpbayes.run.audited_plan import own_plan
+from fl_dpbayes.run.audit.alone import audit_alone
+from fl_dpbayes.run.audit.audit import audit_scenario
+from fl_dpbayes.run.audit.audit import canaries as canaries_module
+from fl_dpbayes.run.audit.audited_plan import own_plan
+from fl_dpbayes.run.audit.canaries import audit_canaries
+from fl_dpbayes.run.audit.counts import audit_counts
+from fl_dpbayes.run.audit.noise import UNITS, audit_noise, still_plan
+from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import noisy_gradient as drift
 
 SMALL = [
@@ -68,7 +68,10 @@ def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, caps
 
 
 def test_false_alarms_of_all_parts_add_up_to_at_most_one_in_ten_thousand() -> None:
-    from fl_dpbayes.run import audit_alone, audit_counts, audit_noise, audit_sums
+    from fl_dpbayes.run.audit.audit import alone as audit_alone
+    from fl_dpbayes.run.audit.audit import counts as audit_counts
+    from fl_dpbayes.run.audit.audit import noise as audit_noise
+    from fl_dpbayes.run.audit.audit import sums as audit_sums
 
     parts = (audit_alone, audit_counts, audit_noise, audit_sums)
     bounds = 2 * (1 - canaries_module.CONFIDENCE)

@@ -23,11 +23,11 @@ from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.run.audit_alone import audit_alone
-from fl_dpbayes.run.audit_canaries import audit_canaries
-from fl_dpbayes.run.audit_counts import audit_counts
-from fl_dpbayes.run.audit_noise import audit_noise
-from fl_dpbayes.run.audit_sums import audit_sums
+from fl_dpbayes.run.audit.alone import audit_alone
+from fl_dpbayes.run.audit.canaries import audit_canaries
+from fl_dpbayes.run.audit.counts import audit_counts
+from fl_dpbayes.run.audit.noise import audit_noise
+from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import algorithm, chain, minibatch
 from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.gradients import book_keeping

@@ -8,7 +8,7 @@ from fl_dpbayes.privacy.events import GaussianEvent
 
 @pytest.mark.slow
 def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_dpbayes.run import bench_accounting
+    from fl_dpbayes.run.bench import accounting as bench_accounting
 
     few = (GaussianEvent(1.5, 0.1, 3), GaussianEvent(2.0, 0.1, 3))
     monkeypatch.setattr(bench_accounting, "FEW", few)

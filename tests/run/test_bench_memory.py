@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.run.bench_memory import bench_memory
+from fl_dpbayes.run.bench.memory import bench_memory
 
 
 def measured(folder, **sizes):

@@ -6,7 +6,7 @@ import pytest
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.run.bench_transport import transport_effect
+from fl_dpbayes.run.bench.transport import transport_effect
 
 TASK, MODEL = Task(input_shape=(8,), classes=3), MLPModel(hidden=(16,))
 

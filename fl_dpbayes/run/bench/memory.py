@@ -57,7 +57,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         run_folder.mkdir()
         arguments = [str(run_folder), str(sites), str(samples), str(parameters)]
         done = subprocess.run(
-            [sys.executable, "-m", "fl_dpbayes.run.bench_memory", *arguments],
+            [sys.executable, "-m", "fl_dpbayes.run.bench.memory", *arguments],
             capture_output=True,
             text=True,
             check=False,

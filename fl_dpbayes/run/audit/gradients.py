@@ -15,8 +15,8 @@ from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.site import Part
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.run.audited_plan import private_settings
-from fl_dpbayes.run.canary_site import GREY_LEVELS, canary_task, whole_for_training, willing
+from fl_dpbayes.run.audit.audited_plan import private_settings
+from fl_dpbayes.run.audit.canary_site import GREY_LEVELS, canary_task, whole_for_training, willing
 
 Array = npt.NDArray[np.float64]
 

@@ -30,8 +30,15 @@ from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audited_plan import own_plan
-from fl_dpbayes.run.canary_site import CanaryRecords, CanarySite, ask, whole_for_training, willing, write_canary_site
+from fl_dpbayes.run.audit.audited_plan import own_plan
+from fl_dpbayes.run.audit.canary_site import (
+    CanaryRecords,
+    CanarySite,
+    ask,
+    whole_for_training,
+    willing,
+    write_canary_site,
+)
 from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]

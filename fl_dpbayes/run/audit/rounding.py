@@ -3,8 +3,8 @@
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.privacy.audit_check import Check
-from fl_dpbayes.run.audited_plan import private_settings
-from fl_dpbayes.run.canary_site import canary_task
+from fl_dpbayes.run.audit.audited_plan import private_settings
+from fl_dpbayes.run.audit.canary_site import canary_task
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.amplification import worst_movement
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy

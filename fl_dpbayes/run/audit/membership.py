@@ -20,7 +20,7 @@ from fl_dpbayes.privacy.audit_membership import MembershipScore, loss_threshold_
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.canary_site import CanarySite, ask
+from fl_dpbayes.run.audit.canary_site import CanarySite, ask
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
 

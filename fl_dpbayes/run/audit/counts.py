@@ -32,8 +32,7 @@ from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit_gradients import made_up_records, model_features, start_vector
-from fl_dpbayes.run.canary_site import (
+from fl_dpbayes.run.audit.canary_site import (
     KEY,
     CanaryRecords,
     CanarySite,
@@ -43,6 +42,7 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
+from fl_dpbayes.run.audit.gradients import made_up_records, model_features, start_vector
 
 Array = npt.NDArray[np.float64]
 

@@ -16,15 +16,15 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.privacy.audit_check import Check
 from fl_dpbayes.privacy.audit_membership import MembershipScore
-from fl_dpbayes.run.audit_alone import audit_alone
-from fl_dpbayes.run.audit_canaries import CanaryAudit, audit_canaries
-from fl_dpbayes.run.audit_counts import audit_counts
-from fl_dpbayes.run.audit_membership import attack_membership
-from fl_dpbayes.run.audit_noise import audit_noise
-from fl_dpbayes.run.audit_report import audit_json, print_audit
-from fl_dpbayes.run.audit_rounding import audit_rounding
-from fl_dpbayes.run.audit_sums import audit_sums
-from fl_dpbayes.run.audited_plan import private_settings
+from fl_dpbayes.run.audit.alone import audit_alone
+from fl_dpbayes.run.audit.audited_plan import private_settings
+from fl_dpbayes.run.audit.canaries import CanaryAudit, audit_canaries
+from fl_dpbayes.run.audit.counts import audit_counts
+from fl_dpbayes.run.audit.membership import attack_membership
+from fl_dpbayes.run.audit.noise import audit_noise
+from fl_dpbayes.run.audit.report import audit_json, print_audit
+from fl_dpbayes.run.audit.rounding import audit_rounding
+from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.run.inline_engine import logs_in
 
 PARTS = 6

@@ -7,7 +7,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import Adam, ConstantStepSize, StepSizeSchedule
 from fl_dpbayes.config.scenario import Scenario, training_plan
-from fl_dpbayes.run.canary_site import DELTA, UNLIMITED
+from fl_dpbayes.run.audit.canary_site import DELTA, UNLIMITED
 
 MOST_CHAINS = 4
 ADAM_STEP = 1e-5

@@ -9,10 +9,8 @@ from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import mean_test
-from fl_dpbayes.run.audit_gradients import clip_norm_for, made_up_records, reaching_start, tensor_lengths, unit_gradient
-from fl_dpbayes.run.audit_reading import Course, read_stretch
-from fl_dpbayes.run.audited_plan import loud_plan, own_plan, private_settings
-from fl_dpbayes.run.canary_site import (
+from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan, private_settings
+from fl_dpbayes.run.audit.canary_site import (
     DELTA,
     CanaryRecords,
     canary_task,
@@ -20,6 +18,8 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
+from fl_dpbayes.run.audit.gradients import clip_norm_for, made_up_records, reaching_start, tensor_lengths, unit_gradient
+from fl_dpbayes.run.audit.reading import Course, read_stretch
 
 FALSE_ALARM = 1e-5
 RECORDS_PER_UNIT = (1, 3)

@@ -17,17 +17,8 @@ from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import Finding, count_kurtosis, mean_test, variance_test
-from fl_dpbayes.run.audit_gradients import (
-    clip_norm_for,
-    clipped,
-    made_up_records,
-    reaching_start,
-    start_vector,
-    unit_gradient,
-)
-from fl_dpbayes.run.audit_reading import Course, Reading, read_stretch
-from fl_dpbayes.run.audited_plan import loud_plan, own_plan
-from fl_dpbayes.run.canary_site import (
+from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan
+from fl_dpbayes.run.audit.canary_site import (
     DELTA,
     CanaryRecords,
     CanarySite,
@@ -36,6 +27,15 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
+from fl_dpbayes.run.audit.gradients import (
+    clip_norm_for,
+    clipped,
+    made_up_records,
+    reaching_start,
+    start_vector,
+    unit_gradient,
+)
+from fl_dpbayes.run.audit.reading import Course, Reading, read_stretch
 
 Array = npt.NDArray[np.float64]
 

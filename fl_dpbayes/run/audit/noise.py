@@ -20,9 +20,8 @@ from fl_dpbayes.models.parameters import vector_views
 from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import correlation_tests, variance_test
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.run.audit_reading import Course, Reading, read_stretch
-from fl_dpbayes.run.audited_plan import own_plan, with_step_size
-from fl_dpbayes.run.canary_site import (
+from fl_dpbayes.run.audit.audited_plan import own_plan, with_step_size
+from fl_dpbayes.run.audit.canary_site import (
     CanaryRecords,
     CanarySite,
     canary_task,
@@ -30,6 +29,7 @@ from fl_dpbayes.run.canary_site import (
     willing,
     write_canary_site,
 )
+from fl_dpbayes.run.audit.reading import Course, Reading, read_stretch
 from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
