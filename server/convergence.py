@@ -22,7 +22,7 @@ from fl_dpbayes.posterior.convergence import (
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from server.run_record import RunRecord
-from server.strategy import PosteriorStrategy
+from server.strategies.strategy import PosteriorStrategy
 
 # The quantities that are looked at are drawn alike in every run, so that runs can be compared.
 QUANTITIES_SEED = 0

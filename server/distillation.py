@@ -18,9 +18,9 @@ from fl_dpbayes.posterior.server_inputs import server_inputs
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import without_prefix
 from server.fixed import Federation
-from server.independent_chains import IndependentChainsStrategy
 from server.progress import EventLog
 from server.run_record import RunRecord
+from server.strategies.independent_chains import IndependentChainsStrategy
 
 # By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
 LARGE_DIVERGENCE = 0.02

@@ -25,20 +25,20 @@ from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy
-from server.fald import FALDStrategy
-from server.fedpa import FedPAStrategy
 from server.fixed import Federation
 from server.further_costs import write_further_costs
-from server.independent_chains import IndependentChainsStrategy
 from server.ledger_heads import HEADS_FILE
 from server.node_wait import wait_for_returning_nodes, wait_for_simulated_nodes
 from server.ordered_grid import OrderedGrid
 from server.progress import EventLog
-from server.pvi import PVIStrategy
 from server.roster import Roster, call_roster
 from server.run_record import RunRecord
 from server.stored_run import BEGUN, check_run_files, prepared_files, read_run_journal
-from server.strategy import PosteriorStrategy
+from server.strategies.fald import FALDStrategy
+from server.strategies.fedpa import FedPAStrategy
+from server.strategies.independent_chains import IndependentChainsStrategy
+from server.strategies.pvi import PVIStrategy
+from server.strategies.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
 STRATEGIES: dict[str, type[PosteriorStrategy]] = {

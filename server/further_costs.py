@@ -6,7 +6,7 @@ from typing import Any
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.run_files import PRIVACY_COLUMNS, write_csv
 from server.run_record import RunRecord, cost_cells
-from server.strategy import PosteriorStrategy
+from server.strategies.strategy import PosteriorStrategy
 
 
 def write_further_costs(strategy: PosteriorStrategy, record: RunRecord) -> None:

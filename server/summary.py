@@ -20,12 +20,12 @@ from server.convergence import (
     optimiser_warnings,
     temperature_warnings,
 )
-from server.fald import FALDStrategy
 from server.fixed import Federation
 from server.recalibration import Recalibration
 from server.run_record import RunRecord
 from server.small_delta import largest_at_small_delta
-from server.strategy import PosteriorStrategy
+from server.strategies.fald import FALDStrategy
+from server.strategies.strategy import PosteriorStrategy
 
 
 def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity: float | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fl_dpbayes.posterior.convergence import ConvergenceSummary, warning
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState
 from server.convergence import convergence_warnings
-from server.pvi import PVIStrategy
+from server.strategies.pvi import PVIStrategy
 
 
 def row(site: str, samples: int, r_hat: float) -> dict[str, object]:

@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
 
 
 def cut_after_round(patch: pytest.MonkeyPatch, number: int) -> None:
-    from server.strategy import PosteriorStrategy
+    from server.strategies.strategy import PosteriorStrategy
 
     save = PosteriorStrategy.save
 

@@ -240,7 +240,7 @@ def test_run_whose_posterior_cannot_be_formed_ends_with_the_reason_and_its_table
     def failing(strategy):
         raise ZeroDivisionError("nothing to divide by")
 
-    monkeypatch.setattr("server.fald.FALDStrategy.posterior", failing)
+    monkeypatch.setattr("server.strategies.fald.FALDStrategy.posterior", failing)
     run = federation()
     with pytest.raises(ZeroDivisionError):
         run.run()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from server.strategy import PosteriorStrategy
+from server.strategies.strategy import PosteriorStrategy
 
 
 def test_flower_result_holds_each_round_and_the_pooled_evaluation(federation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,11 +33,11 @@ from server.admission import admission_rules
 from server.evaluation_stage import EvaluationStage
 from server.federation import STRATEGIES
 from server.fixed import Federation
-from server.independent_chains import IndependentChainsStrategy
 from server.progress import EventLog
 from server.recalibration import recalibrate_sites
 from server.roster import call_roster
 from server.run_record import RunRecord
+from server.strategies.independent_chains import IndependentChainsStrategy
 
 # Every test here asks real sites first.
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, 
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.noise import langevin_noise
-from server.fald import LARGEST_DRIFT
+from server.strategies.fald import LARGEST_DRIFT
 
 CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
 SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))

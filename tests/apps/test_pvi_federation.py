@@ -13,7 +13,7 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.cavity import MOST_MEAN
 from server.federation import STRATEGIES
-from server.pvi import PVIStrategy
+from server.strategies.pvi import PVIStrategy
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 TRAINING = "training={rounds=3, steps_per_round=10, burn_in=2, thinning=1}"

@@ -15,7 +15,7 @@ from scipy.linalg import hadamard
 from fl_dpbayes.data.site import Part
 from fl_dpbayes.samplers.chain import run_chain
 from server.federation import STRATEGIES
-from server.pvi import PVIStrategy
+from server.strategies.pvi import PVIStrategy
 
 PIXELS, ROWS, STEP_SIZE, PRIOR_PRECISION = 64, 128, 0.2, 200.0
 SITES = ("north", "south", "east", "west")

@@ -34,7 +34,7 @@ def counted(method, total: list[int]):
 
 def test_bytes_of_a_round_do_not_grow_with_the_rounds(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     from server.run_record import RunRecord
-    from server.strategy import PosteriorStrategy
+    from server.strategies.strategy import PosteriorStrategy
 
     rounds = [0]
     save = counted(PosteriorStrategy.save, rounds)
@@ -66,7 +66,7 @@ def test_rows_of_a_round_without_a_checkpoint_are_dropped(federation, monkeypatc
     from server.checkpoint import write_checkpoint as write
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.strategy.write_checkpoint", die)
+        patch.setattr("server.strategies.strategy.write_checkpoint", die)
         patch.setattr("server.federation._write", lambda *_, **__: None)
         with pytest.raises(Cut):
             run.run()

@@ -22,7 +22,7 @@ from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.robust import posterior_means
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from server.strategy import point_of
+from server.strategies.strategy import point_of
 
 CONSENSUS = {
     "consensus-full": consensus.combine_full,

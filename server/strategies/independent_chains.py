@@ -23,7 +23,7 @@ from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.strategy import PosteriorStrategy, point_of
+from server.strategies.strategy import PosteriorStrategy, point_of
 
 
 class IndependentChainsStrategy(PosteriorStrategy):

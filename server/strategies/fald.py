@@ -19,7 +19,7 @@ from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.strategy import PosteriorStrategy, point_of
+from server.strategies.strategy import PosteriorStrategy, point_of
 
 AVERAGED = "averaged chain"
 # In standard deviations of the posterior: with as much, a 95 % interval holds the truth 83 times in 100.

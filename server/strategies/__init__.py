@@ -1,0 +1,1 @@
+"""What each aggregation rule does differently from round to round."""
