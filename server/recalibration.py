@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
-from fl_dpbayes.calibration.isotonic_counts import checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.isotonic_counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
@@ -37,7 +37,7 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation
-from server.messages import DROPPED, encoded, read_reply
+from server.messages import DROPPED, encoded, read_arrays, read_reply
 from server.progress import EventLog
 from server.rejection import RejectedError, rejecting
 from server.roster import Member
@@ -126,7 +126,8 @@ def recalibrate_sites(
                     if isinstance(answer, RecalibrateReply):
                         privacy = _checked_cost(answer, request, member.card, noise_multiplier, statements.get(name))
                         if counting:
-                            counted[name] = checked_counts(reply, answer, member.card, noise_multiplier)
+                            arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
+                            counted[name] = checked_counts(arrays, answer, member.card, noise_multiplier)
             except RejectedError as error:
                 problems[name] = f"rejected: {error}"
                 continue

@@ -1,4 +1,4 @@
-"""Imports run one way; only the composition root knows the apps, and only the apps know Flower."""
+"""Imports run one way through the packages; only the composition root knows the apps, and only the apps know Flower."""
 
 import ast
 from pathlib import Path
@@ -7,18 +7,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"protocol", "schedules", "privacy", "errors"},
-    {"storage"},
-    {"data", "models"},
-    {"gradients"},
+    {"config"},
+    {"protocol", "models"},
     {"samplers"},
-    {"posterior"},
-    {"aggregation"},
-    {"calibration"},
+    {"privacy"},
+    {"data"},
+    {"posterior", "calibration"},
     {"report"},
+    {"clients", "server"},
+    {"run"},
+    {"cli"},
+    {"fl_dpbayes"},
 ]
-RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
-ROOMS = sorted(RANK)
+RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
 
 
 def imported_modules(path: Path) -> set[str]:
@@ -26,63 +27,54 @@ def imported_modules(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative imports hide the direction"
+            found.add(node.module or "")
     return found
 
 
-def files_of(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
+def package_of(module: str) -> str:
+    """The ranked package: the second part of a library module, the first of an app's; the root is ranked last."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "fl_dpbayes" and len(parts) > 1 else parts[0]
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_earlier_rooms(room: str) -> None:
-    files = files_of(f"fl_dpbayes/{room}") or [ROOT / "fl_dpbayes" / f"{room}.py"]
-    for path in files:
-        for module in imported_modules(path):
-            parts = module.split(".")
-            if parts[0] == "fl_dpbayes" and len(parts) > 1 and parts[1] in RANK and parts[1] != room:
-                assert RANK[parts[1]] <= RANK[room], f"{path.name} imports {module}"
+def modules() -> dict[str, Path]:
+    paths = [path for folder in ("fl_dpbayes", "clients", "server") for path in (ROOT / folder).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-def test_protocol_and_schedules_and_privacy_stand_alone() -> None:
-    for room, allowed in {
-        "protocol": {"protocol"},
-        "schedules": {"schedules", "protocol"},
-        "privacy": {"privacy", "schedules", "protocol", "errors"},
-    }.items():
-        for path in files_of(f"fl_dpbayes/{room}"):
-            rooms = {module.split(".")[1] for module in imported_modules(path) if module.startswith("fl_dpbayes.")}
-            assert rooms <= allowed, f"{path.name} imports {rooms - allowed}"
+MODULES = modules()
 
 
-@pytest.mark.parametrize("room", ["protocol", "schedules", "privacy", "calibration", "aggregation", "report"])
-def test_rooms_without_torch(room: str) -> None:
-    heavy = {"torch", "opacus"}
-    for path in files_of(f"fl_dpbayes/{room}"):
-        assert not {module.split(".")[0] for module in imported_modules(path)} & heavy, path.name
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_every_module_is_ranked_and_imports_only_from_before(module: str) -> None:
+    package = package_of(module)
+    assert package in RANK, f"{module}: a package that has no rank"
+    for imported in imported_modules(MODULES[module]):
+        other = package_of(imported)
+        # What needs no more than the version may ask the root for it.
+        if imported.split(".")[0] in {"fl_dpbayes", "clients", "server"} and other not in (package, "fl_dpbayes"):
+            assert RANK[other] < RANK[package], f"{module} imports {imported}"
 
 
-def test_only_the_apps_and_the_engines_know_flower() -> None:
-    for path in files_of("fl_dpbayes"):
-        if "run" in path.relative_to(ROOT / "fl_dpbayes").parts:
-            continue
-        assert "flwr" not in {module.split(".")[0] for module in imported_modules(path)}, path.name
+def test_root_holds_nothing_but_its_names_and_the_command_line() -> None:
+    assert {path.name for path in (ROOT / "fl_dpbayes").glob("*.py")} == {"__init__.py", "cli.py"}
 
 
-def test_apps_never_import_each_other_nor_the_composition_root() -> None:
-    for folder, other in (("clients", "server"), ("server", "clients")):
-        for path in files_of(folder):
-            modules = imported_modules(path)
-            assert other not in {module.split(".")[0] for module in modules}, path.name
-            assert not [m for m in modules if m.startswith(("fl_dpbayes.run", "fl_dpbayes.cli"))], path.name
+@pytest.mark.parametrize("package", ["config", "protocol", "privacy", "calibration", "report"])
+def test_packages_without_torch(package: str) -> None:
+    for module, path in MODULES.items():
+        if package_of(module) == package:
+            assert not {name.split(".")[0] for name in imported_modules(path)} & {"torch", "opacus"}, module
 
 
-def test_nothing_imports_the_composition_root_or_the_apps() -> None:
-    for path in files_of("fl_dpbayes"):
-        if "run" in path.relative_to(ROOT / "fl_dpbayes").parts or path.name == "cli.py":
-            continue
-        modules = imported_modules(path)
-        assert not [m for m in modules if m.startswith(("fl_dpbayes.run", "fl_dpbayes.cli"))], path.name
-        assert not {module.split(".")[0] for module in modules} & {"clients", "server"}, path.name
+def test_step_sizes_and_noise_without_torch() -> None:
+    for name in ("noise", "step_size", "planned", "displacement_bound"):
+        assert "torch" not in imported_modules(MODULES[f"fl_dpbayes.samplers.{name}"]), name
+
+
+def test_only_the_apps_and_what_runs_them_know_flower() -> None:
+    for module, path in MODULES.items():
+        if package_of(module) not in ("clients", "server", "run"):
+            assert "flwr" not in {name.split(".")[0] for name in imported_modules(path)}, module

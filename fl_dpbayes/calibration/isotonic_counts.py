@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-from flwr.app import Message
-
 from fl_dpbayes.calibration.evaluation_counts import check_counts, check_noise
 from fl_dpbayes.calibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_from_arrays
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import Card
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
-from server.messages import read_arrays
+
+COUNT_ARRAYS = {"noised": (ISOTONIC_BINS, SENT_COLUMNS)}
 
 
 def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
@@ -27,12 +26,12 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
         return 0.0
 
 
-def checked_counts(reply: Message, answer: RecalibrateReply, card: Card, noise_multiplier: float) -> NoisedTable:
+def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: Card, noise_multiplier: float) -> NoisedTable:
     """Read a site's counts.
 
     Args:
-        reply: the message.
-        answer: its record.
+        arrays: what it sent, of COUNT_ARRAYS.
+        answer: the record beside them.
         card: the site's.
         noise_multiplier: that of the plan.
 
@@ -45,9 +44,7 @@ def checked_counts(reply: Message, answer: RecalibrateReply, card: Card, noise_m
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
-    shape = (ISOTONIC_BINS, SENT_COLUMNS)
     check_noise(answer.noise_std, noise_multiplier)
-    arrays = read_arrays(reply, {"noised": shape}, np.float64)
     table = noised_from_arrays(arrays, ISOTONIC_BINS, answer.noise_std)
     check_counts(card, [table])
     return table

@@ -212,7 +212,7 @@ def training_plan(
 
 def scenario_folder() -> Path:
     """Return the folder of the scenarios that come with the package."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     inside = package / "scenarios"
     return inside if inside.is_dir() else package.parent / "scenarios"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 
 
 @dataclass(frozen=True)
@@ -102,3 +102,9 @@ def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
         weights=np.concatenate([part.weights for part in parts]),
         temperatures=np.concatenate([part.temperatures for part in parts]),
     )
+
+
+def point_of(state: Arrays) -> PosteriorSamples:
+    """Return a chain's state as a point predictor: its parameters as the one sample, without a temperature."""
+    parameters = {name: array[np.newaxis] for name, array in without_prefix("parameters", state).items()}
+    return PosteriorSamples(arrays=parameters, weights=np.ones(1), temperatures=np.zeros(1))

@@ -11,7 +11,7 @@ from fl_dpbayes.posterior.robust_average import average_of_states
 from fl_dpbayes.posterior.rules.drift import DriftMeter
 from fl_dpbayes.posterior.rules.fald import averaged_temperature
 from fl_dpbayes.posterior.rules.weights import unit_weights
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
 from fl_dpbayes.posterior.site_samples import PerSite
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
@@ -19,7 +19,7 @@ from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.strategies.strategy import PosteriorStrategy, point_of
+from server.strategies.strategy import PosteriorStrategy
 
 AVERAGED = "averaged chain"
 # In standard deviations of the posterior: with as much, a 95 % interval holds the truth 83 times in 100.

@@ -10,14 +10,14 @@ from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.alignment import state_warnings
 from fl_dpbayes.posterior.rules.fald import average_states
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.strategies.strategy import PosteriorStrategy, point_of
+from server.strategies.strategy import PosteriorStrategy
 
 SERVER_STATE = "server state"
 

@@ -15,7 +15,7 @@ from fl_dpbayes.posterior.robust_average import average_of_states
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.combine_sites import combine_sites
 from fl_dpbayes.posterior.rules.mixture import combine_stored
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
@@ -23,7 +23,7 @@ from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.strategies.strategy import PosteriorStrategy, point_of
+from server.strategies.strategy import PosteriorStrategy
 
 
 class IndependentChainsStrategy(PosteriorStrategy):

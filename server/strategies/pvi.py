@@ -14,7 +14,7 @@ from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
 from fl_dpbayes.posterior.rules.chains import unflatten
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
@@ -23,7 +23,7 @@ from server.check_reply import CheckedReply
 from server.fixed import Federation
 from server.progress import EventLog
 from server.run_record import RunRecord
-from server.strategies.strategy import PosteriorStrategy, point_of
+from server.strategies.strategy import PosteriorStrategy
 
 ENOUGH_EVIDENCE = 0.95
 MOST_STIFFNESS = 0.4

@@ -19,10 +19,9 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.posterior.stored_samples import AnySamples
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
@@ -59,12 +58,6 @@ FINAL_REFUSALS = frozenset(
 
 # How long a node that came later may take to say who it is: the others wait.
 CARD_SECONDS = 60.0
-
-
-def point_of(state: Arrays) -> PosteriorSamples:
-    """Return a chain's state as a point predictor: its parameters as the one sample, without a temperature."""
-    parameters = {name: array[np.newaxis] for name, array in without_prefix("parameters", state).items()}
-    return PosteriorSamples(arrays=parameters, weights=np.ones(1), temperatures=np.zeros(1))
 
 
 class PosteriorStrategy(Strategy):

@@ -20,9 +20,8 @@ from fl_dpbayes.posterior.robust_average import average_of_states
 from fl_dpbayes.posterior.rules import barycenters, consensus, fedavg, fedbe, mixture, product, product_low_rank
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.robust import posterior_means
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from server.strategies.strategy import point_of
 
 CONSENSUS = {
     "consensus-full": consensus.combine_full,

@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
-from fl_dpbayes.privacy.ledger.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest

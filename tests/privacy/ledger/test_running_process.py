@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.privacy.ledger.ledger import running_process
+from fl_dpbayes.privacy.ledger import running_process
 from fl_dpbayes.privacy.ledger.running_process import process_status, this_process
 
 NAME_OF_ANOTHER = (

@@ -13,7 +13,7 @@ from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenario
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.run.audit.alone import audit_alone
 from fl_dpbayes.run.audit.audit import audit_scenario
-from fl_dpbayes.run.audit.audit import canaries as canaries_module
+from fl_dpbayes.run.audit import canaries as canaries_module
 from fl_dpbayes.run.audit.audited_plan import own_plan
 from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
@@ -68,10 +68,10 @@ def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, caps
 
 
 def test_false_alarms_of_all_parts_add_up_to_at_most_one_in_ten_thousand() -> None:
-    from fl_dpbayes.run.audit.audit import alone as audit_alone
-    from fl_dpbayes.run.audit.audit import counts as audit_counts
-    from fl_dpbayes.run.audit.audit import noise as audit_noise
-    from fl_dpbayes.run.audit.audit import sums as audit_sums
+    from fl_dpbayes.run.audit import alone as audit_alone
+    from fl_dpbayes.run.audit import counts as audit_counts
+    from fl_dpbayes.run.audit import noise as audit_noise
+    from fl_dpbayes.run.audit import sums as audit_sums
 
     parts = (audit_alone, audit_counts, audit_noise, audit_sums)
     bounds = 2 * (1 - canaries_module.CONFIDENCE)
