@@ -45,7 +45,7 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> None:
     if _numbers(request) > policy.max_parameters:
         raise RefusedError(RefusalCode.POLICY_DENIED, "model")
     # Found before a step is paid for: what is too large for the ledger to store could not be released.
-    size = reply_bytes(request.plan, request.first_step, request.steps, _parameters(request), request.precision)
+    size = reply_bytes(request.plan, request.first_step, request.steps, _parameters(request))
     if size > MAX_REPLY_BYTES:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")
 

@@ -29,7 +29,6 @@ from fl_dpbayes.privacy.ledger.state import Spending, slice_history
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.precision import encode_samples
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
@@ -139,7 +138,7 @@ def _run_and_commit(
         arrays = prefixed("last", state_arrays({k: torch.from_numpy(v) for k, v in result.last.items()}, module))
         if len(result.samples):
             samples = vector_to_arrays(torch.from_numpy(result.samples), module)
-            arrays |= encode_samples(samples, request.precision)
+            arrays |= prefixed("samples", samples)
         reply = _reply(ledger, reserved, site, request, seeded=site_file.insecure_seed is not None)
         head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
     except Exception:

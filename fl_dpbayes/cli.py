@@ -243,32 +243,23 @@ def audit(
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 
-@app.command(
-    epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20\n\n"
-    "Example: fl-dpbayes bench transport"
-)
+@app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
 def bench(
-    name: Annotated[
-        str, typer.Argument(click_type=click.Choice(["accounting", "memory", "transport"]), help="Which benchmark.")
-    ],
+    name: Annotated[str, typer.Argument(click_type=click.Choice(["accounting", "memory"]), help="Which benchmark.")],
     sites: Annotated[int, typer.Option(min=1, max=9999, help="memory: number of sites.")] = 20,
     samples: Annotated[int, typer.Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
     parameters: Annotated[int, typer.Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
     folder: Annotated[Path | None, typer.Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
 ) -> None:
-    """Measure speed of the accounting, the server's memory, or what fewer bits in transport change."""
+    """Measure the speed of the accounting, or the server's memory."""
     if name == "accounting":
         from fl_dpbayes.run.bench.accounting import bench_accounting
 
         bench_accounting(console)
-    elif name == "memory":
+    else:
         from fl_dpbayes.run.bench.memory import bench_memory
 
         bench_memory(console, sites=sites, samples=samples, parameters=parameters, folder=folder)
-    else:
-        from fl_dpbayes.run.bench.transport import bench_transport
-
-        bench_transport(console)
 
 
 @app.command(epilog="Example: fl-dpbayes reproduce closer-logistic --seeds 5")

@@ -12,7 +12,6 @@ from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import Card
-from fl_dpbayes.protocol.precision import decode_samples, encoded_layout
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from server.messages import read_arrays
@@ -71,16 +70,14 @@ def check_train_reply(
     except UserError:
         raise ValueError("no noise meets the plan's budget at its size: no step of it can have run") from None
     privacy = checked_statement(record.privacy, stretch.history, stretch.reached, previous, request.plan.privacy.delta)
-    layout = encoded_layout(shapes, len(stretch.weights), request.precision)
-    expected = prefixed("last", state_shapes(request.plan.sampler, shapes))
+    kept = len(stretch.weights)
+    samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
     arrays = read_arrays(
-        reply,
-        expected | {name: shape for name, (shape, _) in layout.items()},
-        dtypes={name: dtype for name, (_, dtype) in layout.items()},
+        reply, prefixed("samples", samples) | prefixed("last", state_shapes(request.plan.sampler, shapes))
     )
     return CheckedReply(
         samples=PosteriorSamples(
-            arrays=decode_samples(arrays, request.precision),
+            arrays=_finite(without_prefix("samples", arrays)),
             weights=stretch.weights,
             temperatures=stretch.temperatures,
         ),
@@ -89,3 +86,10 @@ def check_train_reply(
         stretch=stretch,
         privacy=privacy,
     )
+
+
+def _finite(samples: Arrays) -> Arrays:
+    for name, array in samples.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"array {name!r} has a value that is not finite")
+    return samples

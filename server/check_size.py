@@ -5,7 +5,6 @@ import shutil
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.protocol.precision import Precision
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, reply_bytes
 from server.fixed import Federation
 
@@ -18,19 +17,18 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
 
     Args:
         plan: the plan of every site's chain.
-        federation: model and precision.
+        federation: the model.
 
     Raises:
         UserError: with the largest reply's size and the remedies.
     """
     parameters = sum(math.prod(shape) for shape in federation.shapes.values())
-    precision = federation.scenario.transport.precision
-    largest = _largest_reply(plan, parameters, precision)
+    largest = _largest_reply(plan, parameters)
     if largest > MAX_REPLY_BYTES:
         raise UserError(
-            f"a round's reply would hold {largest // 2**20} MiB ({parameters} parameters, precision {precision}), a "
-            f"message holds {MAX_REPLY_BYTES // 2**20} MiB: keep fewer samples in a round (raise training.thinning, or "
-            "take fewer steps_per_round in more rounds), or set transport.precision to 'bfloat16' or 'int8'"
+            f"a round's reply would hold {largest // 2**20} MiB ({parameters} parameters), a message "
+            f" holds {MAX_REPLY_BYTES // 2**20} MiB: keep fewer samples in a round (raise training.thinning, or "
+            "take fewer steps_per_round in more rounds)"
         )
 
 
@@ -39,14 +37,14 @@ def check_room(plan: TrainingPlan, federation: Federation, sites: int) -> None:
 
     Args:
         plan: the plan of every site's chain.
-        federation: model, precision and run directory.
+        federation: model and run directory.
         sites: how many are asked.
 
     Raises:
         UserError: with the folder, the space that is left and the space that it takes.
     """
     parameters = sum(math.prod(shape) for shape in federation.shapes.values())
-    needed = (2 * sites + 1) * (_largest_reply(plan, parameters, "float32") + ROUND_BYTES)
+    needed = (2 * sites + 1) * (_largest_reply(plan, parameters) + ROUND_BYTES)
     free = shutil.disk_usage(federation.run_folder).free
     if free < needed:
         raise UserError(
@@ -55,8 +53,8 @@ def check_room(plan: TrainingPlan, federation: Federation, sites: int) -> None:
         )
 
 
-def _largest_reply(plan: TrainingPlan, parameters: int, precision: Precision) -> int:
+def _largest_reply(plan: TrainingPlan, parameters: int) -> int:
     return max(
-        reply_bytes(plan, number * plan.steps_per_round, plan.steps_per_round, parameters, precision)
+        reply_bytes(plan, number * plan.steps_per_round, plan.steps_per_round, parameters)
         for number in range(plan.total_rounds)
     )

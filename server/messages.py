@@ -95,18 +95,14 @@ def read_reply(reply: Message, kind: type[RecordT], node_id: int) -> RecordT | R
 
 
 def read_arrays(
-    message: Message,
-    shapes: Mapping[str, tuple[int, ...]],
-    dtype: npt.DTypeLike = np.float32,
-    dtypes: Mapping[str, np.dtype] | None = None,
+    message: Message, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
 ) -> dict[str, npt.NDArray]:
     """Decode the arrays of a reply, after checking their declared names, shapes and sizes.
 
     Args:
         message: the reply.
         shapes: name -> expected shape; nothing else is accepted.
-        dtype: the type that every array must have,
-        dtypes: but those named here.
+        dtype: the type that every array must have.
 
     Returns:
         Name -> array.
@@ -115,7 +111,7 @@ def read_arrays(
         ValueError: at the first difference, before anything is allocated.
     """
     record = message.content.array_records.get("arrays", ArrayRecord())
-    layout = {name: (shape, np.dtype((dtypes or {}).get(name, dtype))) for name, shape in shapes.items()}
+    layout = {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()}
     return read_sent_arrays(record, layout)
 
 

@@ -10,7 +10,6 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from fl_dpbayes.protocol.precision import rounding_error
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.samplers.displacement_bound import reach
 from server.check_reply import CheckedReply
@@ -42,8 +41,7 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     kept = [step for step in range(steps) if request.plan.is_kept(request.first_step + step)]
     for index, row in enumerate(kept):
         sample = {name: array[index] for name, array in reply.samples.arrays.items()}
-        slack = rounding_error(sample, request.precision)
-        _check(f"sample {index + 1}", _distance(sample, began), bound[row, 0] + slack)
+        _check(f"sample {index + 1}", _distance(sample, began), bound[row, 0])
     last = {slot: without_prefix(slot, reply.last) for slot in ("parameters", "momentum")}
     _check("its last state", _distance(last["parameters"], began), bound[-1, 0])
     _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])

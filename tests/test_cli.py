@@ -131,7 +131,7 @@ def test_every_command_has_help_with_an_example() -> None:
         assert result.exit_code == 0
         assert "Example: fl-dpbayes" in result.output, path
         if path == ("bench",):
-            for name in ("accounting", "memory", "transport"):
+            for name in ("accounting", "memory"):
                 assert f"Example: fl-dpbayes bench {name}" in result.output
 
 

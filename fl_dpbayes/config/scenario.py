@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.aggregation import FALD, PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
 from fl_dpbayes.config.base import Record
 from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
 from fl_dpbayes.config.distillation import with_public_path
@@ -24,7 +24,6 @@ from fl_dpbayes.config.sampler import MCDropout, Sampler
 from fl_dpbayes.config.shared_records import check_shared_records
 from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import explain
-from fl_dpbayes.protocol.precision import Precision
 
 STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study"}
@@ -59,15 +58,6 @@ class Evaluation(Record):
         if (self.release == "noised") != (self.noise_multiplier is not None):
             raise ValueError("noise_multiplier must be given exactly when release is 'noised'")
         return self
-
-
-class Transport(Record):
-    """How the sites' samples travel: `bfloat16` halves, `int8` quarters the bytes of `float32`.
-
-    Rounding is done on what is released already, so it costs no privacy. Last states always travel as float32.
-    """
-
-    precision: Precision = "float32"
 
 
 class Resources(Record):
@@ -121,7 +111,6 @@ class Scenario(Record):
     aggregation: Aggregation
     evaluation: Evaluation = Evaluation()
     recalibration: AnyRecalibration | None = None
-    transport: Transport = Transport()
     resources: Resources = Resources()
     simulation: Simulation = Simulation()
     configurations_tried: PositiveInt = 1
@@ -153,11 +142,6 @@ class Scenario(Record):
                 f"resources.start_nodes is {self.resources.start_nodes} but there are {len(self.sites)} sites: lower it"
             )
         check_aggregation(self.aggregation, self.sampler, len(training_sites))
-        if isinstance(self.aggregation, FALD) and self.transport.precision != "float32":
-            raise ValueError(
-                f"transport.precision is {self.transport.precision!r}, but with aggregation.rule 'fald' sites send "
-                "only last states, which travel as float32: leave it out, or choose another rule"
-            )
         if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
             raise ValueError(
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "

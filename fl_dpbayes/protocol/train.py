@@ -9,7 +9,6 @@ from fl_dpbayes.config.outside_text import OutsideText
 from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
 from fl_dpbayes.config.sampler import state_slots
 from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.protocol.precision import STORED, Precision
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -26,8 +25,8 @@ MAX_REPLY_BYTES = 512 * 2**20
 class TrainRequest(Record):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
-    `precision` is how the reply's samples are rounded for transport. Where the plan takes its prior from a cavity, that
-    travels as arrays `cavity/mean/<name>` and `cavity/precision/<name>`, and `cavity` is their digest.
+    Where the plan takes its prior from a cavity, that travels as arrays `cavity/mean/<name>` and
+    `cavity/precision/<name>`, and `cavity` is their digest.
     """
 
     protocol: Literal[1] = 1
@@ -39,7 +38,6 @@ class TrainRequest(Record):
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
     start: Digest
-    precision: Precision = "float32"
     cavity: Digest | None = None
     ledger_head: Digest | None = None
 
@@ -66,7 +64,7 @@ class TrainRequest(Record):
         return self
 
 
-def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int, precision: Precision) -> int:
+def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:
     """Count the bytes of the arrays in a reply: the samples that the steps keep, and the last state.
 
     Args:
@@ -74,13 +72,12 @@ def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int
         first_step: first step of the round, 0-based.
         steps: number of steps, >= 1.
         parameters: number of the model's parameters.
-        precision: how samples travel.
 
     Returns:
-        Bytes, without the few of headers and scales.
+        Bytes, without the few of headers.
     """
     kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
-    return parameters * (kept * STORED[precision].itemsize + 4 * len(state_slots(plan.sampler)))
+    return 4 * parameters * (kept + len(state_slots(plan.sampler)))
 
 
 class PrivacyStatement(Record):
@@ -108,7 +105,7 @@ class PrivacyStatement(Record):
 class TrainReply(Record):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
 
-    Samples are rounded as the request's `precision` says, see `encode_samples`. Which steps they come from, their
+    Which steps they come from, their
     weights and temperatures follow from the plan, so they are not stated.
 
     PARTIAL: only a prefix of the steps fitted the budget.

@@ -1,10 +1,10 @@
-"""What was run, in a few lines of the report: model, sampler, length, noise, aggregation, transport, resources."""
+"""What was run, in a few lines of the report: model, sampler, length, noise, aggregation, resources."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from fl_dpbayes.config.aggregation import FALD, PVI
+from fl_dpbayes.config.aggregation import PVI
 from fl_dpbayes.config.base import Record
 from fl_dpbayes.config.distillation import DistillingRule, PublicFile
 from fl_dpbayes.config.plan import PrivacyPlan
@@ -40,7 +40,6 @@ def settings_table(
         "Batches": f"each unit with probability {scenario.privacy.sampling_rate:g} (Poisson)",
         "Aggregation": _aggregation(scenario, planned_sites, aggregation_inputs or {}),
         "Recalibration": _recalibration(scenario),
-        "Transport": _transport(scenario),
         "Taking part": _taking_part(scenario),
     }
     return [{"name": name, "value": value} for name, value in rows.items()]
@@ -99,13 +98,6 @@ def _aggregation(scenario: Scenario, planned_sites: int, inputs: Mapping[str, An
             return f'{rule.rule}, on {records} (see "This run"), {_described(rule, "rule", "public")}'
         case _:
             return _described(rule)
-
-
-def _transport(scenario: Scenario) -> str:
-    precision = scenario.transport.precision
-    if isinstance(scenario.aggregation, FALD):
-        return "last states alone, as float32"
-    return "samples as float32" if precision == "float32" else f"samples rounded to {precision}"
 
 
 def _taking_part(scenario: Scenario) -> str:

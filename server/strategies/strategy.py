@@ -184,7 +184,6 @@ class PosteriorStrategy(Strategy):
                 steps=self.plan.steps_per_round,
                 start=arrays_digest(start),
                 cavity=arrays_digest(cavity) if cavity else None,
-                precision=self.federation.scenario.transport.precision,
                 ledger_head=self._ledger_heads.get(member.card.name),
             )
             sent = encoded(prefixed("start", start) | prefixed(CAVITY, cavity))

@@ -7,7 +7,7 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.settings_table import settings_table
 
 PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privacy", "Noise", "Clipping", "Batches",
-         "Aggregation", "Recalibration", "Transport", "Taking part"}  # fmt: skip
+         "Aggregation", "Recalibration", "Taking part"}  # fmt: skip
 
 
 def settings(*overrides: str, inputs: dict[str, object] | None = None) -> dict[str, str]:
@@ -39,15 +39,12 @@ def test_run_without_privacy_says_so() -> None:
     assert "not private" in rows["Recalibration"]
 
 
-def test_transport_and_resources_are_said() -> None:
+def test_resources_are_said() -> None:
     resources = ("resources.min_sites=2", "resources.start_nodes=4", "resources.silent_rounds=1")
-    rows = settings("transport.precision=int8", "aggregation.rule=mixture", *resources)
-    assert rows["Transport"] == "samples rounded to int8"
+    rows = settings("aggregation.rule=mixture", *resources)
     assert rows["Taking part"] == "at least 2 sites in a round; begins with 4 nodes; not asked after 1 silent round"
     plain = settings("aggregation.rule=mixture")
-    assert plain["Transport"] == "samples as float32"
     assert plain["Taking part"].startswith("at least 1 site in a round; begins with 7 nodes; ")
-    assert settings()["Transport"] == "last states alone, as float32"
 
 
 def test_pvi_is_a_chain_in_every_round() -> None:

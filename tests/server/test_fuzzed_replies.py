@@ -64,7 +64,6 @@ SCENARIOS = {
     "exact": ["aggregation.rule=fald", "recalibration={fraction=0.2, steps=2}"],
     "noised": [
         "aggregation.rule=mixture",
-        "transport.precision=int8",
         "recalibration={fraction=0.2, method='isotonic'}",
         "evaluation={release='noised', noise_multiplier=2.0}",
     ],

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.privacy.ledger.file import LedgerError, network_file_system, open_ledger_file, transaction
 from fl_dpbayes.privacy.ledger import file as ledger_file
+from fl_dpbayes.privacy.ledger.file import LedgerError, network_file_system, open_ledger_file, transaction
 
 MOUNTS = """\
 /dev/sda1 / ext4 rw 0 0

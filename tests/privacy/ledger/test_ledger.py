@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
+from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger.data_version import DataVersion
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger.running_process import this_process
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS

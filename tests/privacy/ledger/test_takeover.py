@@ -7,11 +7,11 @@ import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger import ledger as ledger_module
+from fl_dpbayes.privacy.ledger import running_process
 from fl_dpbayes.privacy.ledger.file import LedgerError, transaction
 from fl_dpbayes.privacy.ledger.hash_chain import append_entry
-from fl_dpbayes.privacy.ledger import running_process
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger.running_process import this_process
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS

@@ -10,9 +10,9 @@ from scipy.special import ndtr
 
 from fl_dpbayes.privacy.events import GaussianEvent, History
 from fl_dpbayes.privacy.gdp import gdp_epsilon
+from fl_dpbayes.privacy.pld import levels as pld_levels
 from fl_dpbayes.privacy.pld.discretise import outputs_at
 from fl_dpbayes.privacy.pld.loss_distribution import PldComposition, pld_epsilon
-from fl_dpbayes.privacy.pld import levels as pld_levels
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
 # What discretisation may add, as `pld_epsilon` states it.

@@ -11,9 +11,9 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
 from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.run.audit import canaries as canaries_module
 from fl_dpbayes.run.audit.alone import audit_alone
 from fl_dpbayes.run.audit.audit import audit_scenario
-from fl_dpbayes.run.audit import canaries as canaries_module
 from fl_dpbayes.run.audit.audited_plan import own_plan
 from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
