@@ -5,7 +5,6 @@ import json
 import uuid
 from pathlib import Path
 
-from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
@@ -137,4 +136,7 @@ def run_identifier(scenario: Scenario) -> str:
     simulation = scenario.simulation.model_copy(update={"traces": False})
     aggregation = with_public_path(scenario.aggregation, lambda path: Path(path.name))
     named = scenario.model_copy(update={"data": data, "simulation": simulation, "aggregation": aggregation})
-    return hashlib.sha256(f"run:{digest(named)}".encode()).hexdigest()[:32]
+    # Seeded runs keep their names, hence their random numbers, from when scenarios had this section.
+    content = named.model_dump(mode="json") | {"transport": {"precision": "float32"}}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]

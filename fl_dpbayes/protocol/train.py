@@ -25,8 +25,8 @@ MAX_REPLY_BYTES = 512 * 2**20
 class TrainRequest(Record):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
-    Where the plan takes its prior from a cavity, that travels as arrays `cavity/mean/<name>` and
-    `cavity/precision/<name>`, and `cavity` is their digest.
+    `precision` is that of every array in the reply. Where the plan takes its prior from a cavity, that travels as
+    arrays `cavity/mean/<name>` and `cavity/precision/<name>`, and `cavity` is their digest.
     """
 
     protocol: Literal[1] = 1
@@ -38,6 +38,7 @@ class TrainRequest(Record):
     first_step: Annotated[int, Field(ge=0)]
     steps: PositiveInt
     start: Digest
+    precision: Literal["float32"] = "float32"
     cavity: Digest | None = None
     ledger_head: Digest | None = None
 
