@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
@@ -27,7 +27,7 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 _KEY = "checkpoint"
 
 
-class Checkpoint(Record):
+class Checkpoint(Config):
     """Everything but the arrays.
 
     Attributes:

@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 
 # A part of this many pixels takes half a gibibyte as grey levels, two as float32.
 MAX_PIXELS = 2**29
 Coefficient = Annotated[float, Field(ge=-100, le=100)]
 
 
-class MadeUpSites(Record):
+class MadeUpSites(Config):
     """Records of natural sites `site-1`, `site-2`, ..., of equal size, with known p(y | x) at each.
 
     `records` and `test_records` are how many the parts `train` and `test` hold, over all sites. `heterogeneity` is how

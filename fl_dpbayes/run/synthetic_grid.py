@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.card import Card
@@ -80,7 +80,7 @@ class SyntheticGrid(Grid):
             content["config"] = ConfigRecord({"refusal": write_header(Refusal(code=RefusalCode.NOT_SENT))})
         return Message(content, reply_to=asked)
 
-    def _card(self, number: int) -> Record:
+    def _card(self, number: int) -> Config:
         return Card(
             name=f"site-{number:04d}",
             role="train",
