@@ -18,7 +18,7 @@ from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays,
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.files.journal import REMEDY, JournalMark
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import Digest, RunId
 from server.participation import ParticipationState
 from server.roster import NO_NODE, Member, Roster
@@ -47,7 +47,7 @@ class Checkpoint(Config):
     scenario: Digest
     run: RunId
     round: Annotated[int, Field(ge=0)]
-    cards: tuple[Card, ...]
+    cards: tuple[SiteCard, ...]
     left_out: tuple[str, ...]
     ledger_heads: dict[str, Digest]
     planned_sites: PositiveInt

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
@@ -81,7 +81,7 @@ class SyntheticGrid(Grid):
         return Message(content, reply_to=asked)
 
     def _card(self, number: int) -> Config:
-        return Card(
+        return SiteCard(
             name=f"site-{number:04d}",
             role="train",
             task=self._task,
