@@ -29,14 +29,11 @@ from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
-from server.admission import admission_rules
 from server.evaluation_stage import EvaluationStage
 from server.federation import STRATEGIES
-from server.fixed import Federation
-from server.progress import EventLog
 from server.recalibration import recalibrate_sites
-from server.roster import call_roster
-from server.run_record import RunRecord
+from server.roster import Federation, admission_rules, call_roster
+from server.run_record import EventLog, RunRecord
 from server.strategies.independent_chains import IndependentChainsStrategy
 
 # Every test here asks real sites first.
