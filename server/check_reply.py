@@ -1,4 +1,4 @@
-"""Is a training reply what was asked for, could a chain have got there, and do a round's replies fit message and disk?"""
+"""Is a training reply what was asked for, can a chain have got there, and do a round's replies fit message and disk?"""
 
 import math
 import shutil

@@ -102,7 +102,7 @@ class RunRecord:
         self.statements: dict[str, PrivacyStatement] = {}
         self.resumed_after: list[int] = []
         self.seconds: dict[str, float] = {}
-        self._outcomes: dict[str, dict[int, _OutcomeEntry]] = {}
+        self.outcomes: dict[str, dict[int, _OutcomeEntry]] = {}
         self._new: list[dict[str, Any]] = []
         self._kept_warnings = 0
         self._stage = ""
@@ -199,7 +199,7 @@ class RunRecord:
 
     def temperature(self, site: str) -> tuple[float | None, list[float] | None]:
         """Return the run's mean temperature at a site, weighted by step size, and its range, where it has one."""
-        outcomes = self._outcomes.get(site, {}).values() if self._tempered else ()
+        outcomes = self.outcomes.get(site, {}).values() if self._tempered else ()
         parts = [outcome.reply.temperature for outcome in outcomes if outcome.reply]
         weight = sum(part[0] for part in parts)
         if weight <= 0:
@@ -209,7 +209,7 @@ class RunRecord:
 
     def status(self, site: str) -> str:
         """Say how a site's rounds went, the least usual first."""
-        outcomes = self._outcomes.get(site, {}).values()
+        outcomes = self.outcomes.get(site, {}).values()
         for status in ("REJECTED", "FAILED", "REFUSED", "PARTIAL"):
             for outcome in outcomes:
                 if outcome.status == status:
@@ -218,11 +218,11 @@ class RunRecord:
 
     def rounds_used(self, site: str) -> int:
         """Count the rounds in which a site gave a usable reply."""
-        return sum(outcome.reply is not None for outcome in self._outcomes.get(site, {}).values())
+        return sum(outcome.reply is not None for outcome in self.outcomes.get(site, {}).values())
 
     def participation(self, site: str) -> list[str]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
-        outcomes = self._outcomes.get(site, {})
+        outcomes = self.outcomes.get(site, {})
         numbers = (row["round"] for row in self.round_rows)
         return [outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers]
 
@@ -246,7 +246,7 @@ class RunRecord:
     def _take(self, entry: _RoundEntry) -> None:
         """Add a round, new or read back, to what is known."""
         for outcome in entry.outcomes:
-            self._outcomes.setdefault(outcome.site, {})[entry.round] = outcome
+            self.outcomes.setdefault(outcome.site, {})[entry.round] = outcome
             self._add_privacy(entry.round, outcome)
         statuses = [outcome.status for outcome in entry.outcomes]
         self.round_rows.append(
