@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, Message, Metadata
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import request_digest
 from server.ledger_heads import LedgerHeads
 from server.messages import (
     EXPIRED,

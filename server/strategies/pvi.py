@@ -16,8 +16,7 @@ from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.cavity import check_cavity
+from fl_dpbayes.protocol.arrays import Arrays, check_cavity, prefixed
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from server.check_reply import CheckedReply
 from server.roster import Federation

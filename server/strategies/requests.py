@@ -16,8 +16,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.site_weights import weigh_sites
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.cavity import CAVITY
+from fl_dpbayes.protocol.arrays import CAVITY, Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
@@ -77,10 +76,10 @@ class RoundRequests(Strategy):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterator[Message]:
+    ) -> Iterable[Message]:
         """Let sites that have come since join, then build one request after the other for each that goes on."""
         if server_round <= self.done_rounds:
-            return
+            return []
         if server_round > 1:
             self._admit(server_round, grid)
         received = {name: array.numpy() for name, array in arrays.items()}
@@ -91,6 +90,20 @@ class RoundRequests(Strategy):
             self.federation, self.heads, MessageType.TRAIN, server_round, TrainReply
         )
         self.begin("train", server_round, members)
+        return self._requests(server_round, members)
+
+    def start_of(self, site: str, server_round: int) -> Arrays:
+        """Return the state that a site's request of the present round carries."""
+        if self._starts_chain(server_round):
+            return self.state
+        return self.start_arrays(site, self.chain_of(server_round), self.state)
+
+    def begin(self, stage: str, server_round: int, members: Iterable[Member]) -> None:
+        """Begin a stage of the run in which these members are asked."""
+        names = [member.card.name for member in members]
+        self.record.begin(stage, round=server_round, rounds=self.plan.total_rounds, sites=names)
+
+    def _requests(self, server_round: int, members: Iterable[Member]) -> Iterator[Message]:
         for member in members:
             start = self.start_of(member.card.name, server_round)
             cavity = self.cavity(member.card.name)
@@ -108,17 +121,6 @@ class RoundRequests(Strategy):
             )
             sent = encoded(prefixed("start", start) | prefixed(CAVITY, cavity))
             yield self.exchange.request(request, sent, member)
-
-    def start_of(self, site: str, server_round: int) -> Arrays:
-        """Return the state that a site's request of the present round carries."""
-        if self._starts_chain(server_round):
-            return self.state
-        return self.start_arrays(site, self.chain_of(server_round), self.state)
-
-    def begin(self, stage: str, server_round: int, members: Iterable[Member]) -> None:
-        """Begin a stage of the run in which these members are asked."""
-        names = [member.card.name for member in members]
-        self.record.begin(stage, round=server_round, rounds=self.plan.total_rounds, sites=names)
 
     def _admit(self, server_round: int, grid: Grid) -> None:
         before, scenario = self.federation.roster, self.federation.scenario

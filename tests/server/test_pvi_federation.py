@@ -10,8 +10,7 @@ from flwr.app import Array, Error, Message
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.protocol.cavity import MOST_MEAN
+from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
 
