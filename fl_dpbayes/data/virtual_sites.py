@@ -27,8 +27,7 @@ from fl_dpbayes.data.feature_score import feature_scores, feature_total_variatio
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.apply import kept_indices
-from fl_dpbayes.data.shifts.check import check_shift
+from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 Indices = npt.NDArray[np.int64]

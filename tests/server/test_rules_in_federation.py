@@ -25,9 +25,9 @@ from fl_dpbayes.run.stored_posterior import predict_records
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
     "mixture": 40, "fald": 2, "fedavg": 1, "fedbe": 15, "fedpa": 1, "consensus-diagonal": 100,
-    "consensus-uniform": 100, "product-diagonal": 100, "wasserstein": 100, "reverse-kl": 100, "pvi": 100,
+    "consensus-uniform": 100, "product-diagonal": 100, "pvi": 100,
 }  # fmt: skip
-WHOLE_PRIOR = ("mixture", "wasserstein", "reverse-kl", "pvi")
+WHOLE_PRIOR = ("mixture", "pvi")
 # Sites that only evaluate take time and no part in a rule.
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
@@ -82,7 +82,7 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["consensus-full", "product-full", "product-low-rank"])
+@pytest.mark.parametrize("rule", ["consensus-full", "product-full"])
 def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
     # Two features and two classes make six parameters, which the chains explore.
     generator = np.random.default_rng(3)
@@ -106,7 +106,7 @@ def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: 
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
 
 
-@pytest.mark.parametrize(("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("reverse-kl", 5)])
+@pytest.mark.parametrize(("rule", "needed"), [("product-full", 654), ("consensus-full", 654), ("product-diagonal", 5)])
 def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federation, rule: str, needed: int) -> None:
     said = f"needs {needed} samples of each site for 650 parameters, training keeps 3"
     with pytest.raises(UserError, match=said):

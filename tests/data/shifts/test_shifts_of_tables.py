@@ -12,8 +12,13 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift, kept_indices
-from fl_dpbayes.data.shifts.missing_features import MISSING_SHARES, lose_features
-from fl_dpbayes.data.shifts.tilt import HIGHEST_STANDARD_SCORE, TILT_RATES, tilt_indices
+from fl_dpbayes.data.shifts.population import (
+    HIGHEST_STANDARD_SCORE,
+    MISSING_SHARES,
+    TILT_RATES,
+    lose_features,
+    tilt_indices,
+)
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
