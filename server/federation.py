@@ -11,8 +11,7 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.data.simulation import PARTITION_FILE, run_identifier
-from fl_dpbayes.data.task_fit import check_task_fit
+from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
@@ -75,7 +74,7 @@ def run_federation(
         record.events.write("resumed", round=checkpoint.round)
     names = [[member.card.name, member.card.role] for member in roster.members]
     record.events.write("roster", sites=names, left_out=roster.left_out)
-    check_task_fit(scenario, roster.task.classes)
+    check_task(scenario, roster.task)
     federation = Federation(
         scenario=scenario,
         run=checkpoint.run if checkpoint is not None else run_identifier(scenario),

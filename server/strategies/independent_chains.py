@@ -10,7 +10,6 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.task import LogisticModel
-from fl_dpbayes.data.planned_samples import check_planned_samples
 from fl_dpbayes.posterior.robust_average import average_of_states
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.combine_sites import combine_sites
@@ -36,7 +35,6 @@ class IndependentChainsStrategy(PosteriorStrategy):
         self.rule = federation.scenario.aggregation
         parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
         self._least = least_samples(self.rule, parameters)
-        check_planned_samples(federation.scenario, federation.roster.task)
         model = federation.scenario.model
         on_predictions = isinstance(self.rule, Mixture | DistillingRule)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
