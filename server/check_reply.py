@@ -6,7 +6,6 @@ import numpy as np
 from flwr.app import Message
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.sampler import state_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
@@ -73,7 +72,7 @@ def check_train_reply(
     kept = len(stretch.weights)
     samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
     arrays = read_arrays(
-        reply, prefixed("samples", samples) | prefixed("last", state_shapes(request.plan.sampler, shapes))
+        reply, prefixed("samples", samples) | prefixed("last", request.plan.sampler.state_shapes(shapes))
     )
     return CheckedReply(
         samples=PosteriorSamples(

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import PVI, FedAvg, FedPA, Mixture, point_rule
 from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, has_temperature
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.posterior.convergence import (
     CANNOT_SHOW,
@@ -43,7 +42,7 @@ def convergence_rows(strategy: PosteriorStrategy, *, hot: bool) -> list[dict[str
     scenario = strategy.federation.scenario
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
     unchained = isinstance(scenario.aggregation, FedAvg | FedPA | PVI) or _is_optimiser(scenario)
-    if not has_temperature(scenario.sampler) or unchained:
+    if not scenario.sampler.has_temperature or unchained:
         return []
     rows = []
     for name in strategy.chain_names():
@@ -86,7 +85,7 @@ def _is_optimiser(scenario: Scenario) -> bool:
     """Say whether the sampler only descends; with noise for a temperature gradient descent is Langevin dynamics."""
     privacy = scenario.privacy
     tempered = privacy.coupling != "constant" if isinstance(privacy, PrivacyPlan) else privacy.temperature is not None
-    return isinstance(scenario.sampler, Adam) or (isinstance(scenario.sampler, SGD) and not tempered)
+    return scenario.sampler.only_descends and not (tempered and scenario.sampler.has_temperature)
 
 
 def optimiser_warnings(scenario: Scenario) -> list[str]:
@@ -99,17 +98,6 @@ def optimiser_warnings(scenario: Scenario) -> list[str]:
     ]
 
 
-def _levers(scenario: Scenario) -> str:
-    """Say what cools a chain; temperature goes as step size over friction."""
-    match scenario.sampler:
-        case SGHMC(friction=friction) if friction < 1:
-            return f"Smaller steps, more friction than {friction:g}"
-        case SGD(momentum=momentum) if momentum > 0:
-            return f"Smaller steps, less momentum than {momentum:g}"
-        case _:
-            return "Smaller steps"
-
-
 def mixture_warnings(strategy: PosteriorStrategy) -> tuple[str, ...]:
     """Say once where the mixture joins Langevin samples of sites at different temperatures; nothing is read but these.
 
@@ -120,7 +108,7 @@ def mixture_warnings(strategy: PosteriorStrategy) -> tuple[str, ...]:
         At most one sentence.
     """
     scenario = strategy.federation.scenario
-    tempered = has_temperature(scenario.sampler) and not _is_optimiser(scenario)
+    tempered = scenario.sampler.has_temperature and not _is_optimiser(scenario)
     if not isinstance(scenario.aggregation, Mixture) or not tempered:
         return ()
     stored = {name: samples for name in strategy.chain_names() if (samples := strategy.bank.stored(name)) is not None}
@@ -143,7 +131,7 @@ def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list
     means = {
         member.card.name: record.temperature(member.card.name)[0] for member in strategy.federation.roster.training
     }
-    levers = _levers(strategy.federation.scenario)
+    levers = strategy.federation.scenario.sampler.what_cools
     texts = {
         site: text
         for site, mean in means.items()

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.distillation import Distillation, PredBayes, SyntheticInputs
-from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.pullback import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
@@ -66,7 +65,7 @@ class DistillingStrategy(IndependentChainsStrategy):
             labels = self._inputs.labels
             beta = best_between(ends, labels) if labels is not None else float(rule.beta)
             teacher, said["beta"] = between(ends, beta), beta
-            if has_temperature(self.federation.scenario.sampler):
+            if self.federation.scenario.sampler.has_temperature:
                 warnings += temperature_warnings(site_samples)
         start = without_prefix("parameters", self.initial_state(0))
         student = logits_at(self._module, self._inputs.features)

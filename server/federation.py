@@ -11,7 +11,6 @@ from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
-from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import PARTITION_FILE, run_identifier
 from fl_dpbayes.data.task_fit import check_task_fit
@@ -78,7 +77,7 @@ def run_federation(
     if checkpoint is not None:
         check_run_files(run_folder, entries, checkpoint)
     ordered, events = OrderedGrid(grid), EventLog(run_folder)
-    record = RunRecord(run_folder, journal, tempered=has_temperature(scenario.sampler))
+    record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
     if found is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_chain
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.train import TrainRequest
-from fl_dpbayes.samplers.displacement_bound import reach
+from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from server.check_reply import CheckedReply
 
 # Sites compute in float32.
@@ -58,22 +59,19 @@ def reachable(request: TrainRequest, units: int, start: Arrays, steps: int) -> n
 
     Returns:
         Shape (steps, 2): the greatest distance of the parameters, and the greatest norm of the momentum. None where
-        there is no such bound (`reach`), or no noise fits the site's budget.
+        there is no such bound (`displacement_bound`), or no noise fits the site's budget.
     """
     plan, began = request.plan, {slot: without_prefix(slot, start) for slot in ("parameters", "momentum")}
     try:
-        noise = (1 + NOISE_TOLERANCE) * planned_noise(plan, units)
+        chain = planned_chain(plan, units)
     except UserError:
         # The site says in its own refusal that no noise fits; what it would have done is not known here.
         return None
     norms = np.array([_norm(began[slot].values()) for slot in ("parameters", "momentum")])
-    bound = reach(
-        plan,
-        noise,
-        units=units,
+    bound = displacement_bound(
+        replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
+        range(request.first_step, request.first_step + steps),
         most_units=units / (1 - MAX_DECLARATION_ERROR),
-        first_step=request.first_step,
-        steps=steps,
         parameters=sum(array.size for array in began["parameters"].values()),
         start_norm=norms[0],
         start_momentum=norms[1],

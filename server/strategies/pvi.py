@@ -8,7 +8,7 @@ from fl_dpbayes.config.aggregation import PVI, prior_scale
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.pvi_plan import pvi_plan
-from fl_dpbayes.config.sampler import SGD, SGHMC, Sampler, state_slots
+from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
 from fl_dpbayes.posterior.rules.chains import unflatten
@@ -32,21 +32,9 @@ MOST_STIFFNESS = 0.4
 def steepest(sampler: Sampler) -> float:
     """Return the limit of a L / n, step size times precision over units, beyond which a chain on N(m, 1/L) diverges.
 
-    2 for Langevin steps w <- w - a d, 2 (1 + beta) with momentum m <- beta m + d, of which SGHMC's is 1 - friction.
-
-    Args:
-        sampler: the sites' algorithm.
-
-    Returns:
-        The limit.
+    2 (2 - alpha) with friction alpha: 2 for Langevin steps w <- w - a d, 2 (1 + beta) with m <- beta m + d.
     """
-    match sampler:
-        case SGHMC():
-            return 2 * (2 - sampler.friction)
-        case SGD():
-            return 2 * (1 + sampler.momentum)
-        case _:
-            return 2.0
+    return 2 * (2 - sampler.momentum_lost)
 
 
 class PVIStrategy(PosteriorStrategy):
@@ -122,7 +110,7 @@ class PVIStrategy(PosteriorStrategy):
     def _step_warnings(self) -> tuple[str, ...]:
         # A site's chain feels the whole of q over its own few units: at step a its stationary variance in a direction
         # of precision L is 1 / (1 - a L / (2 n)) times too large, and beyond a L / n = 2 it grows without end.
-        if state_slots(self.plan.sampler) != ("parameters",):
+        if self.plan.sampler.state_vectors != ("parameters",):
             return ()
         smallest = min(self.federation.roster.training, key=lambda member: member.card.units).card
         stiffness = float(planned_step_sizes(self.plan).max() * self._refined.posterior.precision.max())

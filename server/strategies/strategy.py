@@ -26,7 +26,7 @@ from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
+from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 from server.admission import admission_rules
 from server.check_reply import CheckedReply, check_train_reply
 from server.check_size import check_reply_size, check_room
@@ -118,7 +118,7 @@ class PosteriorStrategy(Strategy):
         """Return where every site's chain of this number starts."""
         scenario = self.federation.scenario
         module = build_model(scenario.model, self.federation.roster.task, scenario.seed + chain)
-        return state_arrays(initial_slots(scenario.sampler, to_vector(module)), module)
+        return state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
 
     def save(self, round_number: int, state: Arrays) -> None:
         """Write the checkpoint of a round that is complete; 0 before the first."""

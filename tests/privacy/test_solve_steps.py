@@ -11,7 +11,7 @@ from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import Budget, admitted_steps, choose_rule, filter_orders
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_noise
-from fl_dpbayes.samplers.step_size import step_sizes
+from fl_dpbayes.samplers.planned import step_sizes
 
 SCHEDULES = [
     ConstantStepSize(initial=0.05),
