@@ -4,10 +4,10 @@ from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.load import source_task, source_unit
 from fl_dpbayes.data.site import shift_label
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 
 
-def card_of(site_file: SiteFile) -> Card:
+def card_of(site_file: SiteFile) -> SiteCard:
     """Write a site's card from its file alone, without reading a record.
 
     Args:
@@ -22,7 +22,7 @@ def card_of(site_file: SiteFile) -> Card:
     source = site_file.source
     task = source_task(source)
     check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
-    return Card(
+    return SiteCard(
         name=site_file.name,
         role=site_file.role,
         task=task,

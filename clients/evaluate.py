@@ -20,7 +20,7 @@ from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_preval
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
@@ -75,7 +75,7 @@ def evaluate_predictors(
 
 
 def _measure(
-    site_file: SiteFile, part: Part, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
+    site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
 ) -> dict[str, CalibrationStatistics]:
     module = build_model(request.model, request.task, seed=0)
     # Sums that get noise are exact: a record then moves them by what it adds, and by no rounding.

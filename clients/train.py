@@ -18,7 +18,7 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Part, Site, load_site
+from fl_dpbayes.data.site import Site, SiteSplit, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
@@ -126,7 +126,7 @@ def _run_and_commit(
     reserved: Reserved,
     site_file: SiteFile,
     site: Site,
-    part: Part,
+    part: SiteSplit,
     request: TrainRequest,
     history: History,
     start: Arrays,
@@ -151,7 +151,7 @@ def _run_and_commit(
 def _run(
     site_file: SiteFile,
     site: Site,
-    part: Part,
+    part: SiteSplit,
     request: TrainRequest,
     history: History,
     steps: int,

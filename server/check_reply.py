@@ -11,7 +11,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from server.messages import read_arrays
@@ -37,7 +37,7 @@ def check_train_reply(
     reply: Message,
     record: TrainReply,
     request: TrainRequest,
-    card: Card,
+    card: SiteCard,
     shapes: dict[str, tuple[int, ...]],
     previous: PrivacyStatement | None,
 ) -> CheckedReply:

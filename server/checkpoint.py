@@ -12,13 +12,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.files.journal import REMEDY, JournalMark
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import Digest, RunId
 from server.participation import ParticipationState
 from server.roster import NO_NODE, Member, Roster
@@ -27,7 +27,7 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 _KEY = "checkpoint"
 
 
-class Checkpoint(Record):
+class Checkpoint(Config):
     """Everything but the arrays.
 
     Attributes:
@@ -47,7 +47,7 @@ class Checkpoint(Record):
     scenario: Digest
     run: RunId
     round: Annotated[int, Field(ge=0)]
-    cards: tuple[Card, ...]
+    cards: tuple[SiteCard, ...]
     left_out: tuple[str, ...]
     ledger_heads: dict[str, Digest]
     planned_sites: PositiveInt

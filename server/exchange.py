@@ -4,7 +4,7 @@ from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.request_digest import request_digest
@@ -13,7 +13,7 @@ from server.fixed import Federation
 from server.messages import array_bytes, request_message
 from server.roster import Member
 
-RequestT = TypeVar("RequestT", bound=Record)
+RequestT = TypeVar("RequestT", bound=Config)
 
 
 def check_answer(

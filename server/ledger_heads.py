@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
@@ -22,7 +22,7 @@ HEADS_FILE = "ledger-heads.json"
 MOST_SITES = 10_000
 
 
-class KnownHeads(Record):
+class KnownHeads(Config):
     """The content of the file: site -> last head seen."""
 
     format: Literal[1] = 1

@@ -7,10 +7,10 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.protocol.npy import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal
-from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
+from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
 DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
 # What the grid answers in a site's place when a message's time to live is over.
@@ -30,7 +30,7 @@ def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
 
 
 def request_message(
-    record: Record | None,
+    record: Config | None,
     arrays: ArrayRecord | None,
     *,
     node_id: int,
@@ -69,7 +69,7 @@ def request_message(
     )
 
 
-def read_reply(reply: Message, kind: type[RecordT], node_id: int) -> RecordT | Refusal:
+def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
     """Read and validate the record of a node's reply, or the refusal that came instead.
 
     Args:

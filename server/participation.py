@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import TrainingPlan
 from server.roster import NO_NODE, Roster
 from server.run_record import NO_REPLY, SiteOutcome
 
 
-class ParticipationState(Record):
+class ParticipationState(Config):
     """What `Participation` knows between two rounds, for a checkpoint: all but `finished` by site."""
 
     joined: dict[str, PositiveInt]

@@ -30,7 +30,7 @@ from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
@@ -258,7 +258,7 @@ def _checked(reply: Message, request: RecalibrateRequest, member: Member) -> Rec
 def _checked_cost(
     answer: RecalibrateReply,
     request: RecalibrateRequest,
-    card: Card,
+    card: SiteCard,
     noise_multiplier: float,
     previous: PrivacyStatement | None,
 ) -> PrivacyStatement:

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
 from server.admission import Admission
 from server.messages import EXPIRED, read_reply, request_message
@@ -24,7 +24,7 @@ class Member:
     """A node and what its site says of itself; the node is `NO_NODE` until a site of a resumed run has come back."""
 
     node_id: int
-    card: Card
+    card: SiteCard
 
     @property
     def has_node(self) -> bool:
@@ -180,7 +180,7 @@ def _cards(
         answered.add(node_id)
         try:
             with rejecting():
-                card = read_reply(reply, Card, node_id)
+                card = read_reply(reply, SiteCard, node_id)
             if isinstance(card, Refusal):
                 raise ValueError(card.describe())
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):

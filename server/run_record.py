@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.files.journal import Entry, Journal
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
@@ -101,7 +101,7 @@ def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
     }
 
 
-class _ReplyEntry(Record):
+class _ReplyEntry(Config):
     """What the record keeps of a reply; of its history only the rows after the first `kept`, which it had before."""
 
     samples: int
@@ -111,7 +111,7 @@ class _ReplyEntry(Record):
     history: tuple[tuple[float, float, int], ...]
 
 
-class _OutcomeEntry(Record):
+class _OutcomeEntry(Config):
     site: str
     status: str
     detail: str
@@ -119,7 +119,7 @@ class _OutcomeEntry(Record):
     reply: _ReplyEntry | None
 
 
-class _RoundEntry(Record):
+class _RoundEntry(Config):
     """A training round as the journal keeps it."""
 
     round: int

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.distillation import Distillation, PredBayes
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES
@@ -29,7 +29,7 @@ def _bound_or_none(value: Any) -> Any:
 MoveBound = Annotated[float | Literal["none"], BeforeValidator(_bound_or_none)]
 
 
-class Mixture(Record):
+class Mixture(Config):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
     `largest_share`, here and below: no site's weight is above it, whatever size the site declares.
@@ -40,7 +40,7 @@ class Mixture(Record):
     largest_share: LargestShare = None
 
 
-class AveragingRule(Record):
+class AveragingRule(Config):
     """An average of states, which can be made robust against hostile or broken sites.
 
     `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
@@ -82,7 +82,7 @@ class FedAvg(AveragingRule):
     rule: Literal["fedavg"]
 
 
-class FedBE(Record):
+class FedBE(Config):
     """The sites' means, their average, and `draws` around it with `spread` times the sites' standard deviation."""
 
     rule: Literal["fedbe"]
@@ -92,14 +92,14 @@ class FedBE(Record):
     spread: Annotated[float, Field(ge=0)] = 1.0
 
 
-class Consensus(Record):
+class Consensus(Config):
     """Consensus Monte Carlo: each of `draws` is an average of one draw per site, weighed by the sites' precisions."""
 
     rule: Literal["consensus-full", "consensus-diagonal", "consensus-uniform"]
     draws: Draws = 100
 
 
-class Product(Record):
+class Product(Config):
     """The product of the sites' Gaussians, from which `draws` are taken.
 
     `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then divides out (`divided`).
@@ -110,7 +110,7 @@ class Product(Record):
     draws: Draws = 100
 
 
-class Barycenter(Record):
+class Barycenter(Config):
     """A weighted average of the sites' Gaussians as distributions, as wide as one site, of which `draws` are taken."""
 
     rule: Literal["wasserstein", "reverse-kl"]
@@ -119,7 +119,7 @@ class Barycenter(Record):
     draws: Draws = 100
 
 
-class FedPA(Record):
+class FedPA(Config):
     """Posterior averaging: after every round the server moves along the sites' deltas, weighed by their precisions.
 
     Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point. `shrinkage` is rho in
@@ -132,7 +132,7 @@ class FedPA(Record):
     learning_rate: PositiveFloat | None = None
 
 
-class PVI(Record):
+class PVI(Config):
     """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), diagonal, of which `draws` are taken.
 
     Each round every site samples its likelihood times q without its own factor, which then moves by `damping` towards

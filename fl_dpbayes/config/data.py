@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import GroupText, Role, SiteName
 from fl_dpbayes.config.prevalence import SitePrevalence, TrainedPrevalence
 from fl_dpbayes.config.synthetic_sources import Logistic2D, Radiographs
@@ -24,14 +24,14 @@ ShiftKind = Literal[
 ]  # fmt: skip
 
 
-class BuiltIn(Record):
+class BuiltIn(Config):
     """One of the data sets that the project knows; `folder` is the data folder (unused for digits)."""
 
     kind: BuiltInSource
     folder: Path | None = None
 
 
-class Table(Record):
+class Table(Config):
     """A CSV or Parquet table with a label column and numeric features.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
@@ -60,7 +60,7 @@ class Table(Record):
         return self
 
 
-class ImageFolder(Record):
+class ImageFolder(Config):
     """A folder with one sub-folder of images per class, in alphabetical order of their names.
 
     `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
@@ -98,7 +98,7 @@ def _only_train() -> dict[OfficialPart, str]:
     return {"train": "train"}
 
 
-class HuggingFace(Record):
+class HuggingFace(Config):
     """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
 
     Either `name` and `revision`, the commit whose files are read, so that every site and every later run reads the
@@ -157,13 +157,13 @@ class HuggingFace(Record):
 Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")]
 
 
-class IIDPartition(Record):
+class IIDPartition(Config):
     """Records are dealt at random into equal shares."""
 
     kind: Literal["iid"] = "iid"
 
 
-class DirichletPartition(Record):
+class DirichletPartition(Config):
     """Label skew: each class is divided over the sites by Dirichlet(alpha) proportions."""
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -171,14 +171,14 @@ class DirichletPartition(Record):
     min_records: PositiveInt = 20
 
 
-class ClassesPartition(Record):
+class ClassesPartition(Config):
     """Each site holds records of `classes_per_site` classes only."""
 
     kind: Literal["classes"] = "classes"
     classes_per_site: PositiveInt
 
 
-class QuantityPartition(Record):
+class QuantityPartition(Config):
     """Quantity skew: site sizes are proportional to Dirichlet(alpha) weights, labels are mixed."""
 
     kind: Literal["quantity"] = "quantity"
@@ -186,7 +186,7 @@ class QuantityPartition(Record):
     min_records: PositiveInt = 20
 
 
-class FeaturePartition(Record):
+class FeaturePartition(Config):
     """Feature skew: sites of equal size along one score of the records, blurred by noise.
 
         (1 - strictness) noise + strictness score, both of unit variance
@@ -200,7 +200,7 @@ class FeaturePartition(Record):
     feature: Annotated[str, Field(min_length=1, max_length=60)] | None = None
 
 
-class NaturalPartition(Record):
+class NaturalPartition(Config):
     """Each record stays with the site that collected it; site names are those of the data set."""
 
     kind: Literal["natural"] = "natural"
@@ -212,7 +212,7 @@ Partition = Annotated[
 ]
 
 
-class Shift(Record):
+class Shift(Config):
     """A change of acquisition, population or annotation at one site, of severity 1 to 5.
 
     `feature` names the column that a shift of kind `tilt` weighs records by; no other kind takes it. Privacy is that of
@@ -236,7 +236,7 @@ def _named_source(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-class DataSpec(Record):
+class DataSpec(Config):
     """Where a scenario's records come from; `source = "digits"` is short for `source = {kind = "digits"}`.
 
     A relative path in a source starts at the working directory of the command that reads the scenario; the scenario
@@ -261,7 +261,7 @@ def with_absolute_path(data: DataSpec) -> DataSpec:
     return data
 
 
-class SiteSpec(Record):
+class SiteSpec(Config):
     """One site of a scenario: its role, its records and how they differ from the other sites'.
 
     Training sites share out the records of the official part `train` among them. A held-out or shifted site has

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import OfficialPart, Shift, Source
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
@@ -20,7 +20,7 @@ from fl_dpbayes.config.prevalence_checks import check_noised_estimate
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
-class Selection(Record):
+class Selection(Config):
     """Which records of the source belong to the site; empty: all of the official part `part`."""
 
     part: OfficialPart = "train"
@@ -28,7 +28,7 @@ class Selection(Record):
     natural_site: str | None = None
 
 
-class Split(Record):
+class Split(Config):
     """Which shares of the units are kept for testing and for recalibration, chosen by keyed hash of the unit."""
 
     test_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -45,7 +45,7 @@ class Split(Record):
         return self
 
 
-class LedgerSettings(Record):
+class LedgerSettings(Config):
     """Where the site keeps its ledger, for which cohort, and how much that cohort may ever spend.
 
     `witness` is the ledger's second place, a small file that knows its last entry: in another folder, best on another
@@ -70,7 +70,7 @@ class LedgerSettings(Record):
         return self
 
 
-class Policy(Record):
+class Policy(Config):
     """What a site allows a request to ask for.
 
     `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are infinite
@@ -91,7 +91,7 @@ class Policy(Record):
     max_test_records_per_unit: PositiveInt = 1
 
 
-class SiteFile(Record):
+class SiteFile(Config):
     """Everything that makes a site. Paths are relative to the file's own folder.
 
     `units` is n, the number of privacy units in the training part (at a held-out or shifted site: in all of it): a

@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 
 # A part of this many pixels takes half a gibibyte as grey levels, two as float32.
 MAX_PIXELS = 2**29
 Coefficient = Annotated[float, Field(ge=-100, le=100)]
 
 
-class MadeUpSites(Record):
+class SyntheticSites(Config):
     """Records of natural sites `site-1`, `site-2`, ..., of equal size, with known p(y | x) at each.
 
     `records` and `test_records` are how many the parts `train` and `test` hold, over all sites. `heterogeneity` is how
@@ -26,7 +26,7 @@ class MadeUpSites(Record):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
-    def _sites_have_records(self) -> "MadeUpSites":
+    def _sites_have_records(self) -> "SyntheticSites":
         for key in ("records", "test_records"):
             count = getattr(self, key)
             if count < self.sites:
@@ -34,7 +34,7 @@ class MadeUpSites(Record):
         return self
 
 
-class Logistic2D(MadeUpSites):
+class Logistic2D(SyntheticSites):
     """Points in the plane and a label by logistic regression, see `logistic_2d.py`.
 
     `intercept` and `slopes` are those of the average site.
@@ -45,7 +45,7 @@ class Logistic2D(MadeUpSites):
     slopes: tuple[Coefficient, Coefficient] = (1.5, -1.0)
 
 
-class Radiographs(MadeUpSites):
+class Radiographs(SyntheticSites):
     """Chest-like grey pictures with an opacity, whose contrast decides on the label, see `radiographs.py`.
 
     `side`: pixels per row and column. `steepness` and `threshold`: the log odds of label 1 rise by `steepness` per unit

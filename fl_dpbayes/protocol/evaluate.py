@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import GroupText
 from fl_dpbayes.config.prevalence import TrainedPrevalence
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
@@ -35,7 +35,7 @@ def subgroup_prefix(number: int) -> str:
 Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
 
 
-class EvaluateRequest(Record):
+class EvaluateRequest(Message):
     """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample.
 
     With `recalibration` the site also measures `recalibrated`: the map applied to the predictions of `posterior`. With
@@ -84,7 +84,7 @@ class EvaluateRequest(Record):
         return self
 
 
-class EvaluateReply(Record):
+class EvaluateReply(Message):
     """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
 
     `groups` are subgroups of the test records, attribute and value; sums over them leave only with public test data.

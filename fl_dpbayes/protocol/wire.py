@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.outside_text import outside_text
 
 # The largest honest headers list weights of 20,000 samples, or the noise of each of tens of thousands of steps.
@@ -20,15 +20,15 @@ MAX_VALUES = 100_000
 MOST_KEY = 40
 # More errors than this are counted, not described: describing them would cost more than reading them.
 MOST_ERRORS = 100
-RecordT = TypeVar("RecordT", bound=Record)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-def write_header(record: Record) -> str:
+def write_header(record: Message) -> str:
     """Write a record as the JSON text that a message carries."""
     return record.model_dump_json()
 
 
-def read_header(kind: type[RecordT], text: object) -> RecordT:
+def read_header(kind: type[MessageT], text: object) -> MessageT:
     """Read and validate the JSON text of a message.
 
     Its size, and the number of its keys and values, are bounded before it is parsed.

@@ -6,10 +6,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
@@ -80,8 +80,8 @@ class SyntheticGrid(Grid):
             content["config"] = ConfigRecord({"refusal": write_header(Refusal(code=RefusalCode.NOT_SENT))})
         return Message(content, reply_to=asked)
 
-    def _card(self, number: int) -> Record:
-        return Card(
+    def _card(self, number: int) -> Config:
+        return SiteCard(
             name=f"site-{number:04d}",
             role="train",
             task=self._task,

@@ -12,10 +12,10 @@ from fl_dpbayes.config.synthetic_sources import Radiographs
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.synthetic_records import (
     draw_labels,
-    made_up_records,
     part_generator,
     site_effects,
     sites_of_part,
+    synthetic_records,
 )
 
 Pixels = npt.NDArray[np.float32]
@@ -121,7 +121,7 @@ def radiograph_records(source: Radiographs, part: OfficialPart) -> Records:
         pixels[chosen, 0] = np.rint(255 * taken.clip(0, 1))
     for array in (pixels, labels):
         array.flags.writeable = False
-    return made_up_records(pixels, labels, log_odds, sites)
+    return synthetic_records(pixels, labels, log_odds, sites)
 
 
 def draw_patients(count: int, generator: np.random.Generator) -> Patients:

@@ -13,7 +13,7 @@ from fl_dpbayes.models.strokes import draw_strokes
 FINEST, COARSEST_SHARE = 0.5, 0.25
 
 
-def made_up_inputs(
+def synthetic_inputs(
     pattern: Literal["noise", "strokes"], count: int, input_shape: tuple[int, ...], generator: np.random.Generator
 ) -> npt.NDArray[np.float32]:
     """Make inputs of a task without any record.

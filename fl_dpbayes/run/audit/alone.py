@@ -18,7 +18,13 @@ from fl_dpbayes.run.audit.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.run.audit.gradients import clip_norm_for, made_up_records, reaching_start, tensor_lengths, unit_gradient
+from fl_dpbayes.run.audit.gradients import (
+    clip_norm_for,
+    reaching_start,
+    synthetic_records,
+    tensor_lengths,
+    unit_gradient,
+)
 from fl_dpbayes.run.audit.reading import Course, read_stretch
 
 FALSE_ALARM = 1e-5
@@ -47,7 +53,7 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
         The check: for a unit of one record, and for one of several.
     """
     task = canary_task(scenario)
-    levels, labels = made_up_records(task, generator, 1)
+    levels, labels = synthetic_records(task, generator, 1)
     start = reaching_start(scenario, folder, generator, levels, labels)
     gradient = unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
     rule = private_settings(scenario).clipping

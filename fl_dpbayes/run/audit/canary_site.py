@@ -12,7 +12,7 @@ import pandas
 from flwr.app import ArrayRecord, Context, RecordDict
 from PIL import Image
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.data import HuggingFace, Source, Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
@@ -22,7 +22,7 @@ from fl_dpbayes.data.load import source_task
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy.splits import unit_scores
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.wire import RecordT, read_header
+from fl_dpbayes.protocol.wire import MessageT, read_header
 from fl_dpbayes.run.inline_engine import task_identity
 
 GREY_LEVELS = 255.0
@@ -151,8 +151,8 @@ def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, 
 
 
 def ask(
-    site: CanarySite, message_type: str, request: Record, arrays: Arrays, reply: type[RecordT]
-) -> tuple[RecordT, Arrays]:
+    site: CanarySite, message_type: str, request: Message, arrays: Arrays, reply: type[MessageT]
+) -> tuple[MessageT, Arrays]:
     """Send a site's app the message that a server would send.
 
     Args:

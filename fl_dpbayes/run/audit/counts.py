@@ -42,7 +42,7 @@ from fl_dpbayes.run.audit.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.run.audit.gradients import made_up_records, model_features, start_vector
+from fl_dpbayes.run.audit.gradients import model_features, start_vector, synthetic_records
 
 Array = npt.NDArray[np.float64]
 
@@ -107,7 +107,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
 
 def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
     task = canary_task(scenario)
-    levels, _ = made_up_records(task, generator, len(SHARES))
+    levels, _ = synthetic_records(task, generator, len(SHARES))
     vector, probabilities = _posterior(scenario, model_features(scenario, folder, levels), generator)
     # Right in the recalibration part and wrong elsewhere: the gradients of a descent then point against each other.
     right = np.array([part == "recalibration" for part in SHARES])
