@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from flwr.app import Message, MessageType
 
 from fl_dpbayes.config.shared_records import roles_sharing_records
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
@@ -14,7 +15,7 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from server.evaluation import Evaluation
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation
-from server.messages import DROPPED, encoded, read_reply
+from server.messages import encoded, read_reply
 from server.progress import EventLog
 from server.recalibration import Recalibration
 from server.rejection import RejectedError, rejecting
@@ -40,10 +41,8 @@ def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> i
     sample_bytes = 4 * sum(math.prod(shape) for shape in federation.shapes.values())
     fitting = max(1, MAX_PREDICTOR_BYTES // sample_bytes)
     if fitting < min(most, samples):
-        record.warn(
-            f"{fitting} samples of each predictor were evaluated, not {min(most, samples)}: more exceed "
-            f"{MAX_PREDICTOR_BYTES // 2**20} MiB in one message"
-        )
+        asked, mebibytes = min(most, samples), MAX_PREDICTOR_BYTES // 2**20
+        record.warn(warning("fewer-evaluated", fitting=fitting, asked=asked, mebibytes=mebibytes))
     return min(most, fitting)
 
 
@@ -100,24 +99,24 @@ class EvaluationStage:
         for reply in replies:
             matched = self._exchange.match(reply)
             if matched is None:
-                self._record.warn(f"evaluation: {DROPPED}")
+                self._record.warn(warning("dropped", stage="evaluation"))
                 continue
             name = matched[0].card.name
             problem = self._problem(reply, *matched)
             if problem == RefusalCode.NOT_SENT.value:
                 not_sent.append(name)
             elif problem:
-                self._record.warn(f"{name} sent no evaluation: {problem}")
+                self._record.warn(warning("no-evaluation", name, reason=problem))
             self._events.write("evaluated", site=name, problem=problem)
         if not_sent:
-            self._record.warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
+            self._record.warn(warning("policy", sites=", ".join(not_sent)))
         for name in self._exchange.unanswered():
-            self._record.warn(f"{name} sent no evaluation in time")
+            self._record.warn(warning("no-evaluation-in-time", name))
         for member in self._federation.roster.members:
             if not member.has_node:
-                self._record.warn(f"{member.card.name} sent no evaluation: it has been gone since the run was resumed")
-        for sentence in self.evaluation.warnings():
-            self._record.warn(sentence)
+                self._record.warn(warning("gone", member.card.name))
+        for found in self.evaluation.warnings():
+            self._record.warn(found)
 
     def _problem(self, reply: Message, member: Member, request: EvaluateRequest) -> str:
         try:

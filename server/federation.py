@@ -13,6 +13,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.data.simulation import PARTITION_FILE, run_identifier
 from fl_dpbayes.data.task_fit import check_task_fit
 from fl_dpbayes.models.build import build_model
@@ -22,6 +23,7 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
+from fl_dpbayes.report.warnings import sentence
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
 from server.distillation import DistillingStrategy
@@ -90,7 +92,9 @@ def run_federation(
         roster = found[0].roster_of(roster, scenario.resources.min_sites)
         events.write("resumed", round=found[0].round)
     events.write(
-        "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out
+        "roster",
+        sites=[[member.card.name, member.card.role] for member in roster.members],
+        left_out=[sentence(one) for one in roster.left_out],
     )
     _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found, entries, report=report)
 
@@ -154,10 +158,10 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     except Exception as error:
         # The run may already be ending with an error of its own, and what the sites spent is written in any case.
         problem = error
-        record.warn(f"no posterior could be formed of what the sites released: {error}")
+        record.warn(warning("no-posterior", reason=str(error)))
     if posterior is not None:
-        if text := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
-            record.warn(text)
+        if found := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
+            record.warn(found)
         save_posterior(
             folder / POSTERIOR_FILE,
             posterior,

@@ -12,7 +12,6 @@ from fl_dpbayes.protocol.npy import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
-DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
 # What the grid answers in a site's place when a message's time to live is over.
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 

@@ -6,6 +6,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.warning import RunWarning, warning
 from server.roster import NO_NODE, Roster
 from server.run_record import NO_REPLY, SiteOutcome
 
@@ -48,7 +49,7 @@ class Participation:
         """Say whether a site gets a training request."""
         return site not in self._finished and self._silent.get(site, 0) < self._silent_rounds
 
-    def admit(self, server_round: int, before: Roster, after: Roster) -> list[str]:
+    def admit(self, server_round: int, before: Roster, after: Roster) -> list[RunWarning]:
         """Note who has come before a round, and say so.
 
         Args:
@@ -57,9 +58,9 @@ class Participation:
             after: the roster of this one.
 
         Returns:
-            A sentence for each training site that joined, and for each site that is back.
+            A warning for each training site that joined, and for each site that is back.
         """
-        nodes, sentences = {member.card.name: member.node_id for member in before.members}, []
+        nodes, found = {member.card.name: member.node_id for member in before.members}, list[RunWarning]()
         for member in after.members:
             name = member.card.name
             returned = member.node_id in before.away - after.away
@@ -67,27 +68,24 @@ class Participation:
                 continue
             silent = self._silent.pop(name, 0)
             if nodes.get(name) == NO_NODE or (nodes.get(name) == member.node_id and silent):
-                sentences.append(f"round {server_round}: {name} came back")
+                found.append(warning("came-back", name, round=server_round))
             elif nodes.get(name) == member.node_id:
                 # It was gone for an instant between two rounds, and has missed nothing.
                 continue
             elif name in nodes:
-                sentences.append(f"round {server_round}: {name} came back on another node")
+                found.append(warning("came-back-elsewhere", name, round=server_round))
             elif member.card.role == "train":
                 self._joined[name] = server_round
-                sentences.append(f"round {server_round}: {name} joined the training")
-        return sentences
+                found.append(warning("joined", name, round=server_round))
+        return found
 
-    def count(self, outcomes: Sequence[SiteOutcome]) -> Iterable[str]:
-        """Note how a round went; yield a sentence for each site that is now given up."""
+    def count(self, outcomes: Sequence[SiteOutcome]) -> Iterable[RunWarning]:
+        """Note how a round went; yield a warning for each site that is now given up."""
         for outcome in outcomes:
             silent = self._silent.get(outcome.site, 0) + 1 if outcome.detail == NO_REPLY else 0
             self._silent[outcome.site] = silent
             if silent >= self._silent_rounds:
-                yield (
-                    f"{outcome.site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked "
-                    "to train no more"
-                )
+                yield warning("silent", outcome.site, silent=silent)
 
     def first_step(self, plan: TrainingPlan, site: str, server_round: int) -> int:
         """Return the first step of the plan that a site runs in a round.

@@ -25,6 +25,7 @@ from fl_dpbayes.config.recalibration import (
     parameter_count,
 )
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
@@ -37,7 +38,7 @@ from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.exchange import Exchange, check_answer
 from server.fixed import Federation
-from server.messages import DROPPED, encoded, read_arrays, read_reply
+from server.messages import encoded, read_arrays, read_reply
 from server.progress import EventLog
 from server.rejection import RejectedError, rejecting
 from server.roster import Member
@@ -57,14 +58,14 @@ class Recalibration:
         average: the sites' map: the mean, each site weighed by its declared units; of counts the map of their sum.
         own: site -> its own map.
         statements: site -> what its recalibration part has spent.
-        noise: says so where privacy noise alone moves the parameters too far, or hides the counts, else empty.
+        noise: set where privacy noise alone moves the parameters too far, or hides the counts.
     """
 
     scope: Literal["federated", "site"]
     average: RecalibrationMap
     own: Mapping[str, RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
-    noise: str = ""
+    noise: RunWarning | None = None
 
     def map_of(self, site: str) -> RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
@@ -116,7 +117,7 @@ def recalibrate_sites(
         for reply in grid.send_and_receive(asked, timeout=timeout):
             matched = exchange.match(reply)
             if matched is None:
-                record.warn(f"recalibration: {DROPPED}")
+                record.warn(warning("dropped", stage="recalibration"))
                 continue
             member, request = matched
             name = member.card.name
@@ -138,7 +139,7 @@ def recalibrate_sites(
             ledger_heads[name] = answer.ledger_head
         problems |= dict.fromkeys(exchange.unanswered(), NO_REPLY)
         for name, problem in problems.items():
-            record.warn(f"{name} did not recalibrate: {problem}")
+            record.warn(warning("not-recalibrated", name, reason=problem))
         members = tuple(member for member in members if member.card.name not in problems)
         if not members or counting:
             break
@@ -185,7 +186,7 @@ def _noise_warning(
     scope: Literal["federated", "site"],
     noise_multiplier: float,
     statements: Mapping[str, PrivacyStatement],
-) -> str:
+) -> RunWarning | None:
     """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
     From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
@@ -199,12 +200,9 @@ def _noise_warning(
     }
     name = max(deviations, key=lambda key: deviations[key])
     if deviations[name] <= LARGEST_DEVIATION:
-        return ""
-    return (
-        f"recalibration is mostly noise: at {name}, with {statements[name].units} units, privacy alone moves its "
-        f"parameters by {deviations[name]:.3g} (a standard deviation; {LARGEST_DEVIATION} is already much): do not use "
-        "its map; raise recalibration.fraction or epsilon, or lower its step_size or clip_norm"
-    )
+        return None
+    found = {"units": statements[name].units, "deviation": float(deviations[name]), "largest": LARGEST_DEVIATION}
+    return warning("map-noise", name=name, **found)
 
 
 def _requests(

@@ -8,6 +8,7 @@ from typing import Any
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.files.journal import Entry, Journal
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.run_files import (
@@ -137,7 +138,7 @@ class RunRecord:
     def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
         self.run_folder, self.journal = run_folder, journal
         self._tempered = tempered
-        self.warnings: list[str] = []
+        self.warnings: list[RunWarning] = []
         self.aggregation_inputs: dict[str, Any] | None = None
         self.privacy_rows: list[dict[str, Any]] = []
         self.round_rows: list[dict[str, Any]] = []
@@ -154,7 +155,7 @@ class RunRecord:
 
     def new_entries(self) -> list[dict[str, Any]]:
         """Return a journal's entries for what the record has learnt since the last call."""
-        warnings = [{"warning": text} for text in self.warnings[self._kept_warnings :]]
+        warnings = [{"warning": one.model_dump()} for one in self.warnings[self._kept_warnings :]]
         entries, self._new, self._kept_warnings = [*self._new, *warnings], [], len(self.warnings)
         return entries
 
@@ -181,12 +182,12 @@ class RunRecord:
             if "round" in entry:
                 self._take(_RoundEntry.model_validate(entry["round"]))
             elif "warning" in entry:
-                self.warnings.append(entry["warning"])
+                self.warnings.append(RunWarning.model_validate(entry["warning"]))
             elif "resumed" in entry:
                 self.resumed_after.append(entry["resumed"])
         self._kept_warnings = len(self.warnings)
-        for text in own:
-            self.warn(text)
+        for one in own:
+            self.warn(one)
         self.resumed_after.append(round_number)
         self._new.append({"resumed": round_number})
         for stage, taken in seconds.items():
@@ -206,10 +207,10 @@ class RunRecord:
             self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + time.monotonic() - self._started
         self._stage = ""
 
-    def warn(self, text: str) -> None:
+    def warn(self, found: RunWarning) -> None:
         """Keep a warning for the report, once."""
-        if text not in self.warnings:
-            self.warnings.append(text)
+        if found not in self.warnings:
+            self.warnings.append(found)
 
     def add_round(self, round_number: int, outcomes: Sequence[SiteOutcome], *, bytes_down: int) -> None:
         """Keep one training round and add it to the tables.
@@ -228,7 +229,8 @@ class RunRecord:
         self._new.append({"round": entry.model_dump(mode="json")})
         for outcome in outcomes:
             if not outcome.usable:
-                self.warn(f"round {round_number}: {outcome.describe()}")
+                told = {"status": outcome.status, "detail": outcome.detail}
+                self.warn(warning("not-usable", outcome.site, round=round_number, **told))
         privacy_rows, first = len(self.privacy_rows), not self.round_rows
         self._take(entry)
         if first:

@@ -16,6 +16,7 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -26,6 +27,7 @@ from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
 from server.admission import admission_rules
 from server.check_reply import CheckedReply, check_train_reply
@@ -36,7 +38,7 @@ from server.evaluation_stage import EvaluationStage, most_evaluated
 from server.exchange import Exchange
 from server.fixed import Federation
 from server.ledger_heads import keep_heads, read_heads
-from server.messages import DROPPED, EXPIRED, array_bytes, encoded, read_reply
+from server.messages import EXPIRED, array_bytes, encoded, read_reply
 from server.participation import Participation
 from server.progress import EventLog
 from server.reachable import check_reachable
@@ -148,7 +150,7 @@ class PosteriorStrategy(Strategy):
         self.record.restore(entries, checkpoint.seconds, checkpoint.round)
         for member in self.federation.roster.members:
             if not member.has_node:
-                self.record.warn(f"{member.card.name} was missing when the run was resumed")
+                self.record.warn(warning("missing", member.card.name))
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -200,7 +202,7 @@ class PosteriorStrategy(Strategy):
         for reply in replies:
             matched = self._exchange.match(reply)
             if matched is None:
-                self.record.warn(f"round {server_round}: {DROPPED}")
+                self.record.warn(warning("dropped", stage=f"round {server_round}"))
                 continue
             member, request = matched
             outcome, checked = self._outcome(reply, member, request)
@@ -217,8 +219,8 @@ class PosteriorStrategy(Strategy):
             # Simulated sites have this disk for their ledgers: what failed because it is full comes again on resume.
             check_room(self.plan, self.federation, len(outcomes))
         self.record.add_round(server_round, outcomes, bytes_down=self._exchange.bytes_down)
-        for sentence in self._participation.count(outcomes):
-            self.record.warn(sentence)
+        for silent in self._participation.count(outcomes):
+            self.record.warn(silent)
         over = all(self._participation.has_finished(member.card.name) for member in self.federation.roster.training)
         if not outcomes and over:
             log(INFO, "every training site has spent its budget: no further step is taken")
@@ -247,7 +249,8 @@ class PosteriorStrategy(Strategy):
             raise UserError(
                 "no posterior sample was kept, so there is nothing to evaluate: "
                 + "; ".join(
-                    self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
+                    [sentence(one) for one in self.record.warnings]
+                    or ["lower training.burn_in, or see rounds.csv for what the sites said"]
                 )
             )
         check_room(self.plan, self.federation, len(self.federation.roster.with_nodes))
@@ -278,9 +281,9 @@ class PosteriorStrategy(Strategy):
 
     def _weights(self) -> Mapping[str, float]:
         units = {member.card.name: member.card.units for member in self.federation.roster.training}
-        weights, warning = weigh_sites(self.federation.scenario.aggregation, units)
-        if warning:
-            self.record.warn(warning)
+        weights, found = weigh_sites(self.federation.scenario.aggregation, units)
+        if found:
+            self.record.warn(found)
         return weights
 
     def _keep_heads(self) -> None:
@@ -297,15 +300,12 @@ class PosteriorStrategy(Strategy):
         if roster == before:
             return
         self.federation = replace(self.federation, roster=roster)
-        for sentence in self._participation.admit(server_round, before, roster):
-            self.record.warn(sentence)
+        for found in self._participation.admit(server_round, before, roster):
+            self.record.warn(found)
         self.site_weights = self._weights()
         planned, now = self.federation.planned_sites, len(self.site_weights)
         if now > planned and prior_share(self.federation.scenario.aggregation, 2) < 1:
-            self.record.warn(
-                f"the plan shares the prior between the {planned} training sites of the start and more have joined: "
-                f"the posterior counts it {now / planned:.3g} times"
-            )
+            self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _starts_chain(self, server_round: int) -> bool:
         return (server_round - 1) % self.plan.rounds == 0

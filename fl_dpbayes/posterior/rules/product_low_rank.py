@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.rules.natural import prior_precision
@@ -138,16 +139,13 @@ def combine(
         As `product`.
     """
     shapes = sample_shapes(site_samples)
-    factors, warnings = [], list[str]()
+    factors, warnings = [], list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         factors.append(low_rank_gaussian(chain))
         warnings += chain.warnings
         effective = effective_draws(chain)
         if effective < _LEAST_DRAWS:
-            warnings.append(
-                f"site {chain.site!r} has only {effective:.1f} effective samples: its precision, and so its weight, is "
-                "uncertain and too large"
-            )
+            warnings.append(warning("few-effective-low-rank", chain.site, effective=effective))
     posterior = product(factors, prior_scale=prior_scale, prior_share=prior_share)
     warnings += floor_warnings(posterior.raised, len(posterior.mean))
     return posterior_aggregate(posterior.sample(draws, generator), shapes, warnings)

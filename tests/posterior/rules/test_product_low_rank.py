@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.posterior.rules.product_low_rank import LowRankGaussian, combine, product
+from fl_dpbayes.report.warnings import sentence
 
 
 def random_factors(seed, dimension, sites, rank):
@@ -110,7 +111,7 @@ def test_wider_than_the_prior_is_raised_to_it_and_said(as_samples):
     generator = np.random.default_rng(6)
     samples = {name: as_samples(generator.normal(size=(40, 6)) * 5.0) for name in "ab"}
     aggregate = combine(samples, prior_scale=1.0, prior_share=1.0, draws=40_000, generator=generator)
-    assert any("less precise than the prior" in text for text in aggregate.warnings)
+    assert any("less precise than the prior" in text for text in map(sentence, aggregate.warnings))
     assert aggregate.samples.arrays["w"].var(axis=0).max() < 1 + 4 * np.sqrt(2 / 40_000)
 
 
@@ -134,7 +135,7 @@ def test_few_samples_are_said(as_samples):
     aggregate = combine(
         {"a": as_samples(draws)}, prior_scale=1.0, prior_share=1.0, draws=5, generator=np.random.default_rng(0)
     )
-    assert any("3.0 effective samples" in text for text in aggregate.warnings)
+    assert any("3.0 effective samples" in text for text in map(sentence, aggregate.warnings))
     with pytest.raises(ValueError, match="at least 2"):
         combine(
             {"a": as_samples(draws[:1])}, prior_scale=1.0, prior_share=1.0, draws=5, generator=np.random.default_rng(0)
