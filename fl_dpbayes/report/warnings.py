@@ -97,8 +97,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "surely, and combining predictions does not correct for it",
     "few-effective": "site {site!r} has only {effective:.1f} effective samples of the {least} that its precision "
     "needs: its weight is uncertain, and is that of the least number",
-    "few-effective-low-rank": "site {site!r} has only {effective:.1f} effective samples: its precision, and so its "
-    "weight, is uncertain and too large",
     "one-sample-delta": "site {site!r} sent one sample, which has no covariance: its delta is FedAvg's",
     "prior-share": "{sites} sites with a prior share of {share:g} count the prior {times:g} times: let each target the "
     "share 1/{sites}, or use a rule that divides by the prior",

@@ -37,12 +37,11 @@ def test_equal_warnings_list_their_sites() -> None:
 
 
 def test_numbers_of_a_site_do_not_keep_warnings_apart_and_are_not_passed_on() -> None:
-    found = [
-        warning("few-effective-low-rank", site, effective=size) for site, size in (("a", 3.1), ("b", 3.2), ("c", 7))
-    ]
+    sizes = {"a": 3.1, "b": 3.2, "c": 7}
+    found = [warning("few-effective", site, effective=size, least=5) for site, size in sizes.items()]
     assert sentences(found) == [
-        "site 'a' has only 3.1 effective samples: its precision, and so its weight, is uncertain and too large "
-        "(and likewise at b, c)."
+        "site 'a' has only 3.1 effective samples of the 5 that its precision needs: its weight is uncertain, and is "
+        "that of the least number (and likewise at b, c)."
     ]
 
 
