@@ -19,13 +19,13 @@ from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_preval
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import PRIOR_CORRECTED, RECALIBRATED, EvaluateReply, EvaluateRequest, Group
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import request_digest
 
 
 def evaluate_predictors(
@@ -74,7 +74,7 @@ def evaluate_predictors(
 
 
 def _measure(
-    site_file: SiteFile, part: Part, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
+    site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
 ) -> dict[str, CalibrationStatistics]:
     module = build_model(request.model, request.task, seed=0)
     # Sums that get noise are exact: a record then moves them by what it adds, and by no rounding.

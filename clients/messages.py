@@ -5,13 +5,13 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from clients.refused import RefusedError
-from fl_dpbayes.config.base import Record
-from fl_dpbayes.protocol.npy import read_sent_arrays
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.wire import RecordT, read_header, write_header
+from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
 
-def read_request(message: Message, kind: type[RecordT]) -> RecordT:
+def read_request(message: Message, kind: type[MessageT]) -> MessageT:
     """Read and validate the record of a request.
 
     Raises:
@@ -44,7 +44,7 @@ def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[st
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
 
 
-def reply_message(request: Message, record: Record, arrays: dict[str, npt.NDArray]) -> Message:
+def reply_message(request: Message, record: Config, arrays: dict[str, npt.NDArray]) -> Message:
     """Build the reply that carries a record and its arrays."""
     content = RecordDict({"config": ConfigRecord({"record": write_header(record)})})
     if arrays:

@@ -12,13 +12,13 @@ from fl_dpbayes.config.features import BackboneFeatures, Features, FrozenBody
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model
 from fl_dpbayes.data.feature_cache import cached_features
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from fl_dpbayes.models.frozen_body import body_size, frozen_body, records_per_pass
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 
-def model_inputs(site_file: SiteFile, model: Model, part: Part) -> Part:
+def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSplit:
     """Replace a part's records by the features that the model asks for, computed once and kept on the site's disk.
 
     To be called before the ledger reserves anything: features that the site cannot compute then cost no budget.
@@ -45,7 +45,7 @@ def model_inputs(site_file: SiteFile, model: Model, part: Part) -> Part:
     return part
 
 
-def _with_features(site_file: SiteFile, features: Features, part: Part) -> Part:
+def _with_features(site_file: SiteFile, features: Features, part: SiteSplit) -> SiteSplit:
     downloads = isinstance(features, BackboneFeatures) and features.weights is None
     if downloads and not site_file.policy.allow_downloads:
         raise RefusedError(RefusalCode.POLICY_DENIED, "model.features.weights")
@@ -62,7 +62,7 @@ def _with_features(site_file: SiteFile, features: Features, part: Part) -> Part:
     return replace(part, features=cached_features(site_file.cache_folder, features, part.features, computed))
 
 
-def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: Part) -> Part:
+def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSplit) -> SiteSplit:
     shape = part.features.shape[1:]
     try:
         size = body_size(model, shape)

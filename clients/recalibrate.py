@@ -19,23 +19,22 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Part, Site, load_site
+from fl_dpbayes.data.site import Site, SiteSplit, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.state import Part as LedgerPart
-from fl_dpbayes.privacy.ledger.state import Spending
+from fl_dpbayes.privacy.ledger.state import Part, Spending
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import request_digest
 
-PART: LedgerPart = "recalibration"
+PART: Part = "recalibration"
 PREDICTOR: PredictorName = "posterior"
 PURPOSE = "recalibrate"
 
@@ -102,7 +101,7 @@ def _fit_and_commit(
     reserved: Reserved,
     site_file: SiteFile,
     site: Site,
-    part: Part,
+    part: SiteSplit,
     request: RecalibrateRequest,
     samples: Arrays,
     noise_multiplier: float,
@@ -151,7 +150,7 @@ def _fit_and_commit(
 
 def _count(
     site_file: SiteFile,
-    part: Part,
+    part: SiteSplit,
     request: RecalibrateRequest,
     samples: Arrays,
     noise_multiplier: float,
@@ -165,7 +164,7 @@ def _count(
 
 
 def _probabilities(
-    site_file: SiteFile, part: Part, request: RecalibrateRequest, samples: Arrays
+    site_file: SiteFile, part: SiteSplit, request: RecalibrateRequest, samples: Arrays
 ) -> npt.NDArray[np.float64]:
     return predictive_probabilities(
         build_model(request.model, request.task, seed=0),

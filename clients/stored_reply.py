@@ -5,16 +5,16 @@ import json
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
-from fl_dpbayes.config.base import Record
-from fl_dpbayes.protocol.wire import RecordT
+from fl_dpbayes.config.base import Message
+from fl_dpbayes.protocol.wire import MessageT
 
 
-def pack_reply(reply: Record, arrays: dict[str, npt.NDArray]) -> bytes:
+def pack_reply(reply: Message, arrays: dict[str, npt.NDArray]) -> bytes:
     """Write a reply and its arrays as one safetensors file."""
     return save(arrays, metadata={"reply": reply.model_dump_json()})
 
 
-def unpack_reply(body: bytes, kind: type[RecordT]) -> tuple[RecordT, dict[str, npt.NDArray]]:
+def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, dict[str, npt.NDArray]]:
     """Read a stored reply back, the inverse of `pack_reply`.
 
     Raises:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.protocol.evaluate import EvaluateRequest, Group, most_groups, subgroup_prefix
 
 
@@ -35,7 +35,7 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
 
 def count_predictions(
     predictor: str,
-    part: Part,
+    part: SiteSplit,
     groups: Sequence[Group],
     probabilities: npt.NDArray,
     **uncertainty: npt.NDArray,

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
@@ -21,7 +21,7 @@ log = logging.getLogger("fl_dpbayes")
 
 @contextmanager
 def local_trace(
-    site_file: SiteFile, request: TrainRequest, part: Part, module: nn.Module, cavity: Cavity | None
+    site_file: SiteFile, request: TrainRequest, part: SiteSplit, module: nn.Module, cavity: Cavity | None
 ) -> Iterator[LocalTrace | None]:
     """Trace the chain that runs while the context lasts, where the site file names a folder for it.
 

@@ -30,7 +30,7 @@ from fl_dpbayes.config.names import Role
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import (
     MAX_GROUPS,
     PRIOR_CORRECTED,
@@ -55,7 +55,7 @@ METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 class SiteStatistics:
     """What one site sent about one predictor, exact or noised."""
 
-    card: Card
+    card: SiteCard
     predictor: str
     statistics: Statistics
 
@@ -76,7 +76,7 @@ class Evaluation:
         self._exact_shapes = {name: array.shape for name, array in tables.items()}
         self._exact_bytes = sum(array.nbytes for array in tables.values())
 
-    def add(self, card: Card, request: EvaluateRequest, record: EvaluateReply, reply: Message) -> None:
+    def add(self, card: SiteCard, request: EvaluateRequest, record: EvaluateReply, reply: Message) -> None:
         """Check and keep a site's statistics for every predictor that was asked for.
 
         Raises:
@@ -250,7 +250,7 @@ class Evaluation:
         return pooled
 
 
-def _checked_cost(card: Card, request: EvaluateRequest, statement: PrivacyStatement) -> PrivacyStatement:
+def _checked_cost(card: SiteCard, request: EvaluateRequest, statement: PrivacyStatement) -> PrivacyStatement:
     if statement.units != card.units:
         raise ValueError("its privacy statement does not fit its card")
     own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)

@@ -8,7 +8,7 @@ from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivit
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 
 Statistics = CalibrationStatistics | NoisedTable
 # A site that claims more has claimed the pooled result, not more records.
@@ -44,7 +44,7 @@ def check_noise(noise_std: float, noise_multiplier: float) -> None:
         )
 
 
-def check_counts(card: Card, measured: Iterable[Statistics]) -> None:
+def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
     """Reject counts that a site of the declared size cannot have.
 
     Args:

@@ -9,7 +9,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.protocol.arrays import Arrays
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply
 
 COUNT_ARRAYS = {"noised": (ISOTONIC_BINS, SENT_COLUMNS)}
@@ -26,7 +26,7 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
         return 0.0
 
 
-def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: Card, noise_multiplier: float) -> NoisedTable:
+def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: SiteCard, noise_multiplier: float) -> NoisedTable:
     """Read a site's counts.
 
     Args:

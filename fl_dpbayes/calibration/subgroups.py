@@ -11,7 +11,7 @@ from fl_dpbayes.calibration.check import SUM_TOLERANCE
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_arrays, merge, to_arrays
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import Group, subgroup_prefix
 
 
@@ -19,14 +19,14 @@ from fl_dpbayes.protocol.evaluate import Group, subgroup_prefix
 class SubgroupStatistics:
     """What one site sent about one predictor on one subgroup of its test records."""
 
-    card: Card
+    card: SiteCard
     predictor: str
     group: Group
     statistics: CalibrationStatistics
 
 
 def read_subgroups(
-    card: Card,
+    card: SiteCard,
     groups: Sequence[Group],
     arrays: Mapping[str, npt.NDArray],
     whole: Mapping[str, CalibrationStatistics],

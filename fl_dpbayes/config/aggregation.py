@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.distillation import Distillation, PredBayes
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES
@@ -29,7 +29,7 @@ def _bound_or_none(value: Any) -> Any:
 MoveBound = Annotated[float | Literal["none"], BeforeValidator(_bound_or_none)]
 
 
-class Mixture(Record):
+class Mixture(Config):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
     `largest_share`, here and below: no site's weight is above it, whatever size the site declares.
@@ -40,7 +40,7 @@ class Mixture(Record):
     largest_share: LargestShare = None
 
 
-class AveragingRule(Record):
+class AveragingRule(Config):
     """An average of states, which can be made robust against hostile or broken sites.
 
     `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
@@ -82,7 +82,7 @@ class FedAvg(AveragingRule):
     rule: Literal["fedavg"]
 
 
-class FedBE(Record):
+class FedBE(Config):
     """The sites' means, their average, and `draws` around it with `spread` times the sites' standard deviation."""
 
     rule: Literal["fedbe"]
@@ -92,34 +92,25 @@ class FedBE(Record):
     spread: Annotated[float, Field(ge=0)] = 1.0
 
 
-class Consensus(Record):
+class Consensus(Config):
     """Consensus Monte Carlo: each of `draws` is an average of one draw per site, weighed by the sites' precisions."""
 
     rule: Literal["consensus-full", "consensus-diagonal", "consensus-uniform"]
     draws: Draws = 100
 
 
-class Product(Record):
+class Product(Config):
     """The product of the sites' Gaussians, from which `draws` are taken.
 
     `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then divides out (`divided`).
     """
 
-    rule: Literal["product-full", "product-diagonal", "product-low-rank"]
+    rule: Literal["product-full", "product-diagonal"]
     prior: Literal["fractional", "divided"] = "fractional"
     draws: Draws = 100
 
 
-class Barycenter(Record):
-    """A weighted average of the sites' Gaussians as distributions, as wide as one site, of which `draws` are taken."""
-
-    rule: Literal["wasserstein", "reverse-kl"]
-    site_weights: SiteWeights = "units"
-    largest_share: LargestShare = None
-    draws: Draws = 100
-
-
-class FedPA(Record):
+class FedPA(Config):
     """Posterior averaging: after every round the server moves along the sites' deltas, weighed by their precisions.
 
     Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point. `shrinkage` is rho in
@@ -132,7 +123,7 @@ class FedPA(Record):
     learning_rate: PositiveFloat | None = None
 
 
-class PVI(Record):
+class PVI(Config):
     """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), diagonal, of which `draws` are taken.
 
     Each round every site samples its likelihood times q without its own factor, which then moves by `damping` towards
@@ -146,7 +137,7 @@ class PVI(Record):
 
 
 Aggregation = Annotated[
-    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI | Distillation | PredBayes,
+    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | PVI | Distillation | PredBayes,
     Field(discriminator="rule"),
 ]
 
@@ -184,7 +175,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
         1/K (convention A) for all others.
     """
     match rule:
-        case Mixture() | Barycenter() | Product(prior="divided") | PVI() | Distillation() | PredBayes():
+        case Mixture() | Product(prior="divided") | PVI() | Distillation() | PredBayes():
             return 1.0
         case _:
             return 1.0 / sites
@@ -221,16 +212,13 @@ def least_samples(rule: Aggregation, parameters: int) -> int:
         parameters: number of the model's parameters, d.
 
     Returns:
-        d + 4 for precision matrices, 5 for precisions of single parameters (PVI: in each round), 2 for variances,
-        else 1.
+        d + 4 for precision matrices, 5 for precisions of single parameters (PVI: in each round), else 1.
     """
     match rule.rule:
         case "consensus-full" | "product-full":
             return parameters + 4
-        case "consensus-diagonal" | "product-diagonal" | "reverse-kl" | "pvi":
+        case "consensus-diagonal" | "product-diagonal" | "pvi":
             return LEAST_SAMPLES
-        case "product-low-rank" | "wasserstein":
-            return 2
         case _:
             return 1
 
@@ -251,7 +239,7 @@ def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) 
             f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
             f"{sampler.kind!r}: choose rule 'mixture'"
         )
-    if isinstance(rule, Consensus | Product | Barycenter | FedPA | PVI) and not has_temperature(sampler):
+    if isinstance(rule, Consensus | Product | FedPA | PVI) and not has_temperature(sampler):
         raise ValueError(
             f"aggregation.rule {rule.rule!r} needs the spread of samples at a known temperature, which sampler.kind "
             f"{sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"

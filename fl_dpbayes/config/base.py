@@ -1,4 +1,4 @@
-"""The base of every record that is read from a file or a message."""
+"""The base of what people write and of what travels."""
 
 import hashlib
 import json
@@ -6,10 +6,14 @@ import json
 from pydantic import BaseModel, ConfigDict
 
 
-class Record(BaseModel):
+class Config(BaseModel):
     """A frozen record that refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+# What travels between server and sites is checked alike.
+Message = Config
 
 
 def canonical_json(record: BaseModel) -> str:

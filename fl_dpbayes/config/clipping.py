@@ -8,16 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 
 
-class FlatClipping(Record):
+class FlatClipping(Config):
     """Factor min(1, C / |g|) (Abadi et al. 2016, Algorithm 1)."""
 
     kind: Literal["flat"] = "flat"
 
 
-class GlobalClipping(Record):
+class GlobalClipping(Config):
     """Factor C / Z if |g| <= Z, falling linearly to 0 at 2 Z (Bu et al. 2021, global clipping, there 0 beyond Z).
 
     Every gradient within the bound Z >= C is scaled alike, so that their directions' mixture stays as it was. A factor
@@ -28,7 +28,7 @@ class GlobalClipping(Record):
     bound: PositiveFloat
 
 
-class AutomaticClipping(Record):
+class AutomaticClipping(Config):
     """Factor C / (|g| + stability): every gradient is normalised, none keeps its length (Bu et al. 2022, AUTO-S)."""
 
     kind: Literal["automatic"] = "automatic"
@@ -36,7 +36,7 @@ class AutomaticClipping(Record):
     stability: Annotated[float, Field(ge=1e-6)] = 0.01
 
 
-class PerLayerClipping(Record):
+class PerLayerClipping(Config):
     """Factor min(1, C / (sqrt(L) |g_l|)) for each of the L layers (McMahan et al. 2018, section 3.2).
 
     A layer is a module that owns trainable parameters: its weight and bias together.

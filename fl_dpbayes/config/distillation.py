@@ -18,14 +18,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.site_weighing import LargestShare, SiteWeights
 
-RuleT = TypeVar("RuleT", bound=Record)
+RuleT = TypeVar("RuleT", bound=Config)
 InputCount = Annotated[int, Field(ge=1, le=100_000)]
 
 
-class SyntheticInputs(Record):
+class SyntheticInputs(Config):
     """Made-up inputs: no record enters, so they need no governance.
 
     `strokes`: random pen strokes, for square grey pictures of handwriting and the like. `noise`: smooth random
@@ -38,7 +38,7 @@ class SyntheticInputs(Record):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-class PublicFile(Record):
+class PublicFile(Config):
     """Public records that the server holds: a .npz archive (`features`, on request `labels`) or a folder of images.
 
     They need a governance of their own: in `statement` the user declares that they are public and why, which the
@@ -69,7 +69,7 @@ def _number_or_fitted(value: Any) -> Any:
     return value
 
 
-class DistillingRule(Record):
+class DistillingRule(Config):
     """A rule on the sites' predictions at `public` inputs, which one network then learns to imitate.
 
     `iterations` bounds the L-BFGS iterations of that fit.

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 
 
 def _sha256(value: str) -> str:
@@ -19,7 +19,7 @@ def _sha256(value: str) -> str:
 WeightsDigest = Annotated[str, AfterValidator(_sha256)]
 
 
-class StrokeProjection(Record):
+class StrokeProjection(Config):
     """Keep the `dimensions` that best tell made-up characters apart: `characters` pictures, each drawn `copies` times.
 
     For square grey pictures of handwriting and the like. No record enters, so the map is public.
@@ -32,7 +32,7 @@ class StrokeProjection(Record):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-class ScatteringFeatures(Record):
+class ScatteringFeatures(Config):
     """Scattering coefficients of orders 0 to 2: `scales` octaves, `angles` orientations; nothing is learned."""
 
     kind: Literal["scattering"] = "scattering"
@@ -41,7 +41,7 @@ class ScatteringFeatures(Record):
     projection: StrokeProjection | None = None
 
 
-class BackboneFeatures(Record):
+class BackboneFeatures(Config):
     """What a frozen torchvision network computes before its last layer, for images resized to a square.
 
     `weights` is the SHA-256 of a weight file, which each site looks for in its own `backbone_folder`; null means
@@ -54,7 +54,7 @@ class BackboneFeatures(Record):
     image_size: Annotated[int, Field(ge=32, le=512)] = 224
 
 
-class FrozenBody(Record):
+class FrozenBody(Config):
     """All layers of a network before its last, held at public values: the sites train and release the last layer alone.
 
     The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, which each site looks for

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.clipping import AutomaticClipping, Clipping, FlatClipping, GlobalClipping
 from fl_dpbayes.config.sampler import BayesByBackprop, Prior, Sampler, StepSizeSchedule, has_temperature
 
@@ -28,7 +28,7 @@ def _check_clipping(clipping: Clipping, clip_norm: float | None) -> None:
         )
 
 
-class PrivacyPlan(Record):
+class PrivacyPlan(Config):
     """What the mechanism adds and what the run may cost at a site.
 
     Where the free parameter of the coupling (`noise_multiplier` for `constant` and `floor`, `temperature` for
@@ -71,7 +71,7 @@ class PrivacyPlan(Record):
         return self
 
 
-class NoPrivacyPlan(Record):
+class NoPrivacyPlan(Config):
     """A run without privacy, for reference: epsilon is infinite, and a site takes part only if its policy says so.
 
     Without `clip_norm` nothing is clipped. The noise on the sum has the given `noise_standard_deviation`, or that of
@@ -124,7 +124,7 @@ AnyPrivacyPlan = Annotated[
 ]
 
 
-class TrainingPlan(Record):
+class TrainingPlan(Config):
     """Everything about a run's chains that is fixed before their first step.
 
     The chains run one after the other, each of `rounds * steps_per_round` steps with the schedule from its start;

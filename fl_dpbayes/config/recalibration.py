@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, Adjacency, Probability
 
 DescentMethod = Literal["temperature", "vector", "platt"]
@@ -46,7 +46,7 @@ def parameter_count(method: RecalibrationMethod, classes: int) -> int:
             return 2 * ISOTONIC_BINS
 
 
-class RecalibrationMap(Record):
+class RecalibrationMap(Config):
     """A map of class probabilities.
 
     `temperature`: log T. `vector`: the log scales of all classes, then their biases. `platt`: log scale and bias of the
@@ -69,7 +69,7 @@ class RecalibrationMap(Record):
         return self
 
 
-class RecalibrationPlan(Record):
+class RecalibrationPlan(Config):
     """The fit of a map at each site: `steps` full-batch steps over all rounds, which cost `epsilon` together.
 
     Without `epsilon` the fit has no noise and no privacy, and a site takes part only if its policy says so. The step
@@ -97,7 +97,7 @@ class RecalibrationPlan(Record):
         return self
 
 
-class CountingPlan(Record):
+class CountingPlan(Config):
     """One count of bins at each site, released once at a cost of `epsilon`; the server fits an isotonic map to it.
 
     Without `epsilon` the count is exact and not private, and a site takes part only if its policy says so.

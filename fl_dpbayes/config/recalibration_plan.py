@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, AnyPrivacyPlan
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, DescentMethod, RecalibrationPlan
 
 
-class Recalibration(Record):
+class Recalibration(Config):
     """A map of the posterior's probabilities, fitted by private descent on a share of each training site's units.
 
     The share is kept from training, so `epsilon` (default: `privacy.epsilon`) is spent beside that of training, not on
@@ -36,7 +36,7 @@ class Recalibration(Record):
         return self
 
 
-class IsotonicRecalibration(Record):
+class IsotonicRecalibration(Config):
     """A rising map of the posterior's probabilities, from one private count of bins at each training site.
 
     `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the map of the summed counts.

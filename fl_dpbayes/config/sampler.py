@@ -9,20 +9,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 
 Slot = Literal["parameters", "momentum", "first_moment", "second_moment", "spread"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class ConstantStepSize(Record):
+class ConstantStepSize(Config):
     """Step size a_t = initial."""
 
     kind: Literal["constant"] = "constant"
     initial: PositiveFloat
 
 
-class ExponentialStepSize(Record):
+class ExponentialStepSize(Config):
     """Step size a_t = initial * decay^t."""
 
     kind: Literal["exponential"] = "exponential"
@@ -30,7 +30,7 @@ class ExponentialStepSize(Record):
     decay: Annotated[float, Field(gt=0, le=1)]
 
 
-class PolynomialStepSize(Record):
+class PolynomialStepSize(Config):
     """Step size a_t = initial * (1 + t / offset)^(-power)."""
 
     kind: Literal["polynomial"] = "polynomial"
@@ -42,21 +42,21 @@ class PolynomialStepSize(Record):
 StepSizeSchedule = Annotated[ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind")]
 
 
-class GaussianPrior(Record):
+class GaussianPrior(Config):
     """Prior p(w) = N(0, scale^2 I)."""
 
     kind: Literal["gaussian"] = "gaussian"
     scale: PositiveFloat = 1.0
 
 
-class LaplacePrior(Record):
+class LaplacePrior(Config):
     """Prior p(w) proportional to exp(-|w|_1 / scale)."""
 
     kind: Literal["laplace"] = "laplace"
     scale: PositiveFloat = 1.0
 
 
-class FlatPrior(Record):
+class FlatPrior(Config):
     """Improper prior p(w) = 1."""
 
     kind: Literal["flat"] = "flat"
@@ -65,7 +65,7 @@ class FlatPrior(Record):
 Prior = Annotated[GaussianPrior | LaplacePrior | FlatPrior, Field(discriminator="kind")]
 
 
-class SamplerSettings(Record):
+class SamplerSettings(Config):
     """What every algorithm has: step sizes and a prior."""
 
     step_size: StepSizeSchedule

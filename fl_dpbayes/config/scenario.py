@@ -9,8 +9,8 @@ import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
-from fl_dpbayes.config.base import Record
-from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec
 from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
@@ -29,7 +29,7 @@ STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study"}
 
 
-class Training(Record):
+class Training(Config):
     """How many chains each site runs one after the other, how long, and which of each chain's states are kept.
 
     `burn_in` and `thinning` count steps of a chain. Every further chain costs as much privacy as the first.
@@ -42,7 +42,7 @@ class Training(Record):
     thinning: PositiveInt
 
 
-class Evaluation(Record):
+class Evaluation(Config):
     """How test results may leave a site, and how many posterior samples are sent to be evaluated.
 
     `public`: the sites' test records are declared public and their sums leave exactly. `noised`: one coarse table
@@ -60,7 +60,7 @@ class Evaluation(Record):
         return self
 
 
-class Resources(Record):
+class Resources(Config):
     """What a site's process may use, how long a round may last, and how many sites it takes.
 
     `min_sites`: the run stops after a round in which fewer training sites gave a usable reply. `silent_rounds`: a site
@@ -82,7 +82,7 @@ class Resources(Record):
     nodes_may_change: bool = False
 
 
-class Simulation(Record):
+class Simulation(Config):
     """What only a simulation may set.
 
     `insecure_seed` makes noise and sampling repeatable, so that nothing released is private: the report says so.
@@ -95,7 +95,7 @@ class Simulation(Record):
     traces: bool = False
 
 
-class Scenario(Record):
+class Scenario(Config):
     """A whole run: records, sites, model, sampler, privacy, aggregation, evaluation, resources."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -272,7 +272,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
     aggregation = with_public_path(scenario.aggregation, Path.resolve)
-    return scenario.model_copy(update={"data": with_absolute_path(scenario.data), "aggregation": aggregation})
+    data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
+    return scenario.model_copy(update={"data": data, "aggregation": aggregation})
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:

@@ -8,19 +8,20 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.base import Record
-from fl_dpbayes.config.data import OfficialPart, Shift, Source
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
 from fl_dpbayes.config.prevalence import SitePrevalence
 from fl_dpbayes.config.prevalence_checks import check_noised_estimate
+from fl_dpbayes.config.sources import OfficialPart, Source
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
 
-class Selection(Record):
+class Selection(Config):
     """Which records of the source belong to the site; empty: all of the official part `part`."""
 
     part: OfficialPart = "train"
@@ -28,7 +29,7 @@ class Selection(Record):
     natural_site: str | None = None
 
 
-class Split(Record):
+class Split(Config):
     """Which shares of the units are kept for testing and for recalibration, chosen by keyed hash of the unit."""
 
     test_fraction: Annotated[float, Field(ge=0, le=1)] = 0.2
@@ -45,7 +46,7 @@ class Split(Record):
         return self
 
 
-class LedgerSettings(Record):
+class LedgerSettings(Config):
     """Where the site keeps its ledger, for which cohort, and how much that cohort may ever spend.
 
     `witness` is the ledger's second place, a small file that knows its last entry: in another folder, best on another
@@ -70,7 +71,7 @@ class LedgerSettings(Record):
         return self
 
 
-class Policy(Record):
+class Policy(Config):
     """What a site allows a request to ask for.
 
     `allow_non_private` lets a run train without privacy, where `max_run_epsilon` and the ledger's budget are infinite
@@ -91,7 +92,7 @@ class Policy(Record):
     max_test_records_per_unit: PositiveInt = 1
 
 
-class SiteFile(Record):
+class SiteFile(Config):
     """Everything that makes a site. Paths are relative to the file's own folder.
 
     `units` is n, the number of privacy units in the training part (at a held-out or shifted site: in all of it): a
@@ -171,18 +172,17 @@ def write_site_file(site_file: SiteFile, path: Path) -> None:
 
 
 def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
-    changes: dict[str, object] = {"cache_folder": folder / site_file.cache_folder}
+    changes: dict[str, object] = {
+        "cache_folder": folder / site_file.cache_folder,
+        "source": site_file.source.with_place(lambda place: folder / place),
+    }
     for key in ("backbone_folder", "trace_folder"):
         value = getattr(site_file, key)
         if value is not None:
             changes[key] = folder / value
-    selection, ledger, source = site_file.selection, site_file.ledger, site_file.source
+    selection, ledger = site_file.selection, site_file.ledger
     if selection.indices is not None:
         changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})
     if ledger is not None:
         changes["ledger"] = ledger.model_copy(update={"path": folder / ledger.path, "witness": folder / ledger.witness})
-    for key in ("path", "folder"):
-        value = getattr(source, key, None)
-        if value is not None:
-            changes["source"] = source.model_copy(update={key: folder / value})
     return site_file.model_copy(update=changes)

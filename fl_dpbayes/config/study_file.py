@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.kind_switch import SWITCHES
@@ -38,7 +38,7 @@ FORMULA = ("=", "+", "-", "@")
 Key = tuple[str, ...]
 
 
-class StudySection(Record):
+class StudySection(Config):
     """What a study asks: `compare` names axes (or `predictor`) whose values are methods, the first the baseline.
 
     `metrics` are compared, the first is printed for `where`, a site or `pooled:<role>` or `mean:<role>`. Axes over

@@ -4,20 +4,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.features import Features, FrozenBody
 
 Width = Annotated[int, Field(gt=0, le=8192)]
 
 
-class Task(Record):
+class Task(Config):
     """A classification task: records of shape `input_shape`, labels 0 .. classes - 1."""
 
     input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
     classes: Annotated[int, Field(ge=2, le=1000)]
 
 
-class LogisticModel(Record):
+class LogisticModel(Config):
     """Multinomial logistic regression on the flattened record, or on fixed features of it."""
 
     kind: Literal["logistic"] = "logistic"
@@ -34,7 +34,7 @@ class LogisticModel(Record):
             )
 
 
-class MLPModel(Record):
+class MLPModel(Config):
     """Fully connected layers with ReLU between them, on the flattened record, or on fixed features of it."""
 
     kind: Literal["mlp"] = "mlp"
@@ -43,7 +43,7 @@ class MLPModel(Record):
     frozen_body: FrozenBody | None = None
 
 
-class CNNModel(Record):
+class CNNModel(Config):
     """Blocks of convolution, ReLU and 2x2 average pooling, then one hidden dense layer."""
 
     kind: Literal["cnn"] = "cnn"

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.base import Record, digest
+from fl_dpbayes.config.base import Config, digest
 
 # Raise it when the code gives other features for the same record, or writes another file.
 VERSION = 3
@@ -26,7 +26,7 @@ MAX_BYTES = 8 * 2**30
 Array = npt.NDArray[np.float32]
 
 
-def cached_features(folder: Path, features: Record, records: Array, compute: Callable[[Array], Array]) -> Array:
+def cached_features(folder: Path, features: Config, records: Array, compute: Callable[[Array], Array]) -> Array:
     """Return the features of records, from the cache if they are there.
 
     Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
@@ -56,7 +56,7 @@ def cached_features(folder: Path, features: Record, records: Array, compute: Cal
     return values if stored is None else stored
 
 
-def _key(features: Record, records: Array) -> str:
+def _key(features: Config, records: Array) -> str:
     hasher = hashlib.blake2b(f"{VERSION}|{digest(features)}|{records.shape}".encode(), digest_size=16)
     hasher.update(np.ascontiguousarray(records, "<f4").data)
     return hasher.hexdigest()

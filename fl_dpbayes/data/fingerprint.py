@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fl_dpbayes.data.site import Part, Site
+from fl_dpbayes.data.site import Site, SiteSplit
 from fl_dpbayes.privacy.ledger.data_version import DataVersion, unit_sketch
 
 # Where each record or picture is its own unit, its name is a row number or a file's: only its content identifies it.
@@ -41,12 +41,12 @@ def data_version(site: Site, key: bytes) -> DataVersion:
     return DataVersion(whole.hexdigest(), unit_sketch(units))
 
 
-def _contents(part: Part) -> Iterator[bytes]:
+def _contents(part: SiteSplit) -> Iterator[bytes]:
     features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
     return (features[row].tobytes() + labels[row].tobytes() for row in range(len(labels)))
 
 
-def _named(part: Part, records: list[str], key: bytes) -> list[str]:
+def _named(part: SiteSplit, records: list[str], key: bytes) -> list[str]:
     names = part.unit_names
     if names is None or names.dtype.kind != "U":
         return records

@@ -16,12 +16,12 @@ from fl_dpbayes.data.declared_units import check_declaration, check_most_units, 
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.privacy.ledger.state import Part as LedgerPart
+from fl_dpbayes.privacy.ledger.state import Part
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 
 @dataclass(frozen=True)
-class Part:
+class SiteSplit:
     """A site's records for one purpose, grouped by privacy unit.
 
     Attributes:
@@ -57,10 +57,10 @@ class Site:
     task: Task
     unit: str
     units: int
-    train: Part | None
-    test: Part
+    train: SiteSplit | None
+    test: SiteSplit
     shift: str
-    recalibration: Part | None = None
+    recalibration: SiteSplit | None = None
     recalibration_units: int = 0
 
 
@@ -94,7 +94,7 @@ def load_site(site_file: SiteFile) -> Site:
     else:
         train, test = None, _part(records)
     check_declaration(site_file.units, (test if train is None else train).unit_count, records.unit)
-    parts: dict[LedgerPart, Part | None] = {"train": train, "test": test, "recalibration": recalibration}
+    parts: dict[Part, SiteSplit | None] = {"train": train, "test": test, "recalibration": recalibration}
     for name, part in parts.items():
         if part is not None:
             check_most_units(site_file, name, part.unit_count)
@@ -168,9 +168,9 @@ def _check_records(records: Records) -> None:
         raise UserError(f"a label is outside 0 to {records.task.classes - 1}: correct it, or the number of classes")
 
 
-def _part(records: Records) -> Part:
+def _part(records: Records) -> SiteSplit:
     distinct, unit_index = np.unique(records.units, return_inverse=True)
-    return Part(
+    return SiteSplit(
         records.features,
         records.labels,
         unit_index.astype(np.int64),

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 from safetensors import safe_open
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, seal, sealable
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
@@ -25,7 +25,7 @@ POSTERIOR_FILE = "posterior.safetensors"
 _KEY = "fl_dpbayes"
 
 
-class PosteriorMetadata(Record):
+class PosteriorMetadata(Config):
     """What a posterior file says of itself; `recalibration` is the map that was fitted to its predictions."""
 
     format: Literal[2] = 2

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.outside_text import OutsideText
 from fl_dpbayes.config.prevalence import SitePrevalence
@@ -14,7 +14,7 @@ from fl_dpbayes.config.task import Task
 MAX_UNITS = 10_000_000_000
 
 
-class Card(Record):
+class SiteCard(Message):
     """Answer to a query: who the site is, its role, its declared size and what it lets out.
 
     `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them and keeps them.
@@ -32,7 +32,7 @@ class Card(Record):
     seeded: bool
 
     @model_validator(mode="after")
-    def _trains_on_something(self) -> "Card":
+    def _trains_on_something(self) -> "SiteCard":
         if self.role == "train" and not self.units:
             raise ValueError(f"units is 0 at {self.name}: a site that trains declares 1 or more")
         return self

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import GroupText
 from fl_dpbayes.config.prevalence import TrainedPrevalence
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
@@ -17,8 +17,7 @@ PRIOR_CORRECTED = "prior_corrected"
 MAX_GROUPS = 20
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
 MAX_SUBGROUP_BYTES = 32 * 2**20
-
-
+Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
 Group = tuple[GroupText, GroupText]  # an attribute and its value
 
 
@@ -32,10 +31,7 @@ def subgroup_prefix(number: int) -> str:
     return f"group-{number}"
 
 
-Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
-
-
-class EvaluateRequest(Record):
+class EvaluateRequest(Message):
     """Predictors to be measured at a site: `<predictor>/<name>` arrays of shape (M, ...), one weight per sample.
 
     With `recalibration` the site also measures `recalibrated`: the map applied to the predictions of `posterior`. With
@@ -64,16 +60,10 @@ class EvaluateRequest(Record):
         return (*self.predictors, *(name for name, given in further.items() if given is not None))
 
     @model_validator(mode="after")
-    def _prevalence_fits(self) -> "EvaluateRequest":
-        if self.trained_prevalence is None:
-            return self
-        if "posterior" not in self.predictors or len(self.trained_prevalence) != self.task.classes:
+    def _parts_fit(self) -> "EvaluateRequest":
+        shares, mapping = self.trained_prevalence, self.recalibration
+        if shares is not None and ("posterior" not in self.predictors or len(shares) != self.task.classes):
             raise ValueError("trained_prevalence needs the predictor 'posterior' and one share for each class")
-        return self
-
-    @model_validator(mode="after")
-    def _recalibration_fits(self) -> "EvaluateRequest":
-        mapping = self.recalibration
         if mapping is None:
             return self
         if "posterior" not in self.predictors:
@@ -84,7 +74,7 @@ class EvaluateRequest(Record):
         return self
 
 
-class EvaluateReply(Record):
+class EvaluateReply(Message):
     """Additive calibration statistics `<predictor>/<table>`, and `group-<i>/<predictor>/<table>` of subgroup i.
 
     `groups` are subgroups of the test records, attribute and value; sums over them leave only with public test data.

@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, Parameters, parameter_count
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.protocol.evaluate import Weights
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 
-class RecalibrateRequest(Record):
+class RecalibrateRequest(Message):
     """One round's share of a planned fit, on the predictions of the posterior `posterior/<name>` of shape (M, ...).
 
     A descent starts at `start`; a count of bins has none.
@@ -43,7 +43,7 @@ class RecalibrateRequest(Record):
         return self
 
 
-class RecalibrateReply(Record):
+class RecalibrateReply(Message):
     """What leaves the site: the parameters after the steps that its budget admitted, or the array `noised`.
 
     `noised` holds the sums of a count of bins, each with Gaussian noise of the standard deviation `noise_std`.

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.outside_text import OutsideText, outside_text
 
 
@@ -26,7 +26,7 @@ class RefusalCode(StrEnum):
     INTERNAL = "INTERNAL"
 
 
-class Refusal(Record):
+class Refusal(Message):
     """A refusal with the name of the request's field that caused it (empty: none)."""
 
     code: RefusalCode

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.outside_text import OutsideText
 from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
 from fl_dpbayes.config.sampler import state_slots
@@ -22,7 +22,7 @@ MAX_HISTORY = 20_000
 MAX_REPLY_BYTES = 512 * 2**20
 
 
-class TrainRequest(Record):
+class TrainRequest(Message):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
     `precision` is that of every array in the reply. Where the plan takes its prior from a cavity, that travels as
@@ -66,22 +66,12 @@ class TrainRequest(Record):
 
 
 def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:
-    """Count the bytes of the arrays in a reply: the samples that the steps keep, and the last state.
-
-    Args:
-        plan: the plan of the run.
-        first_step: first step of the round, 0-based.
-        steps: number of steps, >= 1.
-        parameters: number of the model's parameters.
-
-    Returns:
-        Bytes, without the few of headers.
-    """
+    """Count the bytes of a reply's arrays: the samples that steps from `first_step` on keep, and the last state."""
     kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
     return 4 * parameters * (kept + len(state_slots(plan.sampler)))
 
 
-class PrivacyStatement(Record):
+class PrivacyStatement(Message):
     """What a run has cost a cohort so far, as its site accounts for it.
 
     `epsilon`, `mu` and `budget` are null where they are infinite. `history` lists `[noise_multiplier, sampling_rate,
@@ -103,12 +93,10 @@ class PrivacyStatement(Record):
     seeded: bool
 
 
-class TrainReply(Record):
+class TrainReply(Message):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
 
-    Which steps they come from, their
-    weights and temperatures follow from the plan, so they are not stated.
-
+    Which steps they come from, their weights and temperatures follow from the plan, so they are not stated.
     PARTIAL: only a prefix of the steps fitted the budget.
     """
 

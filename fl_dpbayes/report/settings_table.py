@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_dpbayes.config.aggregation import PVI
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.distillation import DistillingRule, PublicFile
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.plural import counted, ordinal
@@ -45,7 +45,7 @@ def settings_table(
     return [{"name": name, "value": value} for name, value in rows.items()]
 
 
-def _described(record: Record, *left_out: str) -> str:
+def _described(record: Config, *left_out: str) -> str:
     """Name a record's kind, then its settings."""
     values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out}
     kind = values.pop("kind", None) or values.pop("rule", "")
@@ -55,7 +55,7 @@ def _described(record: Record, *left_out: str) -> str:
 
 def _text(value: Any) -> str:
     match value:
-        case Record():
+        case Config():
             return f"({_described(value)})"
         case float():
             return f"{value:g}"

@@ -6,14 +6,13 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import read_header, write_header
+from fl_dpbayes.protocol.wire import read_header, request_digest, write_header
 
 UNITS = 1000
 
@@ -80,8 +79,8 @@ class SyntheticGrid(Grid):
             content["config"] = ConfigRecord({"refusal": write_header(Refusal(code=RefusalCode.NOT_SENT))})
         return Message(content, reply_to=asked)
 
-    def _card(self, number: int) -> Record:
-        return Card(
+    def _card(self, number: int) -> Config:
+        return SiteCard(
             name=f"site-{number:04d}",
             role="train",
             task=self._task,

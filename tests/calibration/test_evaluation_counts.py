@@ -10,9 +10,9 @@ from fl_dpbayes.calibration.evaluation_counts import check_counts, check_noise, 
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 
-CARD = Card(
+CARD = SiteCard(
     name="site", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
     evaluation_release="noised", seeded=False,
 )  # fmt: skip

@@ -11,14 +11,14 @@ from clients.subgroups import count_predictions, measured_groups
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
 from fl_dpbayes.calibration.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.evaluation import Evaluation
 
-CARD = Card(
+CARD = SiteCard(
     name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
     evaluation_release="public", seeded=False,
 )  # fmt: skip
@@ -27,9 +27,9 @@ PREDICTED = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.3, 0.7], [0.5, 0.5]
 LABELS = np.array([0, 1, 1, 0, 0, 0])
 
 
-def part(**changes) -> Part:
+def part(**changes) -> SiteSplit:
     keys = {"truth": np.full((6, 2), 0.5), "groups": {"sex": SEX}} | changes
-    return Part(np.zeros((6, 2), np.float32), LABELS, np.arange(6), 6, **keys)
+    return SiteSplit(np.zeros((6, 2), np.float32), LABELS, np.arange(6), 6, **keys)
 
 
 def request(classes=2) -> EvaluateRequest:

@@ -5,12 +5,12 @@ import pytest
 
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models import feature_map as feature_map_module
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
@@ -51,7 +51,7 @@ def test_model_without_features_sees_the_records_and_nothing_is_written(site_fil
 
 
 def test_records_without_such_features_are_refused_by_field(site_file):
-    part = Part(np.zeros((3, 13), np.float32), np.zeros(3, np.int64), np.arange(3), 3)
+    part = SiteSplit(np.zeros((3, 13), np.float32), np.zeros(3, np.int64), np.arange(3), 3)
     with pytest.raises(RefusedError, match=r"model\.features"):
         model_inputs(site_file, MODEL, part)
 

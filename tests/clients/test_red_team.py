@@ -8,13 +8,13 @@ from flwr.app import Array
 
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures, StrokeProjection
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.data.feature_cache import cached_features
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.feature_map import feature_shape
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import TrainReply
@@ -93,7 +93,7 @@ def test_weights_from_the_internet_are_fetched_only_where_the_policy_says_so(tmp
         name="north", role="held_out", source=BuiltIn(kind="digits"), units=10, split=Split(key="0" * 32),
         policy=Policy(max_run_epsilon=1.0),
     )  # fmt: skip
-    part = Part(np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
+    part = SiteSplit(np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     with pytest.raises(RefusedError) as refused:
         model_inputs(site_file, LogisticModel(features=BackboneFeatures()), part)
     assert refused.value.refusal == Refusal(code=RefusalCode.POLICY_DENIED, field="model.features.weights")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.outside_text import outside_text
-from fl_dpbayes.protocol.card import Card
+from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.protocol.wire import read_header
@@ -43,7 +43,7 @@ def test_refusal_card_and_unknown_key_carry_no_control_character() -> None:
     field = read_header(Refusal, json.dumps({"code": "BAD_REQUEST", "field": text})).describe()
     card = {"name": "a", "role": "train", "task": {"input_shape": [2], "classes": 2}, "units": 40, "unit": text,
             "shift": text, "evaluation_release": "none", "seeded": False}  # fmt: skip
-    read = read_header(Card, json.dumps(card))
+    read = read_header(SiteCard, json.dumps(card))
     for shown in (field, read.unit, read.shift):
         assert shown.isprintable()
     with pytest.raises(ValueError, match="Extra inputs") as refused:
@@ -55,7 +55,7 @@ def test_refusal_card_and_unknown_key_carry_no_control_character() -> None:
 def test_site_with_a_name_that_is_no_name_has_no_card() -> None:
     for name in ("a b", "\x1b[2J", "a\n", "../a", "a" * 65, ""):
         with pytest.raises(ValueError, match="name"):
-            read_header(Card, json.dumps({"name": name}))
+            read_header(SiteCard, json.dumps({"name": name}))
 
 
 def keys(count: int) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.fingerprint import data_version
-from fl_dpbayes.data.site import Part, Site
+from fl_dpbayes.data.site import Site, SiteSplit
 from fl_dpbayes.privacy.ledger.data_version import shared_fraction, unit_sketch
 
 KEY = b"k" * 32
@@ -13,7 +13,7 @@ KEY = b"k" * 32
 
 @pytest.fixture
 def site() -> Site:
-    part = Part(np.ones((3, 2), np.float32), np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
+    part = SiteSplit(np.ones((3, 2), np.float32), np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
     return Site("a", "train", Task(input_shape=(2,), classes=2), "patient", 2, part, part, "", part, 2)
 
 
@@ -38,7 +38,9 @@ def test_part_that_is_missing_counts(site: Site) -> None:
 
 def _site(names: list[str], unit: str, features: np.ndarray) -> Site:
     count = len(names)
-    part = Part(features, (features[:, 0] > 0).astype(np.int64), np.arange(count), count, unit_names=np.array(names))
+    part = SiteSplit(
+        features, (features[:, 0] > 0).astype(np.int64), np.arange(count), count, unit_names=np.array(names)
+    )
     return Site("a", "train", Task(input_shape=(2,), classes=2), unit, count, part, part, "")
 
 

@@ -16,7 +16,7 @@ def test_public_records_are_named_with_their_declaration(summary):
     assert unread[SERVER].startswith("1,200 records of public.npz, labels not used, declared public")
 
 
-def test_made_up_inputs_claim_no_record_and_other_rules_say_nothing(summary):
+def test_synthetic_inputs_claim_no_record_and_other_rules_say_nothing(summary):
     made_up = {"kind": "synthetic", "pattern": "noise", "statement": "", "count": 300, "labelled": False}
     said = facts(parse_summary(summary | {"aggregation_inputs": made_up}))
     assert said[SERVER] == "300 made-up inputs (noise), no record"

@@ -31,7 +31,7 @@ from fl_dpbayes.run.reproduce.zhang_mnist_settings import (
 
 
 @pytest.fixture(autouse=True)
-def made_up_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def synthetic_records(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     task = Task(input_shape=(1, 28, 28), classes=10)
 

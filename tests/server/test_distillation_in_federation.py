@@ -116,7 +116,7 @@ def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["noise", "strokes"])
-def test_made_up_inputs_need_no_record_and_are_warned_about(federation, pattern: str) -> None:
+def test_synthetic_inputs_need_no_record_and_are_warned_about(federation, pattern: str) -> None:
     run = federation(
         f"aggregation={{rule='predbayes', beta=0.5, public={{kind='synthetic', pattern='{pattern}', count=300}}}}",
         *KEPT,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.linalg import hadamard
 
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.samplers.chain import run_chain
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
@@ -38,10 +38,10 @@ INFORMATION = {site: np.square(columns).sum(axis=0) for site, (columns, _) in DA
 EVIDENCE = {site: columns.T @ targets for site, (columns, targets) in DATA.items()}
 
 
-def part_of(site_file, model, part) -> Part:
+def part_of(site_file, model, part) -> SiteSplit:
     columns, targets = DATA[site_file.name]
     pixels = columns[:, 1:].reshape(ROWS, *part.features.shape[1:]).astype(np.float32)
-    return Part(features=pixels, labels=targets.astype(np.float32), unit_index=np.arange(ROWS), unit_count=ROWS)
+    return SiteSplit(features=pixels, labels=targets.astype(np.float32), unit_index=np.arange(ROWS), unit_count=ROWS)
 
 
 def squared_error(outputs, targets):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas
 import pytest
+from fl_dpbayes.calibration.scores import exact_auroc
 from rich.console import Console
 from scipy.special import entr
 
@@ -14,6 +15,7 @@ from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.models.build import build_model

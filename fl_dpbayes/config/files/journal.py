@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from fl_dpbayes.config.base import Record
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import sync, written
 
@@ -22,7 +22,7 @@ _FIRST = hashlib.sha256(b"fl-dpbayes journal 1").hexdigest()
 _BEFORE, _BETWEEN, _AFTER = b'{"sha256":"', b'","entry":', b"}\n"
 
 
-class JournalMark(Record):
+class JournalMark(Config):
     """A place in a journal: how many bytes are before it, and the last line's hash."""
 
     bytes: Annotated[int, Field(ge=0)] = 0

@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import OfficialPart
-from fl_dpbayes.config.synthetic_sources import Logistic2D
+from fl_dpbayes.config.sources import Logistic2D, OfficialPart
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.synthetic_records import (
     draw_labels,
-    made_up_records,
     part_generator,
     site_effects,
     sites_of_part,
+    synthetic_records,
 )
 
 Array = npt.NDArray[np.float64]
@@ -58,7 +57,7 @@ def site_laws(source: Logistic2D) -> SiteLaws:
     )
 
 
-def logistic_2d_records(source: Logistic2D, part: OfficialPart) -> Records:
+def load(source: Logistic2D, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
     Averaged over the records in a confidence bin, their truth is E[y | bin], by the tower property.
@@ -77,5 +76,5 @@ def logistic_2d_records(source: Logistic2D, part: OfficialPart) -> Records:
     # The truth is that of the features as a site gets them, after rounding.
     features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
     log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
-    records = made_up_records(features, draw_labels(log_odds, generator), log_odds, sites)
+    records = synthetic_records(features, draw_labels(log_odds, generator), log_odds, sites)
     return replace(records, feature_names=("x1", "x2"))

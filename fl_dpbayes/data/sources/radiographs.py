@@ -7,15 +7,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.data import OfficialPart
-from fl_dpbayes.config.synthetic_sources import Radiographs
+from fl_dpbayes.config.sources import OfficialPart, Radiographs
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.synthetic_records import (
     draw_labels,
-    made_up_records,
     part_generator,
     site_effects,
     sites_of_part,
+    synthetic_records,
 )
 
 Pixels = npt.NDArray[np.float32]
@@ -87,7 +86,7 @@ def acquisition(source: Radiographs) -> Acquisition:
 
 # Every message to a virtual site reads its records anew; these are public, and drawing them takes longer than a step.
 @lru_cache(maxsize=2)
-def radiograph_records(source: Radiographs, part: OfficialPart) -> Records:
+def load(source: Radiographs, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
         c ~ U(0, 1),  P(y = 1 | c) = sigmoid(steepness (c - threshold) + intercept_k)
@@ -121,7 +120,7 @@ def radiograph_records(source: Radiographs, part: OfficialPart) -> Records:
         pixels[chosen, 0] = np.rint(255 * taken.clip(0, 1))
     for array in (pixels, labels):
         array.flags.writeable = False
-    return made_up_records(pixels, labels, log_odds, sites)
+    return synthetic_records(pixels, labels, log_odds, sites)
 
 
 def draw_patients(count: int, generator: np.random.Generator) -> Patients:

@@ -4,8 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.data import OfficialPart
-from fl_dpbayes.config.synthetic_sources import MadeUpSites
+from fl_dpbayes.config.sources import OfficialPart, SyntheticSites
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 
@@ -14,7 +13,7 @@ SITES_STREAM = 0
 PART_STREAMS: dict[OfficialPart, int] = {"train": 1, "test": 2}
 
 
-def site_effects(source: MadeUpSites, count: int) -> npt.NDArray[np.float64]:
+def site_effects(source: SyntheticSites, count: int) -> npt.NDArray[np.float64]:
     """Draw how each site differs from the average one: N(0, heterogeneity^2), independent.
 
     Args:
@@ -28,13 +27,13 @@ def site_effects(source: MadeUpSites, count: int) -> npt.NDArray[np.float64]:
     return source.heterogeneity * generator.standard_normal((source.sites, count))
 
 
-def sites_of_part(source: MadeUpSites, part: OfficialPart) -> npt.NDArray[np.int64]:
+def sites_of_part(source: SyntheticSites, part: OfficialPart) -> npt.NDArray[np.int64]:
     """Return the site of each record of a part, (N,) in 0 .. sites - 1: one block each, equal up to one record."""
     count = source.records if part == "train" else source.test_records
     return np.arange(count, dtype=np.int64) * source.sites // count
 
 
-def part_generator(source: MadeUpSites, part: OfficialPart) -> np.random.Generator:
+def part_generator(source: SyntheticSites, part: OfficialPart) -> np.random.Generator:
     """Return the generator of a part's records; parts have streams of their own."""
     return np.random.default_rng([source.seed, PART_STREAMS[part]])
 
@@ -44,7 +43,7 @@ def draw_labels(log_odds: npt.NDArray[np.float64], generator: np.random.Generato
     return (generator.random(len(log_odds)) < expit(log_odds)).astype(np.int64)
 
 
-def made_up_records(
+def synthetic_records(
     features: npt.NDArray,
     labels: npt.NDArray[np.int64],
     log_odds: npt.NDArray[np.float64],

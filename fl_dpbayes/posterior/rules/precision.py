@@ -125,9 +125,7 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
     try:
         precision = factor * cho_solve(cho_factor(covariance, lower=True), np.eye(len(mean)))
     except np.linalg.LinAlgError:
-        raise ValueError(
-            f"the covariance of site {chain.site!r} is singular: use the diagonal or the low-rank form"
-        ) from None
+        raise ValueError(f"the covariance of site {chain.site!r} is singular: use the diagonal form") from None
     return NaturalGaussian(precision, precision @ mean), warnings
 
 
@@ -175,7 +173,7 @@ def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[str, .
     if len(chain.weights) < least:
         raise ValueError(
             f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a precision over {dimensions} "
-            f"dimensions needs at least {least}; keep more samples, or use the diagonal or low-rank form, or a rule "
+            f"dimensions needs at least {least}; keep more samples, or use the diagonal form, or a rule "
             "without precisions"
         )
     effective = effective_draws(chain)

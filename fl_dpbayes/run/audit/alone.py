@@ -7,8 +7,7 @@ import numpy as np
 
 from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import mean_test
+from fl_dpbayes.privacy.audit_statistics import Check, Question, mean_test, verdicts
 from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan, private_settings
 from fl_dpbayes.run.audit.canary_site import (
     DELTA,
@@ -18,7 +17,13 @@ from fl_dpbayes.run.audit.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.run.audit.gradients import clip_norm_for, made_up_records, reaching_start, tensor_lengths, unit_gradient
+from fl_dpbayes.run.audit.gradients import (
+    clip_norm_for,
+    reaching_start,
+    synthetic_records,
+    tensor_lengths,
+    unit_gradient,
+)
 from fl_dpbayes.run.audit.reading import Course, read_stretch
 
 FALSE_ALARM = 1e-5
@@ -47,7 +52,7 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
         The check: for a unit of one record, and for one of several.
     """
     task = canary_task(scenario)
-    levels, labels = made_up_records(task, generator, 1)
+    levels, labels = synthetic_records(task, generator, 1)
     start = reaching_start(scenario, folder, generator, levels, labels)
     gradient = unit_gradient(scenario, folder, start, levels[0], int(labels[0]))
     rule = private_settings(scenario).clipping

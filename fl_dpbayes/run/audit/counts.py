@@ -26,8 +26,7 @@ from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import correlation_tests, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import Check, Question, correlation_tests, mean_test, variance_test, verdicts
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
@@ -42,7 +41,7 @@ from fl_dpbayes.run.audit.canary_site import (
     willing,
     write_canary_site,
 )
-from fl_dpbayes.run.audit.gradients import made_up_records, model_features, start_vector
+from fl_dpbayes.run.audit.gradients import model_features, start_vector, synthetic_records
 
 Array = npt.NDArray[np.float64]
 
@@ -107,7 +106,7 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
 
 def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> Parts:
     task = canary_task(scenario)
-    levels, _ = made_up_records(task, generator, len(SHARES))
+    levels, _ = synthetic_records(task, generator, len(SHARES))
     vector, probabilities = _posterior(scenario, model_features(scenario, folder, levels), generator)
     # Right in the recalibration part and wrong elsewhere: the gradients of a descent then point against each other.
     right = np.array([part == "recalibration" for part in SHARES])

@@ -13,7 +13,7 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan, PrivacyPlan
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.data.site import Part
+from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canary_site import GREY_LEVELS, canary_task, whole_for_training, willing
@@ -27,7 +27,7 @@ ATTEMPTS = 100
 CLIPPED_SHARE, WITHIN_BOUND = 0.7, 0.5
 
 
-def made_up_records(
+def synthetic_records(
     task: Task, generator: np.random.Generator, count: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Draw records of random levels, and labels in turn, shapes (count, *shape) and (count,)."""
@@ -46,11 +46,11 @@ def start_vector(model: Model, task: Task, generator: np.random.Generator, scale
 def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return what the scenario's trained layers see of records: themselves, or their public features."""
     from clients.model_inputs import model_inputs
-    from fl_dpbayes.config.data import Table
+    from fl_dpbayes.config.sources import Table
 
     features = levels.astype(np.float32) / np.float32(GREY_LEVELS)
     count = len(features)
-    part = Part(features, np.zeros(count, np.int64), np.arange(count), count)
+    part = SiteSplit(features, np.zeros(count, np.int64), np.arange(count), count)
     site_file = SiteFile(
         name="auditor",
         role="train",

@@ -11,12 +11,12 @@ from torch import nn
 from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.simulation import SITES_FOLDER, prepare_simulation
-from fl_dpbayes.data.site import Part, load_site
+from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.privacy.audit_membership import MembershipScore, loss_threshold_attack
+from fl_dpbayes.privacy.audit_attacks import MembershipScore, loss_threshold_attack
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
@@ -97,7 +97,7 @@ def attack_membership(
     )
 
 
-def _losses(module: nn.Module, posterior: Arrays, weights: Array, part: Part) -> Array:
+def _losses(module: nn.Module, posterior: Arrays, weights: Array, part: SiteSplit) -> Array:
     probabilities = predictive_probabilities(module, posterior, weights, part.features)
     of_label = probabilities[np.arange(len(part.labels)), part.labels]
     losses = -np.log(np.maximum(of_label, LEAST_PROBABILITY))

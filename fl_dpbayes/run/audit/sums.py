@@ -15,8 +15,15 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import Finding, count_kurtosis, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    Finding,
+    Question,
+    count_kurtosis,
+    mean_test,
+    variance_test,
+    verdicts,
+)
 from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan
 from fl_dpbayes.run.audit.canary_site import (
     DELTA,
@@ -30,9 +37,9 @@ from fl_dpbayes.run.audit.canary_site import (
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
     clipped,
-    made_up_records,
     reaching_start,
     start_vector,
+    synthetic_records,
     unit_gradient,
 )
 from fl_dpbayes.run.audit.reading import Course, Reading, read_stretch
@@ -119,7 +126,7 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
 
 def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, records: int) -> Crowd:
     model, task, plan = scenario.model, canary_task(scenario), own_plan(scenario, pre_noise=0.0)
-    levels, labels = made_up_records(task, generator, MOST_GROUPS)
+    levels, labels = synthetic_records(task, generator, MOST_GROUPS)
     # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
     if isinstance(plan.sampler, MCDropout):
         start = start_vector(model, task, generator, 0.0)

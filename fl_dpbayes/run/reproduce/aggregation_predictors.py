@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import (
     Aggregation,
-    Barycenter,
     Consensus,
     FedAvg,
     FedBE,
@@ -51,10 +50,6 @@ RULES: Mapping[str, Aggregation] = {
     "consensus-diagonal": Consensus(rule="consensus-diagonal", draws=DRAWS),
     "product-diagonal": Product(rule="product-diagonal", draws=DRAWS),
     "product-diagonal, divided": Product(rule="product-diagonal", prior="divided", draws=DRAWS),
-    "product-low-rank": Product(rule="product-low-rank", draws=DRAWS),
-    "product-low-rank, divided": Product(rule="product-low-rank", prior="divided", draws=DRAWS),
-    "wasserstein": Barycenter(rule="wasserstein", draws=DRAWS),
-    "reverse-kl": Barycenter(rule="reverse-kl", draws=DRAWS),
 }
 PVI = "pvi, 10 rounds"
 DISTILLED_STROKES, DISTILLED_NOISE = "distillation, strokes", "distillation, noise"

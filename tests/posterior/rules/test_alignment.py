@@ -7,8 +7,7 @@ from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules import barycenters, consensus, fedavg, fedbe, fedpa, mixture, predbayes, product
-from fl_dpbayes.posterior.rules import product_low_rank as low_rank
+from fl_dpbayes.posterior.rules import consensus, fedavg, fedbe, fedpa, mixture, predbayes, product
 from fl_dpbayes.posterior.rules.alignment import state_warnings, unaligned_units
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
@@ -75,10 +74,7 @@ WEIGHT_SPACE = {
     "consensus-diagonal": lambda s: consensus.combine_diagonal(s, prior_share=1 / 3, draws=12, generator=generator()),
     "consensus-uniform": lambda s: consensus.combine_uniform(s, prior_share=1 / 3, draws=12, generator=generator()),
     "product-diagonal": lambda s: product.combine_diagonal(s, **PRIOR, draws=12, generator=generator()),
-    "product-low-rank": lambda s: low_rank.combine(s, **PRIOR, draws=12, generator=generator()),
     "fedpa": lambda s: fedpa.combine(START, s, WEIGHTS, shrinkage=1.0, prior_scale=1.0, learning_rate=0.1),
-    "wasserstein": lambda s: barycenters.combine_wasserstein(s, WEIGHTS, draws=12, generator=generator()),
-    "reverse-kl": lambda s: barycenters.combine_reverse_kl(s, WEIGHTS, draws=12, generator=generator()),
 }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules import barycenters, consensus, product
+from fl_dpbayes.posterior.rules import consensus, product
 from fl_dpbayes.posterior.rules.conflict import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -17,9 +17,6 @@ RULES = {
     ),
     "consensus-full": lambda samples: consensus.combine_full(
         samples, prior_share=0.5, draws=1, generator=np.random.default_rng(0)
-    ),
-    "reverse-kl": lambda samples: barycenters.combine_reverse_kl(
-        samples, {"a": 0.5, "b": 0.5}, draws=1, generator=np.random.default_rng(0)
     ),
     "consensus-diagonal": lambda samples: consensus.combine_diagonal(
         samples, prior_share=0.5, draws=1, generator=np.random.default_rng(0)
