@@ -35,7 +35,7 @@ def test_agrees_with_sorted_records_in_distinct_bins():
     best = mean_risk(np.sort(right)[::-1])
     assert aurc_excess(statistics) == pytest.approx(mean_risk(order) - best, abs=1e-12)
     for share, kept in ((0.8, 384), (0.9, 432), (0.95, 456), (1.0, 480)):
-        accuracy = accuracy_at_coverage(statistics, share)
+        low, high = accuracy_at_coverage(statistics, share).bounds
         assert (accuracy.value, *accuracy.bounds) == pytest.approx([order[:kept].mean()] * 3, abs=1e-12)
 
 
@@ -60,7 +60,7 @@ def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
     assert area.bounds.low - 1e-12 <= area.value <= area.bounds.high + 1e-12
     assert 0 <= excess <= area.value + 1e-12
     for share in (0.5, 0.8, 1.0):
-        accuracy = accuracy_at_coverage(statistics, share)
+        low, high = accuracy_at_coverage(statistics, share).bounds
         assert low - 1e-12 <= right[: int(np.ceil(share * count))].mean() <= high + 1e-12
 
 

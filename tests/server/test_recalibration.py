@@ -5,13 +5,11 @@ import json
 import numpy as np
 import pandas
 import pytest
-from fl_dpbayes.calibration.scores import exact_auroc
 from rich.console import Console
 from scipy.special import entr
 
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration import recalibrate
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
