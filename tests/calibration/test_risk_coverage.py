@@ -35,7 +35,7 @@ def test_agrees_with_sorted_records_in_distinct_bins():
     best = mean_risk(np.sort(right)[::-1])
     assert aurc_excess(statistics) == pytest.approx(mean_risk(order) - best, abs=1e-12)
     for share, kept in ((0.8, 384), (0.9, 432), (0.95, 456), (1.0, 480)):
-        low, high = accuracy_at_coverage(statistics, share).bounds
+        accuracy = accuracy_at_coverage(statistics, share)
         assert (accuracy.value, *accuracy.bounds) == pytest.approx([order[:kept].mean()] * 3, abs=1e-12)
 
 
