@@ -16,8 +16,7 @@ from fl_dpbayes.posterior.site_samples import PerSite
 from fl_dpbayes.posterior.stored_samples import StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -34,8 +33,8 @@ class FALDStrategy(PosteriorStrategy):
     `burn_in` and `thinning` of the scenario apply to the averaged chain: at most one of its states is kept per round.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, FALD)
         self._rule = rule

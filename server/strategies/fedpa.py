@@ -14,8 +14,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -28,8 +27,8 @@ class FedPAStrategy(PosteriorStrategy):
     A momentum or moment of a site's chain does not outlive the round: it belongs to that site's own posterior.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, FedPA)
         ends = [(number + 1) * self.plan.steps_per_round for number in range(self.plan.rounds)]

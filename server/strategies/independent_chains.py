@@ -20,8 +20,7 @@ from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -32,8 +31,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
     The server state never changes. A site that released too few samples for the rule is left out, with a warning.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         self.rule = federation.scenario.aggregation
         parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
         self._least = least_samples(self.rule, parameters)

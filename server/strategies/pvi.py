@@ -16,12 +16,10 @@ from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.cavity import check_cavity
+from fl_dpbayes.protocol.arrays import Arrays, check_cavity, prefixed
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -56,8 +54,8 @@ class PVIStrategy(PosteriorStrategy):
     can present a factor that its released samples do not have, and a server that was stopped finds them again.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, PVI)
         self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites

@@ -1,13 +1,15 @@
-"""A Grid that hands over replies one by one, in the order of the requests."""
+"""Flower's grid, with replies one by one in the order of the requests, and without dead processes in a simulation."""
 
 import time
 from collections.abc import Iterable, Iterator
 from logging import WARNING
+from typing import Any
 
 from flwr.app import Error, Message
 from flwr.common import log
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 from google.protobuf.message import DecodeError
 
 POLL_SECONDS = 0.05
@@ -88,3 +90,27 @@ class OrderedGrid(Grid):
         except UNREADABLE as error:
             log(WARNING, "a reply could not be put together: %s", type(error).__name__)
             return [unreadable]
+
+
+def replace_dead_actors(grid: Grid) -> None:
+    """Make the simulation's pool of Ray actors put a new actor in the place of a dead one.
+
+    Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being always idle, takes
+    most of them: one killed process would cost most sites all their rounds. This wraps one method of that pool, which
+    lives in this process; nothing is done with the grid of a deployment.
+    """
+    if not isinstance(grid, InMemoryGrid):
+        return
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+    from ray.exceptions import RayActorError
+
+    original = BasicActorPool.fetch_result_and_return_actor_to_pool
+
+    def fetch(self: Any, future: Any) -> Any:
+        try:
+            return original(self, future)
+        except RayActorError:
+            self._future_to_actor[future] = self.create_actor_fn()
+            raise
+
+    BasicActorPool.fetch_result_and_return_actor_to_pool = fetch  # type: ignore[method-assign]

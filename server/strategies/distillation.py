@@ -17,8 +17,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.server_inputs import server_inputs
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import without_prefix
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.independent_chains import IndependentChainsStrategy
 
@@ -38,8 +37,8 @@ class DistillingStrategy(IndependentChainsStrategy):
     mixture of last states, as for every rule on independent chains.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         scenario, task = federation.scenario, federation.roster.task
         assert isinstance(scenario.aggregation, Distillation | PredBayes)
         self._rule = scenario.aggregation
