@@ -12,7 +12,8 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.data.sources.digits import digits_records
+from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
@@ -67,7 +68,7 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
     summary = summary_of(run)
     assert summary["aggregation"] == rule
     assert len(posterior_of(run)) == RULES[rule]
-    records = digits_records()
+    records = load_source(BuiltIn(kind="digits"), "train")
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features)
     predict_records(run.folder, archive, table, Console(quiet=True))

@@ -5,10 +5,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn, ImageShift
+from fl_dpbayes.config.data import ImageShift
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.public_records import synthetic_inputs
 from fl_dpbayes.data.shifts.acquisition import SEVERITIES, shift_images
-from fl_dpbayes.data.sources.synthetic_inputs import synthetic_inputs
 
 KINDS = get_args(ImageShift)
 SEEDS = range(3)

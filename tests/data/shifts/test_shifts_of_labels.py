@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn, Shift
+from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records

@@ -5,9 +5,10 @@ import pandas
 import pytest
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import BuiltIn, DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec, Table
+from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records

@@ -1,33 +1,33 @@
-"""Public records on the server: a NumPy archive or a folder of images, bounded, checked and never unpickled."""
+"""Inputs of a server, which has no patients: public records, bounded and never unpickled, or synthetic ones."""
 
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 from PIL import Image
+from scipy.ndimage import gaussian_filter
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.sources.images import image_pixels
+from fl_dpbayes.models.strokes import draw_strokes
 
 # One gibibyte as float32.
 MAX_VALUES = 2**28
 MAX_PICTURE_PIXELS = 2**26
+# Standard deviations of the blur in pixels, from grains to one slope over the whole picture.
+FINEST, COARSEST_SHARE = 0.5, 0.25
 NO_LABELS = "set aggregation.beta to a number, which needs no labels"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
 @dataclass(frozen=True)
 class PublicRecords:
-    """Records that their user declares public.
-
-    Attributes:
-        features: float32, (N, *task.input_shape), pixels of images in [0, 1].
-        labels: int64, (N,), or None where none were asked for.
-    """
+    """Records that their user declares public: (N, *task.input_shape), and (N,) where labels were asked for."""
 
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | None
@@ -44,9 +44,6 @@ def read_public_records(path: Path, task: Task, *, most: int, labelled: bool) ->
         task: what the federation's model takes and predicts.
         most: how many records to use at most, the first ones.
         labelled: read the labels too; else whatever labels there are stay unread.
-
-    Returns:
-        The records, at least one.
 
     Raises:
         UserError: if the file is absent, too large, unreadable, would need pickle, or does not fit the task.
@@ -70,6 +67,31 @@ def read_public_records(path: Path, task: Task, *, most: int, labelled: bool) ->
     if labels is not None and not ((labels >= 0) & (labels < task.classes)).all():
         raise UserError(f"public records {path}: labels must be whole numbers from 0 to {task.classes - 1}")
     return records
+
+
+def synthetic_inputs(
+    pattern: Literal["noise", "strokes"], count: int, input_shape: tuple[int, ...], generator: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Make inputs of a task without any record: float32, (count, *input_shape), images in [0, 1].
+
+    `noise`, images: white noise blurred by a Gaussian of log-uniform width, stretched to [0, 1], each picture by
+    itself; tables: N(0, 1). `strokes`: one to three connected pen strokes, see `draw_strokes`.
+
+    Raises:
+        UserError: if strokes are asked for and records are no square grey pictures.
+    """
+    if pattern == "strokes":
+        if len(input_shape) != 3 or input_shape[0] != 1 or input_shape[1] != input_shape[2]:
+            raise UserError(
+                f"aggregation.public.pattern 'strokes' draws square grey pictures, not records of shape {input_shape}: "
+                "choose pattern 'noise' or kind 'file'"
+            )
+        return draw_strokes(count, 1, input_shape[1], generator).reshape(count, *input_shape)
+    if len(input_shape) != 3:
+        return generator.normal(size=(count, *input_shape)).astype(np.float32)
+    coarsest = max(FINEST, COARSEST_SHARE * min(input_shape[1:]))
+    widths = np.exp(generator.uniform(np.log(FINEST), np.log(coarsest), count))
+    return np.stack([_smooth_picture(input_shape, width, generator) for width in widths])
 
 
 def _archive(path: Path, task: Task, most: int, *, labelled: bool) -> PublicRecords:
@@ -156,3 +178,10 @@ def _check_size(file: Path) -> None:
         raise UserError(f"image {file} cannot be read: {error}") from None
     if pixels > MAX_PICTURE_PIXELS:
         raise UserError(f"image {file} has {pixels} pixels, allowed are {MAX_PICTURE_PIXELS}: make it smaller")
+
+
+def _smooth_picture(shape: tuple[int, ...], width: float, generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    picture = gaussian_filter(generator.normal(size=shape), (0, width, width), mode="wrap")
+    lowest, highest = picture.min(), picture.max()
+    # A picture of one pixel has no range.
+    return ((picture - lowest) / max(highest - lowest, 1e-12)).astype(np.float32)

@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pandas
 from PIL import Image, UnidentifiedImageError
 
-from fl_dpbayes.config.data import HuggingFace, OfficialPart, Table
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.sources import HuggingFace, OfficialPart, Table
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.images import grey_levels
 from fl_dpbayes.data.sources.table import framed_records
@@ -29,23 +28,18 @@ MAX_NUMBERS = 2**27
 MAX_PICTURE_PIXELS = 2**26
 
 
-def hugging_face_records(source: HuggingFace, part: OfficialPart) -> Records:
+def load(source: HuggingFace, part: OfficialPart) -> Records:
     """Load one split: images resized (bilinear, anti-aliased), or numeric columns centred and scaled.
 
     A local folder is read where it lies. A data set of the hub is downloaded once, into the library's own cache.
 
-    Args:
-        source: name and commit, or folder; columns; sizes or public constants.
-        part: a key of `source.splits`.
-
-    Returns:
-        One record per row, in the split's order; grey levels of images not yet scaled.
+    One record per row, in the split's order; grey levels of images are not yet scaled.
 
     Raises:
         UserError: if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or has a
             value that is not allowed.
     """
-    task = hugging_face_task(source)
+    task = source.task
     split = _split(source, source.splits[part])
     frames, pixels = [], []
     count = 0
@@ -77,16 +71,8 @@ def hugging_face_records(source: HuggingFace, part: OfficialPart) -> Records:
             raise _error(source, f"column {source.site_column!r} has missing values: every row needs its site")
         records = replace(records, natural_site=frame[source.site_column].astype(str).to_numpy(dtype=np.str_))
     if source.image is not None:
-        unit = source.unit_column or "image"
-        records = replace(records, features=np.stack(pixels), task=task, unit=unit, feature_names=())
+        records = replace(records, features=np.stack(pixels), task=task, unit=source.unit, feature_names=())
     return records
-
-
-def hugging_face_task(source: HuggingFace) -> Task:
-    """Say what the records are, from the source's own words: sizes or columns, and classes."""
-    if source.height is not None and source.width is not None:
-        return Task(input_shape=(source.channels, source.height, source.width), classes=source.classes)
-    return Task(input_shape=(len(source.columns),), classes=source.classes)
 
 
 def _place(source: HuggingFace) -> Path:
@@ -176,7 +162,7 @@ def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator
 
 
 def _images(column: "pyarrow.ChunkedArray", source: HuggingFace, first: int) -> list[npt.NDArray[np.uint8]]:
-    _, height, width = hugging_face_task(source).input_shape
+    _, height, width = source.task.input_shape
     images = []
     for row, value in enumerate(column.to_pylist(), start=first + 1):
         # A row may name a file instead, any file of this machine.
