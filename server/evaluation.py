@@ -19,14 +19,13 @@ from fl_dpbayes.calibration.evaluation_counts import (
     record_count,
 )
 from fl_dpbayes.calibration.mean_over_sites import mean_rows
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
-from fl_dpbayes.calibration.reliability import reliability_bins
 from fl_dpbayes.calibration.shift_tests import PREDICTOR as SHIFT_PREDICTOR
 from fl_dpbayes.calibration.shift_tests import shift_detection_rows
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
-from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
-from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise, summarise_noised
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.privacy.check_statement import checked_statement

@@ -6,7 +6,7 @@ from functools import reduce
 import numpy as np
 
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
-from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.calibration.summarise import summarise_noised
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.warning import RunWarning, warning
 

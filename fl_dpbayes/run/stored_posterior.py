@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
 
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration import describe, recalibrate
-from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.aggregation import point_rule
@@ -133,7 +133,7 @@ def evaluate_records(
         statistics = from_batch(probabilities, records.labels)
     row = summarise(statistics, np.random.default_rng(0)).as_row()
     if area := exact_auroc(probabilities, records.labels):
-        row |= {"auroc": area.value, "auroc_bounds": [area.low, area.high]}
+        row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
     if mapping is not None or found.point:
         # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
         row |= {"epistemic": None, "aleatoric": None}
