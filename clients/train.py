@@ -28,8 +28,8 @@ from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import request_digest
 from fl_dpbayes.samplers.chain import ChainResult, ChainStart, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors

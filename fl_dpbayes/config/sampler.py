@@ -125,9 +125,9 @@ class SamplerSettings(Config):
         return 1
 
     @property
-    def what_cools(self) -> str:
-        """What lowers the temperature, which goes as step size over friction."""
-        return "Smaller steps"
+    def levers(self) -> dict[str, float]:
+        """Settings that cool a chain beside smaller steps; temperature goes as step size over friction."""
+        return {}
 
     def state_shapes(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return `<vector>/<parameter name>` -> shape of the arrays in which a state travels, in order."""
@@ -160,9 +160,9 @@ class SGD(SamplerSettings):
         return ("momentum",) if self.momentum > 0 else ()
 
     @property
-    def what_cools(self) -> str:
-        """Less momentum does it too."""
-        return f"Smaller steps, less momentum than {self.momentum:g}" if self.momentum > 0 else super().what_cools
+    def levers(self) -> dict[str, float]:
+        """Less momentum."""
+        return {"momentum": self.momentum} if self.momentum > 0 else {}
 
 
 class Adam(SamplerSettings):
@@ -201,9 +201,9 @@ class SGHMC(SamplerSettings):
         return ("momentum",)
 
     @property
-    def what_cools(self) -> str:
-        """More friction does it too."""
-        return f"Smaller steps, more friction than {self.friction:g}" if self.friction < 1 else super().what_cools
+    def levers(self) -> dict[str, float]:
+        """More friction."""
+        return {"friction": self.friction} if self.friction < 1 else {}
 
 
 class BayesByBackprop(SamplerSettings):

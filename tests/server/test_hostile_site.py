@@ -33,10 +33,10 @@ def test_a_plain_average_is_decided_by_one_site_of_six_and_a_mixture_is_not() ->
     assert plain["rejected"] == 0
     assert plain["relabel"] < 0.1 < 0.9 < plain["honest"]
     # The second rule goes on where the first ended, with the chains that are there.
-    found = measured("whole prior", "quickstart's noise", ("mixture", "wasserstein"))
-    assert found["mixture"]["rejected"] == found["wasserstein"]["rejected"] == 0
+    found = measured("whole prior", "quickstart's noise", ("mixture", "predbayes"))
+    assert found["mixture"]["rejected"] == found["predbayes"]["rejected"] == 0
     assert all(found["mixture"][attack] > found["mixture"]["honest"] - 0.1 for attack in ATTACKS)
-    assert found["wasserstein"]["relabel"] < 0.1
+    assert found["predbayes"]["relabel"] < 0.1
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -14,15 +14,15 @@ from rich.console import Console
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
 from fl_dpbayes.config.aggregation import Product
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.features import FrozenBody
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.sources.digits import digits_records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -71,7 +71,7 @@ def test_only_the_last_layer_travels_and_predictions_are_those_of_the_whole_netw
     stored = load_posterior(run.folder / "posterior.safetensors")
     assert seen == set(stored.samples.arrays)
     assert len(seen) == 2
-    records = digits_records()
+    records = load_source(BuiltIn(kind="digits"), "train")
     whole = build_model(stored.metadata.model.model_copy(update={"frozen_body": None}), records.task, seed=2)
     values = {name: array[None] for name, array in whole.state_dict().items()}
     everything = {

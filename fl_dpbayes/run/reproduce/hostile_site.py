@@ -45,8 +45,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     **{name: {name: rule} for name, rule in _FALD.items()},
     "whole prior": {
         "mixture": "{rule='mixture'}",
-        "wasserstein": "{rule='wasserstein'}",
-        "reverse-kl": "{rule='reverse-kl'}",
         "predbayes": f"{{rule='predbayes', {_PUBLIC}}}",
         "distillation": f"{{rule='distillation', {_PUBLIC}}}",
     },
@@ -59,7 +57,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "consensus-uniform": "{rule='consensus-uniform'}",
         "consensus-diagonal": "{rule='consensus-diagonal'}",
         "product-diagonal": "{rule='product-diagonal'}",
-        "product-low-rank": "{rule='product-low-rank'}",
     },
     "fedpa": {"fedpa": "{rule='fedpa'}"},
     "pvi": {"pvi": "{rule='pvi'}"},
@@ -200,6 +197,6 @@ EXPERIMENT = Experiment(
         "the attacker that the server refused, over all attacks.",
         "`moves up to c`: aggregation.move_bound = c, no site moves the average more than c times as far as the "
         "median site; 2 is the default of `fald` and `fedavg`. Rows without it have move_bound = 'none'. Rules of one "
-        "group (`mixture` to `distillation`, `fedavg` to `product-low-rank`) combine the same chains.",
+        "group (`mixture` to `distillation`, `fedavg` to `product-diagonal`) combine the same chains.",
     ),
 )

@@ -9,8 +9,7 @@ from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ExponentialStepSize, FlatPrior
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.privacy.events import history_of_steps
-from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.events import history_of_steps, noise_of_steps
 from fl_dpbayes.samplers import chain, minibatch
 from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords, poisson_units
