@@ -1,5 +1,11 @@
-"""Calibration intercept and slope of a two-class predictor: what clinical prediction studies report."""
+"""What clinical prediction studies report of a two-class predictor: calibration intercept and slope, decision curves.
 
+The intervals of intercept and slope are Wald's at 95 %, with the larger of two variances: the usual one supposes that
+the fitted line is the truth, and where it was not, covered 92 % of the time; the robust (sandwich) one is too small
+where errors are rare and none was seen.
+"""
+
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -7,35 +13,21 @@ from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
-from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval
+from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
 
 NEWTON_STEPS = 20
 STANDARD_ERRORS = 1e-5
+THRESHOLDS = tuple(step / 20 for step in range(1, 20))  # each an edge of fine bins
+PRIOR_COUNT = 4 / 3
 
 
-class Estimate(NamedTuple):
-    """A maximum-likelihood estimate with its 95 % Wald interval.
-
-    The variance is the larger of two. The usual one supposes that the fitted line is the truth, and where it was not,
-    covered 92 % of the time; the robust (sandwich) one is too small where errors are rare and none was seen.
-    """
-
-    value: float
-    interval: Interval
-
-
-def calibration_intercept(statistics: CalibrationStatistics) -> Estimate | None:
+def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
     """Return the calibration intercept (calibration in the large): a in logit P(y = 1) = a + logit p.
 
     0 is calibrated; above 0 events are more frequent than predicted. Records of a fine bin count at the bin's mean p,
-    so logits beyond those of the first and last bin, +-6.9, are known by their bin's mean only.
-
-    Args:
-        statistics: merged statistics.
-
-    Returns:
-        The intercept, or None for more than two classes, without records, or with labels of one class only.
+    so logits beyond those of the first and last bin, +-6.9, are known by their bin's mean only. None for more than two
+    classes, without records, or with labels of one class only.
 
     Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
     """
@@ -55,18 +47,12 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Estimate | None:
     return _wald(value, _variance(n, y, np.ones((n.size, 1)), value + score))
 
 
-def calibration_slope(statistics: CalibrationStatistics) -> Estimate | None:
+def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
     """Return the calibration slope: b in logit P(y = 1) = a + b logit p, with a free.
 
     1 is calibrated; below 1 predictions are too extreme, above 1 too modest. Records of a fine bin count at the bin's
-    mean p, as in `calibration_intercept`.
-
-    Args:
-        statistics: merged statistics.
-
-    Returns:
-        The slope, or None for more than two classes, with labels of one class, one value of p, or where some
-        threshold separates the classes, or so nearly that no maximum was found.
+    mean p, as in `calibration_intercept`. None for more than two classes, with labels of one class, one value of p, or
+    where some threshold separates the classes, or so nearly that no maximum was found.
 
     Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
     """
@@ -127,6 +113,62 @@ def _variance(n: Floats, y: Floats, design: Floats, index: Floats) -> float:
     return float(max(usual[-1, -1], robust[-1, -1]))
 
 
-def _wald(value: float, variance: float) -> Estimate:
+def _wald(value: float, variance: float) -> Measured:
     half = NORMAL_QUANTILE * variance**0.5
-    return Estimate(value, Interval(value - half, value + half))
+    return Measured(value, Interval(value - half, value + half))
+
+
+class NetBenefit(NamedTuple):
+    """Net benefit at one threshold, per record, in units of a true positive.
+
+    Attributes:
+        threshold: t in (0, 1); a record is treated if p >= t.
+        model: net benefit of treating so.
+        interval: 95 % interval of `model`.
+        all: net benefit of treating everybody.
+        none: that of treating nobody, 0.
+    """
+
+    threshold: float
+    model: float
+    interval: Interval
+    all: float
+    none: float = 0.0
+
+
+def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenefit | None:
+    """Return TP / N - FP / N t / (1 - t), beside treating all and treating none.
+
+    The interval is mean +- z s / sqrt(N) of the terms 1 (true positive), -t / (1 - t) (false positive) and 0 (not
+    treated), after 4/3 of each are added: without them it would have no width where none is treated. None for more than
+    two classes or without records.
+
+    Raises:
+        ValueError: if t is no inner edge of the fine bins.
+
+    Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the added counts after Agresti and Coull,
+        The American Statistician 52 (1998), 119-126.
+    """
+    first = round(threshold * FINE_BINS)
+    if not 0 < first < FINE_BINS or not math.isclose(first / FINE_BINS, threshold):
+        raise ValueError(f"threshold is {threshold}: it must be one of 1/{FINE_BINS} .. {FINE_BINS - 1}/{FINE_BINS}")
+    if statistics.classes != 2 or statistics.count == 0:
+        return None
+    table, count = coarsen(statistics.class_wise[1], FINE_BINS), statistics.count
+    harm = first / (FINE_BINS - first)
+    treated, true_positive, events = table[first:, COUNT].sum(), table[first:, OUTCOME].sum(), table[:, OUTCOME].sum()
+    false_positive = treated - true_positive
+    model = float(true_positive - false_positive * harm) / count
+
+    size = count + 3 * PRIOR_COUNT
+    gained, harmed = (true_positive + PRIOR_COUNT) / size, (false_positive + PRIOR_COUNT) / size
+    middle = gained - harm * harmed
+    half = NORMAL_QUANTILE * math.sqrt((gained + harm**2 * harmed - middle**2) / size)
+    interval = Interval(min(model, float(middle - half)), max(model, float(middle + half)))
+    return NetBenefit(threshold, model, interval, float(events - (count - events) * harm) / count)
+
+
+def decision_curve(statistics: CalibrationStatistics) -> list[NetBenefit] | None:
+    """Return the net benefit at THRESHOLDS, or None for more than two classes or without records."""
+    points = [point for threshold in THRESHOLDS if (point := net_benefit(statistics, threshold))]
+    return points or None
