@@ -88,14 +88,7 @@ def quiet_grid(axes: Axes, direction: str) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Write a figure as SVG whose text is text in the reader's own sans-serif.
-
-    Args:
-        figure: drawn within `figure_settings`.
-
-    Returns:
-        The SVG document; equal figures give equal text.
-    """
+    """Write a figure as SVG whose text is text in the reader's own sans-serif."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     # The measured font is part of matplotlib, so layout does not depend on the machine; the reader may not have it.

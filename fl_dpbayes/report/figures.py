@@ -35,18 +35,7 @@ class DrawnFigure:
 
 
 def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
-    """Draw a run's figures and save them below its `figures` folder.
-
-    Args:
-        run_dir: a run directory with `summary.json`; `privacy.csv` gives epsilon per round.
-
-    Returns:
-        Reliability diagrams (per role, last beside posterior), epsilon per round, each metric per site, reliability at
-        every site, then decision curves (per role). A figure without data is left out.
-
-    Raises:
-        UserError: if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
-    """
+    """Draw a run's figures and save them below its `figures` folder."""
     run = parse_summary(read_summary(run_dir))
     curves = read_epsilon_curves(run_dir)
     figures = [
@@ -62,15 +51,7 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
 
 
 def save_figures(folder: Path | str, figures: Iterable[DrawnFigure]) -> None:
-    """Save figures below a folder's `figures`.
-
-    Args:
-        folder: a run's or a study's.
-        figures: what to save.
-
-    Raises:
-        UserError: if they cannot be written.
-    """
+    """Save figures below a folder's `figures`."""
     below = Path(folder) / "figures"
     with written(below):
         below.mkdir(exist_ok=True)

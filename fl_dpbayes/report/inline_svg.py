@@ -6,15 +6,7 @@ _NOT_FOR_INLINE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<style.*?</style>", re
 
 
 def inline_svg(svg: str, name: str) -> str:
-    """Prepare an SVG document of Matplotlib for an HTML page.
-
-    Args:
-        svg: the document; its text is escaped.
-        name: letters, digits, `_` and `-`; put before every identifier, as one page holds many figures.
-
-    Returns:
-        The `<svg>` element without prologue, name spaces and global style rules.
-    """
+    """Prepare an SVG document of Matplotlib for an HTML page."""
     text = _NOT_FOR_INLINE.sub("", svg).strip()
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     text = text.replace("xlink:href=", "href=")

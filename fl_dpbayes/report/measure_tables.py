@@ -37,16 +37,7 @@ Row = TypeVar("Row", bound=_Placed)
 
 
 def split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list[Row], list[Row]]:
-    """Tell the rows that are read first from the others.
-
-    Args:
-        rows: of sites and of `pooled:<role>`.
-        predictor: only its rows come first; None for those of every predictor.
-
-    Returns:
-        Rows over all sites of a role, or of its sites where the role is not pooled; then the others, without the only
-        site of a role, whose rows would repeat the pooled ones.
-    """
+    """Tell the rows that are read first from the others."""
     pooled = {row.role for row in rows if row.site == f"pooled:{row.role}"}
     sites = {role: {row.site for row in rows if row.role == role} - {f"pooled:{role}"} for role in pooled}
     main, further = [], []

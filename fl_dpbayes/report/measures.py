@@ -44,14 +44,7 @@ class Measures:
 
 
 def gather_measures(run: Summary) -> Measures:
-    """Gather the tables of everything that was measured beyond calibration.
-
-    Args:
-        run: a run's summary.
-
-    Returns:
-        The tables; one without rows is not to be shown.
-    """
+    """Gather the tables of everything that was measured beyond calibration."""
     groups = [row for row in run.subgroups if row.n]
     clinical = [row for row in run.places if row.calibration_intercept is not None or row.calibration_slope is not None]
     known = [row for row in run.places if row.rms_true is not None or row.ece_true is not None]

@@ -22,30 +22,14 @@ class PageFigure:
 
 
 def render_page(template: str, **content: object) -> str:
-    """Fill a page's template; every value is escaped unless it is one of our own figures.
-
-    Args:
-        template: Jinja source.
-        content: what the template names; the stylesheet is added.
-
-    Returns:
-        The page.
-    """
+    """Fill a page's template; every value is escaped unless it is one of our own figures."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["unbroken"] = _unbroken
     return environment.from_string(template).render(stylesheet=Markup(STYLESHEET), **content)
 
 
 def page_figure(figure: DrawnFigure, table: PageTable) -> PageFigure:
-    """Put a figure and its numbers on a page.
-
-    Args:
-        figure: drawn by this package.
-        table: the numbers in it.
-
-    Returns:
-        The part of the page.
-    """
+    """Put a figure and its numbers on a page."""
     # The SVG is ours, and Matplotlib escapes the text in it.
     return PageFigure(Markup(inline_svg(figure.svg, figure.name)), figure.description, table)
 

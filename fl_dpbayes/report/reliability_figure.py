@@ -12,16 +12,7 @@ PERCENT = ("0", "25", "50", "75", "100")
 
 
 def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Figure:
-    """Draw one reliability diagram above the histogram of its confidences.
-
-    Args:
-        row: the bins; an empty bin has no point.
-        title: what was measured where.
-        subtitle: the numbers that belong to it.
-
-    Returns:
-        The figure; filled points lie outside the consistency band.
-    """
+    """Draw one reliability diagram above the histogram of its confidences."""
     figure = Figure(figsize=(WIDTH_INCHES, 4.3))
     set_title(figure, title, subtitle)
     diagram = figure.add_axes((0.085, 0.325, 0.865, 0.515))
@@ -32,13 +23,7 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
 
 
 def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
-    """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin.
-
-    Args:
-        axes: where to draw; both axes run from 0 to 1.
-        row: the bins; an empty bin has no point, one outside its band a filled point.
-        marker_size: of the points.
-    """
+    """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin."""
     for part in row.bins:
         if part.band_low is not None and part.band_high is not None:
             axes.fill_between(

@@ -130,14 +130,7 @@ def calibration_csv_row(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_not_cut_off(run_dir: Path | str) -> None:
-    """Say how to go on with a run of which the result is missing.
-
-    Args:
-        run_dir: a folder without a result.
-
-    Raises:
-        UserError: if a run was begun in it.
-    """
+    """Say how to go on with a run of which the result is missing."""
     if any((Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")):
         command = f"fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}"
         raise UserError(f"the run in {run_dir} is not finished: go on with  {command}")

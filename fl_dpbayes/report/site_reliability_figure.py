@@ -44,15 +44,7 @@ class _Grid:
 
 
 def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Figure:
-    """Draw a reliability diagram for each site.
-
-    Args:
-        rows: one for each site, of one predictor, in reading order; at least one.
-        title: the predictor in words.
-
-    Returns:
-        The figure; filled points lie outside the consistency band.
-    """
+    """Draw a reliability diagram for each site."""
     columns = 2 if len(rows) <= 4 else 3
     grid = _Grid(columns, math.ceil(len(rows) / columns))
     figure = Figure(figsize=(WIDTH_INCHES, grid.height))

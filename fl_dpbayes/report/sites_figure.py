@@ -24,15 +24,7 @@ def _value(row: CalibrationRecord, metric: str) -> float | None:
 
 
 def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
-    """Choose which places are drawn: all, or the pooled ones and the sites with the worst values.
-
-    Args:
-        rows: in reading order.
-        metric: a field of the rows.
-
-    Returns:
-        At most `MAX_PLACES` places, in reading order.
-    """
+    """Choose which places are drawn: all, or the pooled ones and the sites with the worst values."""
     places = list(dict.fromkeys(row.site for row in rows if _value(row, metric) is not None))
     if len(places) <= MAX_PLACES:
         return places
@@ -47,16 +39,7 @@ def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
 
 
 def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> Figure | None:
-    """Draw one metric for every place and predictor.
-
-    Args:
-        rows: in reading order.
-        metric: a field of the rows; shares are drawn in percentage points.
-        title: the metric's name.
-
-    Returns:
-        The figure, or None where the metric is defined nowhere.
-    """
+    """Draw one metric for every place and predictor."""
     places = drawn_places(rows, metric)
     if not places:
         return None

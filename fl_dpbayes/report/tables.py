@@ -48,15 +48,7 @@ def _privacy_caption(summary: Summary) -> str:
 
 
 def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
-    """Show what the run cost each site that trained, and each site that released noised test results.
-
-    Args:
-        summary: a run's summary, in memory or as read from `summary.json`.
-        width: characters of the terminal; columns that do not fit are left out.
-
-    Returns:
-        The table; epsilon and mu are rounded up.
-    """
+    """Show what the run cost each site that trained, and each site that released noised test results."""
     run = parse_summary(summary)
     units = {site.name: site.n for site in run.sites}
     trained, tested = run.privacy, run.evaluation_privacy
@@ -100,16 +92,7 @@ def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
 
 
 def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
-    """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other.
-
-    Args:
-        summary: a run's summary, in memory or as read from `summary.json`.
-        width: characters of the terminal; columns that do not fit are left out.
-
-    Returns:
-        The table. ECE stands with the value that a perfectly calibrated model would show on as many records, the
-        debiased root-mean-square error with its interval; both in percentage points.
-    """
+    """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other."""
     run = parse_summary(summary)
     medians = median_rows(run)
     rows = in_reading_order([*medians, *run.calibration])

@@ -5,12 +5,23 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fl_dpbayes.report.numbers import rounded_up
-from fl_dpbayes.report.study.baseline import beside_baseline, combinations, rows_at, setting_words
-from fl_dpbayes.report.study.estimates import Estimate, estimate
-from fl_dpbayes.report.study.methods import BASELINE, Difference, compared_axes, differences, method_rows
-from fl_dpbayes.report.study.quantities import Quantity, axis_name, place_words, quantity
+from fl_dpbayes.report.study.comparisons import (
+    BASELINE,
+    UNSHIFTED,
+    Difference,
+    at_severity,
+    beside_baseline,
+    combinations,
+    compared_axes,
+    differences,
+    estimate,
+    method_rows,
+    rows_at,
+    setting_words,
+    shift_kinds,
+)
+from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, place_words, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults
-from fl_dpbayes.report.study.shift_figures import UNSHIFTED, at_severity, shift_kinds
 
 MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5
@@ -38,14 +49,7 @@ class StudyAnswer:
 
 
 def study_answer(study: StudyResults) -> StudyAnswer:
-    """Say what a study found.
-
-    Args:
-        study: its folder's content.
-
-    Returns:
-        The sentences.
-    """
+    """Say what a study found."""
     found = differences(study, study.metric)
     return StudyAnswer(
         lead=_lead(study),

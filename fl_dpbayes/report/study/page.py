@@ -8,16 +8,10 @@ from fl_dpbayes.report.figures import DrawnFigure, save_figures
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.page import PageFigure, page_figure, render_page
 from fl_dpbayes.report.study.answer import study_answer
-from fl_dpbayes.report.study.method_figures import (
-    axis_figures,
-    heterogeneity_figures,
-    seconds_figure,
-)
-from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
-from fl_dpbayes.report.study.place_figures import sites_figure, subgroup_figure, truth_figure
+from fl_dpbayes.report.study.figures import study_figures
+from fl_dpbayes.report.study.panels import draw_panels
 from fl_dpbayes.report.study.quantities import place_words
-from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
-from fl_dpbayes.report.study.shift_figures import conformal_figures, detection_figure, epistemic_figure, shift_figures
+from fl_dpbayes.report.study.results import label_text, read_study
 from fl_dpbayes.report.study.tables import (
     baseline_table,
     differences_table,
@@ -30,33 +24,6 @@ from fl_dpbayes.report.study.tables import (
 from fl_dpbayes.report.study.template import TEMPLATE
 
 PAGE = "report.html"
-
-
-def study_figures(study: StudyResults) -> list[tuple[str, str, list[PanelFigure]]]:
-    """Gather a study's figures by section, in reading order.
-
-    Args:
-        study: its folder's content.
-
-    Returns:
-        (heading, note, figures); sections without a figure are left out.
-    """
-    where = f"At {place_words(study.record.where)}."
-    sections: list[tuple[str, str, list[PanelFigure | None]]] = [
-        ("Methods", where, [*axis_figures(study), *heterogeneity_figures(study)]),
-        ("Sites", "", [sites_figure(study), subgroup_figure(study)]),
-        ("Shift", "Severity 0 is the same site's records as they are.", [*shift_figures(study)]),
-        ("Uncertainty at new sites", "", [detection_figure(study), epistemic_figure(study)]),
-        (
-            "Conformal prediction sets",
-            "Calibrated on the training sites' test records: the promise holds for sites like those only.",
-            [*conformal_figures(study)],
-        ),
-        ("Estimates against known truth", "", [truth_figure(study)]),
-        ("Cost", "", [seconds_figure(study)]),
-    ]
-    kept = [(heading, note, [item for item in items if item is not None]) for heading, note, items in sections]
-    return [section for section in kept if section[2]]
 
 
 def write_study_report(folder: Path) -> Path:

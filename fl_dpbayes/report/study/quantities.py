@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from fl_dpbayes.report.numbers import decimal, interval, points
-from fl_dpbayes.report.study.estimates import Estimate
 from fl_dpbayes.report.wording import METRIC_NAMES, ROLES
 
 SHARES = ("accuracy", "ece", "mce", "ace", "sce", "rms_debiased", "rms_true", "ece_true")
@@ -18,6 +17,30 @@ AXIS_NAMES = {
     "held_out": "held-out site",
     "seed": "seed",
 }
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95% interval.
+
+    Attributes:
+        mean: over seeds of the mean over settings.
+        low: end of Student's t interval over seeds; None for a single one.
+        high: the other end.
+        seeds: how many.
+        settings: over how many cells a seed's mean goes.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+    settings: int
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, where there is one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,9 @@ from typing import Any
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
 from fl_dpbayes.report.page_tables import Cell, PageTable
 from fl_dpbayes.report.run_files import BOUNDED
-from fl_dpbayes.report.study.baseline import beside_baseline, setting_words
-from fl_dpbayes.report.study.estimates import Estimate, estimate
-from fl_dpbayes.report.study.methods import differences
+from fl_dpbayes.report.study.comparisons import beside_baseline, differences, estimate, setting_words
 from fl_dpbayes.report.study.panels import PanelFigure
-from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
+from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text
 
 MOST_ROWS = 2_000
