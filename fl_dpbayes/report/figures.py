@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Role, Summary, parse_summary
 from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure, read_epsilon_curves
@@ -19,7 +20,7 @@ from fl_dpbayes.report.reliability_figure import reliability_figure
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.site_reliability_figure import site_reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
-from fl_dpbayes.report.wording import METRIC_NAMES, ROLES, in_reading_order, predictor_name
+from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 SITE_RELIABILITY = "reliability-sites"
 SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
@@ -125,9 +126,9 @@ def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure:
 def _draw_sites(run: Summary, metric: str) -> DrawnFigure | None:
     name = figure_name("sites", metric)
     with figure_settings(name):
-        figure = sites_figure(in_reading_order(run.places), metric, METRIC_NAMES[metric])
+        figure = sites_figure(in_reading_order(run.places), metric, METRICS[metric].name)
         if figure is None:
             return None
         drawn = any(row.intervals.get(metric) is not None for row in run.calibration)
         ends = ", with 95% intervals" if drawn else ""
-        return DrawnFigure(name, figure_svg(figure), f"{METRIC_NAMES[metric]} at every site{ends}.")
+        return DrawnFigure(name, figure_svg(figure), f"{METRICS[metric].name} at every site{ends}.")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.summary import (
     CalibrationRecord,
     EvaluationPrivacyRecord,
@@ -262,11 +263,10 @@ def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
     """Show one metric at every place, a column per predictor."""
     ordered = in_reading_order(rows)
     predictors = {row.predictor: predictor_name(row) for row in ordered}
-    write = decimal if metric in ("nll", "brier", "auroc") else points
+    write = points if METRICS[metric].unit == "share" else decimal
     places: dict[str, dict[str, Cell]] = {}
     for row in ordered:
-        ends = row.auroc_bounds if metric == "auroc" else row.intervals.get(metric)
-        cell = (write(getattr(row, metric)), interval(ends, write))
+        cell = (write(getattr(row, metric)), interval(row.intervals.get(metric), write))
         places.setdefault(place_name(row), {})[row.predictor] = cell
     cells = [
         _cells((place, *(found.get(predictor, (UNDEFINED, "")) for predictor in predictors)))

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.figure_style import BAND, INK, WIDTH_INCHES, predictor_style, quiet_grid, set_title
@@ -16,7 +17,6 @@ PREDICTOR_INCHES = 0.1
 LEGEND_INCHES = 0.17
 GUTTER = 0.345
 MAX_PLACES = 40
-PERCENT_METRICS = ("accuracy", "ece", "rms_debiased", "mce", "ace", "sce")
 
 
 def _value(row: CalibrationRecord, metric: str) -> float | None:
@@ -75,7 +75,7 @@ def _draw_row(axes: Axes, row: CalibrationRecord, metric: str, vertical: float) 
     value = _value(row, metric)
     if value is None:
         return
-    scale, style = 100 if metric in PERCENT_METRICS else 1, predictor_style(row.predictor)
+    scale, style = 100 if METRICS[metric].unit == "share" else 1, predictor_style(row.predictor)
     if metric == "ece" and row.ece_if_calibrated_high is not None:
         axes.barh(vertical, scale * row.ece_if_calibrated_high, height=0.22, color=BAND, zorder=1)
     ends = row.intervals.get(metric)

@@ -175,7 +175,7 @@ def _verdict(measured: Quantity, value: Estimate) -> str:
 def _shifts(study: StudyResults) -> str:
     measured, frame, predictor = quantity(study.metric), study.results, study.main_predictor()
     kinds = shift_kinds(study, frame)
-    if not kinds or not measured.sided or predictor is None:
+    if not kinds or not measured.metric.better or predictor is None:
         return ""
     frame = frame[frame[PREDICTOR] == predictor]
     found = {}
@@ -186,7 +186,7 @@ def _shifts(study: StudyResults) -> str:
                 found[kind, severity] = value
     if not found:
         return ""
-    sign = -1 if measured.higher_is_better else 1
+    sign = -1 if measured.metric.better == "higher" else 1
     kind, severity = max(found, key=lambda key: sign * found[key].mean)
     value = found[kind, severity]
     text = (
@@ -200,7 +200,7 @@ def _shifts(study: StudyResults) -> str:
 
 def _where_large(found: dict[tuple[str, int], Estimate], measured: Quantity) -> str:
     """Say from which severity on the error is large: surely where its interval says so."""
-    if not measured.is_error:
+    if not measured.metric.calibration_error:
         return ""
     several = any(value.ends is not None for value in found.values())
     first: dict[int, list[str]] = {}

@@ -107,7 +107,7 @@ def _figure(
     subtitle = "; ".join(part for part in (measured.drawn_unit, reading) if part)
     return PanelFigure(
         name, f"{measured.short_name} {title}", subtitle, measured.heading, tuple(panels), measured.scale,
-        measured.drawn_places, from_zero=measured.is_error, grey=grey,
+        measured.drawn_places, from_zero=measured.metric.calibration_error, grey=grey,
     )  # fmt: skip
 
 
