@@ -14,7 +14,7 @@ from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.metrics import METRICS
-from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.config.summary import Summary, parse_summary
 
 SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 
@@ -129,14 +129,13 @@ def check_not_cut_off(run_dir: Path | str) -> None:
         raise UserError(f"the run in {run_dir} is not finished: go on with  {command}")
 
 
-def read_summary(run_dir: Path | str) -> dict:
-    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it.
+def read_summary(run_dir: Path | str) -> Summary:
+    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it; raises as `stored_summary`."""
+    return parse_summary(stored_summary(run_dir))
 
-    Args:
-        run_dir: the run directory.
 
-    Returns:
-        The summary as written: undefined is None, infinite is "inf".
+def stored_summary(run_dir: Path | str) -> dict[str, Any]:
+    """Read and check a summary, and return it as written: undefined is None, infinite is "inf".
 
     Raises:
         UserError: if the folder is not a run directory, or a file of the two is damaged.

@@ -122,13 +122,12 @@ def show_run(run_folder: Path, console: Console) -> None:
     console.print(privacy_table(summary, console.width))
     if clipped := clipped_sentence(clipped_shares(run_folder)):
         console.print(clipped, markup=False, highlight=False)
-    if summary["calibration"]:
+    if summary.calibration:
         console.print()
         console.print(calibration_table(summary, console.width))
-    warnings = summary.get("warnings", [])
-    if warnings:
+    if summary.warnings:
         console.print()
-    for warning in warnings:
+    for warning in summary.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
 

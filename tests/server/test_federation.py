@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from server.grid import OrderedGrid
 
 SUMMARY_KEYS = {

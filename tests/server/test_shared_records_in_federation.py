@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 
 COPIES = [
     f"sites.{name}.{key}"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fl_dpbayes.report.figures import figure_name
+from fl_dpbayes.report.figure_style import figure_name
 from fl_dpbayes.report.numbers import decimal
 from fl_dpbayes.report.study.comparisons import (
     RECALIBRATION,

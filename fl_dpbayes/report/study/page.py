@@ -1,12 +1,11 @@
 """The report of a study: one page that needs no other file, no script and no network."""
 
+from functools import partial
 from pathlib import Path
 
-from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.report.figure_style import figure_settings, figure_svg
-from fl_dpbayes.report.figures import DrawnFigure, save_figures
+from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, save_figures
 from fl_dpbayes.report.numbers import duration
-from fl_dpbayes.report.page import PageFigure, page_figure, render_page
+from fl_dpbayes.report.page import PageFigure, page_figure, write_page
 from fl_dpbayes.report.study.answer import study_answer
 from fl_dpbayes.report.study.figures import study_figures
 from fl_dpbayes.report.study.panels import draw_panels
@@ -21,19 +20,11 @@ from fl_dpbayes.report.study.tables import (
     settings_table,
     spent_table,
 )
-from fl_dpbayes.report.study.template import TEMPLATE
-
-PAGE = "report.html"
+from fl_dpbayes.report.template import STUDY
 
 
 def write_study_report(folder: Path) -> Path:
-    """Write `report.html` from a study's folder, and its figures beside it.
-
-    Args:
-        folder: holds `study.json`, `study.toml` and the study's tables.
-
-    Returns:
-        The path of the page.
+    """Write `report.html` from `study.json`, `study.toml` and the tables of a study's folder, and its figures beside.
 
     Raises:
         UserError: if a file of the study is missing or damaged, or the folder cannot be written to.
@@ -44,14 +35,16 @@ def write_study_report(folder: Path) -> Path:
     for heading, note, figures in study_figures(study):
         items: list[PageFigure] = []
         for content in figures:
-            with figure_settings(content.name):
-                svg = figure_svg(draw_panels(content))
-            drawn.append(DrawnFigure(content.name, svg, f"{content.title}; {content.subtitle}."))
-            items.append(page_figure(drawn[-1], figure_table(content)))
+            figure = drawn_figure(content.name, f"{content.title}; {content.subtitle}.", partial(draw_panels, content))
+            if figure is not None:
+                drawn.append(figure)
+                items.append(page_figure(figure, figure_table(content)))
         sections.append((heading, note, items))
     save_figures(folder, drawn)
-    page = render_page(
-        TEMPLATE,
+    return write_page(
+        folder,
+        STUDY,
+        title=f"{study.record.study}: calibration of a grid of runs",
         record=study.record,
         answer=study_answer(study),
         axes={name: ", ".join(map(label_text, values)) for name, values in study.record.axes.items()},
@@ -69,6 +62,3 @@ def write_study_report(folder: Path) -> Path:
             "Versions": ", ".join(f"{name} {version}" for name, version in study.record.versions.items()),
         },
     )
-    path = folder / PAGE
-    write_atomically(path, page)
-    return path
