@@ -51,12 +51,8 @@ def hospitals(federation, tmp_path: Path):
     return lambda *overrides, **more: federation(*keys, *overrides, **more)
 
 
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
-
-
 def rows_of(run) -> dict:
-    return {(row["site"], row["predictor"]): row for row in summary_of(run)["calibration"]}
+    return {(row["site"], row["predictor"]): row for row in run.summary()["calibration"]}
 
 
 def site_files(run) -> dict:
@@ -65,7 +61,7 @@ def site_files(run) -> dict:
 
 
 def recalibration_requests(run) -> list:
-    return [m for m in run.grid.requests if m.metadata.message_type == "train.recalibrate"]
+    return run.requests("train.recalibrate")
 
 
 def counts_of(run, site: str, stored) -> np.ndarray:
@@ -79,7 +75,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
 def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
     run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}")
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
     assert len(summary["recalibration"]["average"]) == 2
     for row in summary["privacy"]:
@@ -104,7 +100,7 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
         "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, prior={kind='gaussian', scale=1.0}}",
     )
     run.run()
-    summary, stored = summary_of(run), load_posterior(run.folder / "posterior.safetensors")
+    summary, stored = run.summary(), load_posterior(run.folder / "posterior.safetensors")
     counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
     pooled = fit_isotonic(NoisedTable(counted["a"] + counted["b"], 0.0))
     assert summary["recalibration"]["average"] == pytest.approx(list(pooled.parameters))
@@ -127,7 +123,7 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(
     monkeypatch.setattr("server.federation.write_report", write_report)
     run = hospitals(ISOTONIC)
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     sigma = solve_multiplier(4.0, 1e-3, 1.0, 1)
     cost = account((GaussianEvent(sigma, 1.0, 1),), 1e-3).epsilon_pld
     for site in ("a", "b"):
@@ -224,7 +220,7 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
 
     run.grid.change = hostile
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     assert [text for text in summary["warnings"] if "b did not recalibrate: rejected" in text]
     assert "recalibration_epsilon" not in next(row for row in summary["privacy"] if row["site"] == "b")
     assert summary["recalibration"] is not None
@@ -233,7 +229,7 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
 def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
     run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}")
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     assert sum("recalibration is mostly noise: in the counts of the sum of all sites" in w for w in summary["warnings"])
     assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
     assert rows["held", "recalibrated"]["nll"] == pytest.approx(rows["held", "posterior"]["nll"], abs=1e-9)
@@ -249,7 +245,7 @@ def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospital
     # The shift leaves about this share, so the declaration is right.
     assert abs(labels.mean() - ELSEWHERE[1]) < 0.08
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     assert {site for site, predictor in rows if predictor == "prior_corrected"} == {"elsewhere", "pooled:shifted"}
     before, after = rows["elsewhere", "posterior"], rows["elsewhere", "prior_corrected"]
     assert after["n"] == before["n"]
@@ -325,7 +321,7 @@ def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
     run.run()
     rows = rows_of(run)
     assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
-    assert len(summary_of(run)["recalibration"]["average"]) == 30
+    assert len(run.summary()["recalibration"]["average"]) == 30
 
 
 def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospitals) -> None:
@@ -351,4 +347,4 @@ def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospital
         settings = site_files(run)[site].ledger
         with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
             assert ledger.spent("recalibration").steps == 1
-    assert len(summary_of(run)["recalibration"]["average"]) == 30
+    assert len(run.summary()["recalibration"]["average"]) == 30

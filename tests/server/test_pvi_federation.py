@@ -9,7 +9,6 @@ from flwr.app import Array, Error, Message
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
@@ -19,15 +18,11 @@ TRAINING = "training={rounds=3, steps_per_round=10, burn_in=2, thinning=1}"
 
 
 def posterior_of(run) -> dict[str, np.ndarray]:
-    return load_posterior(run.folder / "posterior.safetensors").samples.arrays
+    return run.posterior().arrays
 
 
 def warnings_of(run) -> str:
-    return "\n".join(json.loads((run.folder / "summary.json").read_text())["warnings"])
-
-
-def training_requests(run) -> list[Message]:
-    return [message for message in run.grid.requests if message.metadata.message_type == "train"]
+    return "\n".join(run.warnings())
 
 
 def sent(message: Message, prefix: str) -> np.ndarray:
@@ -38,7 +33,7 @@ def sent(message: Message, prefix: str) -> np.ndarray:
 def test_requests_carry_the_cavity_and_start_at_the_mean_of_q(federation) -> None:
     run = federation("aggregation={rule='pvi', damping=0.3}", *FOUR, TRAINING)
     run.run()
-    first, second = training_requests(run)[:4], training_requests(run)[4:8]
+    first, second = run.requests("train")[:4], run.requests("train")[4:8]
     for message in first:
         assert (sent(message, "cavity/mean") == 0).all()
         assert (sent(message, "cavity/precision") == 1).all()
@@ -81,7 +76,7 @@ def test_silent_site_has_no_factor_and_the_run_goes_on(federation) -> None:
         else reply
     )
     run.run()
-    last = {run.site_of(message): message for message in training_requests(run)[-4:]}
+    last = {run.site_of(message): message for message in run.requests("train")[-4:]}
     # The cavity of a site without a factor is q itself, which is at least as sharp as every other site's cavity.
     others = [sent(last[site], "cavity/precision") for site in last if site != "south"]
     assert all((sent(last["south"], "cavity/precision") >= other * (1 - 1e-6)).all() for other in others)
@@ -147,7 +142,7 @@ def test_site_that_claims_to_know_too_well_does_not_make_the_others_diverge(fede
     run.grid.change = sharpened
     run.run()
     assert "round 1: west keeps its old factor: the planned steps are too long" in warnings_of(run)
-    participation = json.loads((run.folder / "summary.json").read_text())["participation"]
+    participation = run.summary()["participation"]
     assert all(status == "OK" for row in participation for status in row["statuses"]), participation
 
 

@@ -1,7 +1,5 @@
 """What a run warns of, once."""
 
-import json
-
 import numpy as np
 import pandas
 import pytest
@@ -17,7 +15,7 @@ WIDE = ["training={rounds=1, steps_per_round=4, burn_in=3, thinning=1}", "privac
 
 def warnings_of(run) -> list[str]:
     run.run()
-    return json.loads((run.folder / "summary.json").read_text())["warnings"]
+    return run.warnings()
 
 
 def test_policy_that_lets_nothing_out_is_said_once_for_all_sites(federation) -> None:
@@ -29,7 +27,7 @@ def test_policy_that_lets_nothing_out_is_said_once_for_all_sites(federation) -> 
 def test_noise_hotter_than_the_plan_is_said_once(federation) -> None:
     hot = federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", name="hot")
     (text,) = [text for text in warnings_of(hot) if "Privacy needs more noise" in text]
-    rows = json.loads((hot.folder / "summary.json").read_text())["privacy"]
+    rows = hot.summary()["privacy"]
     hottest = max(rows, key=lambda row: row["temperature"])["site"]
     assert text.startswith(f"{hottest}, the hottest of 4 such sites")
     assert "than temperature 0.001" in text
@@ -141,7 +139,7 @@ def test_heat_of_momentum_is_advised_on_with_friction(federation) -> None:
 def test_point_estimate_has_no_epistemic_uncertainty_anywhere(federation, tmp_path, capsys) -> None:
     run = federation("aggregation.rule=fedavg")
     run.run()
-    rows = json.loads((run.folder / "summary.json").read_text())["calibration"]
+    rows = run.summary()["calibration"]
     assert {
         (row["samples"], row["epistemic"], row["aleatoric"]) for row in rows if row["predictor"] == "posterior"
     } == {(1, None, None)}
