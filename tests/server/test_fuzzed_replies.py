@@ -34,7 +34,7 @@ from server.evaluation_stage import EvaluationStage
 from server.federation import STRATEGIES
 from server.ledger_heads import LedgerHeads
 from server.recalibration import recalibrate_sites
-from server.roster import Federation, admission_rules, call_roster
+from server.roster import Federation, call_roster
 from server.run_record import EVENTS_FILE, RunRecord
 from server.strategies.independent_chains import IndependentChainsStrategy
 
@@ -151,7 +151,6 @@ class Sites:
         self.grid = InlineGrid(app, len(self.scenario.sites))
         self.folder = folder
         self.names = {number + 1: site for number, site in enumerate(self.scenario.sites)}
-        self.rules = admission_rules(self.scenario, str(folder / SITES_FOLDER))
         self.stages: dict[str, Stage] = {}
         self.ask()
 
@@ -171,7 +170,7 @@ class Sites:
             cards.update(self.asked(messages))
             return [Message(copied(cards[self.names[m.metadata.dst_node_id]]), reply_to=m) for m in messages]
 
-        roster = call_roster(Answering(asked), list(self.names), list(self.scenario.sites), self.rules)
+        roster = call_roster(Answering(asked), list(self.names), self.scenario, str(self.folder / SITES_FOLDER))
         module = build_model(self.scenario.model, roster.task, self.scenario.seed)
         self.fixed = Federation(
             self.scenario, run_identifier(self.scenario), roster, 3, parameter_shapes(module), self.folder, "sites"
@@ -213,7 +212,7 @@ class Sites:
         def asked(messages: list[Message]) -> list[Message]:
             return answer(numbered(messages))
 
-        roster = call_roster(Answering(asked), list(self.names), list(self.scenario.sites), self.rules)
+        roster = call_roster(Answering(asked), list(self.names), self.scenario, str(self.folder / SITES_FOLDER))
         said = "" if HOSTILE in {member.card.name for member in roster.members} else "left out"
         for text in map(sentence, roster.left_out):
             assert text.isprintable()
