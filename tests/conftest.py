@@ -100,6 +100,10 @@ class Federation:
         asked = [message for message in self.grid.requests if message.metadata.message_type == kind]
         return [message for message in asked if site in ("", self.site_of(message))]
 
+    def asked(self, kind: str, site: str = "") -> list[dict]:
+        """The records of what was asked."""
+        return [record_of(message) for message in self.requests(kind, site)]
+
     def spoil(
         self,
         change: Callable[[Message], Message | None],

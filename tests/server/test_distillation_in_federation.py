@@ -80,9 +80,7 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
     assert len(run.posterior()) == 1
     assert run.posterior().temperatures.tolist() == [0.0]
     share = {
-        json.loads(str(message.content["config"]["record"]))["plan"]["prior_share"]
-        for message in run.grid.requests
-        if message.metadata.message_type == "train"
+        json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
     }
     assert share == {1.0}
     assert (said["kind"], said["file"], said["count"], said["labelled"]) == ("file", "public.npz", 400, False)

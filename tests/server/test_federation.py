@@ -84,8 +84,7 @@ def test_only_training_sites_get_training_requests(plain) -> None:
 
 def test_run_without_the_section_asks_for_no_recalibration(plain) -> None:
     assert plain.requests("train.recalibrate") == []
-    records = [json.loads(message.content["config"]["record"]) for message in plain.requests("evaluate")]
-    assert all(record["recalibration"] is None for record in records)
+    assert all(record["recalibration"] is None for record in plain.asked("evaluate"))
     assert plain.summary()["recalibration"] is None
 
 

@@ -35,10 +35,6 @@ def ledger_of(federation, site: str) -> Ledger:
     return Ledger.open_existing(ledger_place(settings), settings.cohort)
 
 
-def record_of(message) -> dict:
-    return json.loads(message.content["config"]["record"])
-
-
 @pytest.mark.slow
 def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(
     federation, monkeypatch: pytest.MonkeyPatch
@@ -111,9 +107,8 @@ def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: p
 def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(federation) -> None:
     run = federation("recalibration={fraction=0.2, steps=12, rounds=3}")
     run.run()
-    requests = run.requests("train.recalibrate")
-    assert {run.site_of(message) for message in requests} == {"north", "south", "east", "west"}
-    records = [record_of(message) for message in requests]
+    assert {run.site_of(message) for message in run.requests("train.recalibrate")} == {"north", "south", "east", "west"}
+    records = run.asked("train.recalibrate")
     assert [record["first_step"] for record in records] == [0] * 4 + [4] * 4 + [8] * 4
     starts = [record["start"] for record in records]
     assert starts[:4] == [[0.0]] * 4
@@ -125,21 +120,11 @@ def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_a
     run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}")
     run.run()
     maps = run.summary()["recalibration"]
-    used = {run.site_of(message): record_of(message)["recalibration"] for message in run.requests("evaluate")}
+    used = {site: run.asked("evaluate", site)[0]["recalibration"] for site in run.scenario.sites}
     assert all(mapping["method"] == "vector" for mapping in used.values())
     for site, mapping in used.items():
         assert mapping["parameters"] == maps["sites"].get(site, maps["average"])
     assert len({tuple(mapping["parameters"]) for mapping in used.values()}) == 5
-
-
-def test_a_run_without_the_section_asks_for_none(federation) -> None:
-    run = federation()
-    run.run()
-    assert run.requests("train.recalibrate") == []
-    assert all(record_of(message)["recalibration"] is None for message in run.requests("evaluate"))
-    summary = run.summary()
-    assert summary["recalibration"] is None
-    assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
 
 
 def test_site_without_budget_for_it_runs_a_prefix_and_the_run_goes_on(federation) -> None:

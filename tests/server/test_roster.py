@@ -21,10 +21,7 @@ FOUR_ROUNDS = f"training={{rounds=4, steps_per_round={STEPS}, burn_in=0, thinnin
 
 
 def train_requests(run, site: str) -> dict[int, dict]:
-    return {
-        int(message.metadata.group_id): json.loads(message.content["config"]["record"])
-        for message in run.requests("train", site)
-    }
+    return {record["round"]: record for record in run.asked("train", site)}
 
 
 def connect(run, nodes_before_round) -> None:

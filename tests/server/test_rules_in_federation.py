@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Message
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
@@ -42,14 +42,6 @@ def accuracy_of(run) -> float:
     return next(r["accuracy"] for r in rows if (r["site"], r["predictor"]) == ("pooled:train", "posterior"))
 
 
-def silence(run, site: str) -> None:
-    run.grid.change = lambda request, reply: (
-        Message(Error(5, ""), reply_to=request)
-        if request.metadata.message_type == "train" and run.site_of(request) == site
-        else reply
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
@@ -66,9 +58,7 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
     assert (pandas.read_csv(table)["predicted"] == records.labels).mean() > 0.6
     assert accuracy_of(run) > 0.6
     share = {
-        json.loads(str(message.content["config"]["record"]))["plan"]["prior_share"]
-        for message in run.grid.requests
-        if message.metadata.message_type == "train"
+        json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
     }
     assert share == {1.0 if rule in WHOLE_PRIOR else 0.25}
 
@@ -144,7 +134,7 @@ def test_missing_site_changes_only_what_it_would_have_sent(federation) -> None:
     product = federation("aggregation.rule=product-diagonal", *KEPT, name="product")
     consensus = federation("aggregation.rule=consensus-diagonal", *KEPT, name="consensus")
     for run in (product, consensus):
-        silence(run, "south")
+        run.silence("south", error=5)
         run.run()
         assert len(run.posterior()) == 100
     counted = "3 sites with a prior share of 0.25 count the prior 0.75 times"

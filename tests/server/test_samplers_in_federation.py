@@ -9,14 +9,14 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 
 KINDS = ("sgld", "sgd", "adam", "sghmc", "bbp", "mc-dropout")
-MODEL = 'model={ kind = "mlp", hidden = [8] }'
+MODEL = ['model={ kind = "mlp", hidden = [8] }', "sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MIXTURE = "aggregation.rule=mixture"
 OPEN = 'privacy={ kind = "none", sampling_rate = 0.5 }'
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federation, kind: str) -> None:
-    run = federation(MODEL, MIXTURE, f"sampler.kind=dp-{kind}")
+    run = federation(*MODEL, MIXTURE, f"sampler.kind=dp-{kind}")
     run.run()
     samples = run.posterior()
     assert {name: array.shape[1:] for name, array in samples.arrays.items()} == {
@@ -32,14 +32,14 @@ def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federatio
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampler_without_privacy_costs_infinity_and_says_so(federation, kind: str) -> None:
-    run = federation(MODEL, MIXTURE, OPEN, f"sampler.kind={kind}")
+    run = federation(*MODEL, MIXTURE, OPEN, f"sampler.kind={kind}", "training.rounds=1")
     run.run()
     for row in run.summary()["privacy"]:
         assert (row["epsilon"], row["budget"]) == ("inf", "inf")
 
 
 def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
-    run = federation(MODEL, MIXTURE, "sampler.kind=dp-adam")
+    run = federation(*MODEL, MIXTURE, "sampler.kind=dp-adam")
     states = {}
 
     def keep(request, reply):
@@ -61,10 +61,9 @@ def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
 
 
 def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
-    one, two = federation(MIXTURE, name="one"), federation(MIXTURE, "training.chains=2", name="two")
     sigma = "privacy.noise_multiplier=20.0"
-    one = federation(MODEL, MIXTURE, sigma, name="one-chain")
-    two = federation(MODEL, MIXTURE, sigma, "training.chains=2", name="two-chains")
+    one = federation(*MODEL, MIXTURE, sigma, name="one-chain")
+    two = federation(*MODEL, MIXTURE, sigma, "training.chains=2", name="two-chains")
     starts = {}
 
     def keep(request, reply):
@@ -90,11 +89,9 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
 
 
 def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation) -> None:
-    run = federation(MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5")
+    run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5")
     run.run()
-    assert set(run.posterior().arrays) == {
-        "1.weight", "1.bias", "3.weight", "3.bias"
-    }  # fmt: skip
+    assert set(run.posterior().arrays) == {"1.weight", "1.bias", "3.weight", "3.bias"}
 
 
 @pytest.mark.parametrize(
