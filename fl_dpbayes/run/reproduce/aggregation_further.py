@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fl_dpbayes.posterior.rules import mixture
 from fl_dpbayes.posterior.rules.weights import unit_weights
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.reproduce.aggregation_chains import Budget, ChainSettings, independent_chains
 from fl_dpbayes.run.reproduce.aggregation_distillation import DistillationSettings, distilled_mixture
 from fl_dpbayes.run.reproduce.aggregation_predictors import (
@@ -82,4 +83,4 @@ def further_predictors(
         if not found.converged:
             said.append(f"its fit stopped at {settings.distillation.iterations} iterations before it converged")
         probabilities = predicted(hospitals, found.aggregate.samples)[None]
-        yield Predictor(method, probabilities, chains.history, (*said, *found.aggregate.warnings))
+        yield Predictor(method, probabilities, chains.history, (*said, *map(sentence, found.aggregate.warnings)))

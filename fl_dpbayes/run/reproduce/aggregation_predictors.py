@@ -22,6 +22,7 @@ from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.rules.weights import uniform_weights, unit_weights
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.reproduce.aggregation_chains import (
     STEPS,
     Budget,
@@ -117,7 +118,7 @@ def predictors(
             warnings: tuple[str, ...] = ()
             if method != ALONE:
                 of_site = predbayes.combine(of_site, beta=0.5 if method == HALFWAY else 1.0)[np.newaxis]
-                warnings = predbayes.temperature_warnings(chains(settings, 1.0).samples)
+                warnings = tuple(map(sentence, predbayes.temperature_warnings(chains(settings, 1.0).samples)))
             yield Predictor(method, of_site, history, warnings)
         else:
             yield _by_rule(method, hospitals, settings, budget, chains, seed)
@@ -147,7 +148,12 @@ def _by_rule(
         start={},
         generator=np.random.default_rng(seed),
     )
-    return Predictor(method, predicted(hospitals, aggregate.samples)[np.newaxis], found.history, aggregate.warnings)
+    return Predictor(
+        method,
+        predicted(hospitals, aggregate.samples)[np.newaxis],
+        found.history,
+        tuple(map(sentence, aggregate.warnings)),
+    )
 
 
 def predicted(hospitals: Hospitals, samples: PosteriorSamples) -> Floats:

@@ -14,6 +14,7 @@ from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.reproduce.aggregation_chains import (
     PRIOR_SCALE,
     STEPS,
@@ -77,7 +78,9 @@ def refined_posterior(hospitals: Hospitals, settings: PVISettings, budget: Budge
         start = {name: array[0] for name, array in unflatten(state.posterior.mean[np.newaxis], shapes).items()}
     drawn = state.posterior.sample(draws, np.random.default_rng(seed))
     return Refined(
-        posterior_aggregate(drawn, shapes, ()).samples, solved.history, (*state.warnings, *state.noisy_factors)
+        posterior_aggregate(drawn, shapes, ()).samples,
+        solved.history,
+        tuple(map(sentence, (*state.warnings, *state.noisy_factors))),
     )
 
 
