@@ -14,6 +14,7 @@ from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise_noise
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.protocol.arrays import Arrays
@@ -97,8 +98,8 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
         return 0.0
 
 
-def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> str:
-    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map; else empty.
+def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> RunWarning | None:
+    """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map.
 
     Args:
         together: the map of all counts, None where it cannot be fitted.
@@ -106,30 +107,22 @@ def counts_warning(together: RecalibrationMap | None, own: Mapping[str, Recalibr
     """
     hidden = [name for name, fitted in own.items() if fitted is None]
     if together is not None and not hidden:
-        return ""
+        return None
     where = "the sum of all sites" if together is None else ", ".join(hidden)
-    return (
-        f"recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records for a share "
-        f"known to {LARGEST_DEVIATION:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
-        "there; raise recalibration.fraction or epsilon, or choose method 'temperature'"
-    )
+    return warning("counts-noise", where=where, largest=LARGEST_DEVIATION)
 
 
-def dominating_site(role: Role, counts: Mapping[str, float]) -> str | None:
+def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | None:
     """Say so where one of three or more sites states most of the test records that are pooled; `counts` by site."""
     held = {site: max(count, 0.0) for site, count in counts.items()}
     total = sum(held.values())
     largest = max(held, key=lambda site: held[site])
     if len(held) < 3 or held[largest] <= 0.5 * total:
         return None
-    return (
-        f"{largest} states {held[largest]:.0f} of {total:.0f} test records and has {held[largest] / total:.0%} of the "
-        f"pooled result of role {role!r}, more than all other sites together; its count is its own word: compare the "
-        "sites' own rows"
-    )
+    return warning("dominating", largest, held=held[largest], all=total, share=held[largest] / total, role=role)
 
 
-def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
+def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
     """Say so where a pooled result without one site differs by more than the width of its 95 % interval.
 
     Args:
@@ -137,13 +130,13 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
         tables: site -> sums of the predictor that is read first, noise 0 where they are exact.
 
     Returns:
-        A sentence for each metric that one site decides, naming the site that moves it most; none for a single site.
+        A warning for each metric that one site decides, naming the site that moves it most; none for a single site.
     """
     if len(tables) < 2:
         return []
     pooled = _summary_of(tables.values())
     without = {site: _summary_of(table for other, table in tables.items() if other != site) for site in tables}
-    sentences = []
+    found = []
     for metric, name in DECIDED.items():
         value, ends = getattr(pooled, metric), pooled.intervals.get(metric)
         rests = {site: getattr(rest, metric) for site, rest in without.items() if getattr(rest, metric) is not None}
@@ -151,12 +144,9 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
             continue
         site = max(rests, key=lambda site: abs(rests[site] - value))
         if abs(rests[site] - value) > ends.high - ends.low:
-            sentences.append(
-                f"{site} decides what is pooled over the {len(tables)} {role} sites: their {name} is {value:.3f} "
-                f"[{ends.low:.3f}, {ends.high:.3f}] with it and {rests[site]:.3f} without it; sites may differ that "
-                "much, or one be broken or made up: read the sites' own rows"
-            )
-    return sentences
+            measured = {"value": value, "low": ends.low, "high": ends.high, "without": rests[site]}
+            found.append(warning("decisive", site, sites=len(tables), role=role, metric=name, **measured))
+    return found
 
 
 def _summary_of(tables: Iterable[NoisedTable]) -> CalibrationSummary:
