@@ -46,7 +46,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     trainers = [member.card.name for member in federation.roster.training]
     hot = temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
     convergence = convergence_rows(scenario, bank, chains, hot=bool(hot))
-    calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
+    calibration, reliability = evaluation.rows() if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
     privacy = [_privacy(site, record, recalibration) for site in trainers]
@@ -91,7 +91,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,
-        "subgroups": evaluation.subgroup_rows(scenario.seed) if evaluation else [],
+        "subgroups": evaluation.subgroup_rows() if evaluation else [],
         "shift_detection": evaluation.shift_detection_rows() if evaluation else [],
         "conformal": evaluation.conformal() if evaluation else [],
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_room
-from server.evaluation import Evaluation
-from server.evaluation_stage import EvaluationStage, most_evaluated
+from server.evaluation import EvaluationStage, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
 from server.run_record import RunRecord

@@ -30,7 +30,7 @@ from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
-from server.evaluation_stage import EvaluationStage
+from server.evaluation import EvaluationStage
 from server.federation import STRATEGIES
 from server.ledger_heads import LedgerHeads
 from server.recalibration import recalibrate_sites
