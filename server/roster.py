@@ -71,6 +71,11 @@ class Roster:
         return tuple(member for member in self.members if member.card.role == "train")
 
     @property
+    def units(self) -> dict[str, int]:
+        """Declared units of each member that trains."""
+        return {member.card.name: member.card.units for member in self.training}
+
+    @property
     def task(self) -> Task:
         """The task that all members share."""
         return self.members[0].card.task

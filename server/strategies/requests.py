@@ -48,9 +48,9 @@ class RoundRequests(Strategy):
     def site_plan(self, sites: int) -> TrainingPlan:
         """Return the plan of every site's chain, with the prior share that fits `sites` training sites."""
 
-    @abstractmethod
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return where a site's chain goes on this round, given the current server state."""
+        """Return where a site's chain goes on this round: the server state, which is broadcast."""
+        return arrays
 
     def cavity(self, site: str) -> Arrays:
         """Return the Gaussian that a site's next request carries as its prior; none unless the plan asks for it."""
@@ -132,8 +132,7 @@ class RoundRequests(Strategy):
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:
-        units = {member.card.name: member.card.units for member in self.federation.roster.training}
-        weights, found = weigh_sites(self.federation.scenario.aggregation, units)
+        weights, found = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
         if found:
             self.record.warn(found)
         return weights
