@@ -15,10 +15,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.data.site_ledger import create_ledger
+from fl_dpbayes.data.site_ledger import create_ledger, ledger_place
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
@@ -94,6 +94,15 @@ class Federation:
 
     def posterior(self) -> PosteriorSamples:
         return load_posterior(self.folder / "posterior.safetensors").samples
+
+    def site_file(self, site: str) -> SiteFile:
+        (path,) = (self.folder / SITES_FOLDER).glob(f"*-{site}.toml")
+        return read_site_file(path)
+
+    def ledger(self, site: str) -> Ledger:
+        settings = self.site_file(site).ledger
+        assert settings is not None
+        return Ledger.open_existing(ledger_place(settings), settings.cohort)
 
     def requests(self, kind: str, site: str = "") -> list[Message]:
         """What was asked, of one site or of all."""

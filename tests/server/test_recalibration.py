@@ -12,14 +12,11 @@ from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
@@ -29,20 +26,17 @@ pytestmark = pytest.mark.slow
 RECALIBRATED = ["recalibration={fraction=0.2, steps=12}"]
 
 
-def ledger_of(federation, site: str) -> Ledger:
-    path = next(path for path in (federation.folder / "sites").glob("*.toml") if path.stem.endswith(f"-{site}"))
-    settings = read_site_file(path).ledger
-    return Ledger.open_existing(ledger_place(settings), settings.cohort)
+@pytest.fixture(scope="module")
+def recalibrated(federations):
+    run = federations(*RECALIBRATED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.federation.write_report", write_report)
+        run.run()
+    return run
 
 
-@pytest.mark.slow
-def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(
-    federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.federation.write_report", write_report)
-    run = federation(*RECALIBRATED)
-    run.run()
-    summary = run.summary()
+def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(recalibrated) -> None:
+    run, summary = recalibrated, recalibrated.summary()
     assert not [text for text in summary["warnings"] if "recalibrate" in text]
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     places = {"pooled:train", "pooled:held_out", "pooled:shifted", *run.scenario.sites}
@@ -59,7 +53,7 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
         assert 0.999 * budget <= row["recalibration_epsilon"] <= budget
         assert 0.999 * budget <= row["epsilon"] <= budget
     for site in ("north", "south", "east", "west"):
-        with ledger_of(run, site) as ledger:
+        with run.ledger(site) as ledger:
             assert ledger.spent("recalibration").steps == 12
             assert ledger.verify() == []
     mapping = load_posterior(run.folder / "posterior.safetensors").metadata.recalibration
@@ -72,9 +66,8 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
     assert "ε of recalibration" in page
 
 
-def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: pytest.CaptureFixture) -> None:
-    run = federation(*RECALIBRATED)
-    run.run()
+def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    run = recalibrated
     records = load_source(BuiltIn(kind="digits"), "train")
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features[:60], labels=records.labels[:60])
@@ -145,7 +138,6 @@ def test_refusing_site_is_left_out_of_the_average_with_a_warning(federation) -> 
     assert set(summary["recalibration"]["sites"]) == {"south", "east", "west"}
 
 
-@pytest.mark.slow
 def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
     run = federation(*RECALIBRATED)
     run.grid.change = lambda request, reply: None if request.metadata.message_type == "train.recalibrate" else reply
