@@ -33,8 +33,8 @@ from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.inline_engine import logs_in, task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
+from server.check_reply import reachable
 from server.federation import run_federation
-from server.reachable import reachable
 
 Floats = npt.NDArray[np.float64]
 

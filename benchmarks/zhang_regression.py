@@ -28,9 +28,11 @@ from fl_dpbayes.posterior.regression import predict_regression
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.chain import ChainStart, run_chain
 from fl_dpbayes.samplers.gradients.loss import summed_gaussian_negative_log_likelihood
-from fl_dpbayes.samplers.state_vectors import initial_slots
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.planned import PlannedChain
+from fl_dpbayes.samplers.state_vectors import initial_vectors
 
 Floats = npt.NDArray[np.float64]
 
@@ -141,14 +143,14 @@ def _trained(method: str, setting: str, run: int, data: Simulation, streams: Str
          "privacy": privacy, "chain_start": "broadcast"}
     )  # fmt: skip
     solved = solve_plan(plan, len(data.x))
-    names = {"sampling": "sampling", "noise": "noise", "pre_noise": "pre-noise", "model": "model"}
     result = run_chain(
-        module, data.x, data.y, np.arange(len(data.x)),
-        plan=plan, noise_multipliers=solved.noise_multipliers, units=len(data.x), first_step=0, steps=STEPS,
-        start=initial_slots(plan.sampler, to_vector(module)),
-        streams=ChainStreams(**{name: streams.generator(stream) for name, stream in names.items()}),
-        loss=summed_gaussian_negative_log_likelihood,
-    )  # fmt: skip
+        module,
+        TrainingRecords(data.x, data.y, np.arange(len(data.x)), summed_gaussian_negative_log_likelihood),
+        PlannedChain(plan, len(data.x), solved.noise_multipliers),
+        range(STEPS),
+        ChainStart(initial_vectors(plan.sampler, to_vector(module))),
+        streams.of_chain(),
+    )
     arrays = vector_to_arrays(torch.from_numpy(result.samples), module)
     last = {name: array[-1:] for name, array in arrays.items()}
     train, test = (output_draws(module, last, x)[0, :, 0] for x in (data.x, data.test_x))

@@ -14,8 +14,7 @@ from clients.noised_release import release_noised
 from clients.predictor_arrays import read_predictors
 from clients.refused import RefusedError
 from clients.subgroups import count_predictions, measured_groups
-from fl_dpbayes.calibration.bins import on_grid
-from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
+from fl_dpbayes.calibration.bins import in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
@@ -26,7 +25,7 @@ from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import PRIOR_CORRECTED, RECALIBRATED, EvaluateReply, EvaluateRequest, Group
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import request_digest
 
 
 def evaluate_predictors(

@@ -1,22 +1,64 @@
 """Which nodes take part, and in which role: asked before the first round, and of every node that comes later."""
 
+import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
-from server.admission import Admission
-from server.messages import EXPIRED, read_reply, request_message
-from server.rejection import RejectedError, rejecting
+from fl_dpbayes.report.warnings import sentence
+from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
 
 # Flower gives no node this id.
 NO_NODE = 0
+POLL_SECONDS = 0.2
+NODE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a node must be to join a run, and how long it may take to say who it is.
+
+    Attributes:
+        timeout: seconds to wait for the nodes' cards.
+        simulation_folder: where virtual sites find their files; empty in deployment.
+        least_units: privacy units that a site that trains declares at least.
+        most_silences: after so many questions in a row without an answer a node is asked no more.
+        nodes_may_change: whether a site that is gone may come back on another node.
+    """
+
+    timeout: float
+    simulation_folder: str
+    least_units: int
+    most_silences: int
+    nodes_may_change: bool
+
+
+def admission_rules(scenario: Scenario, simulation_folder: str, longest: float = math.inf) -> Admission:
+    """Return a scenario's rules; the others wait for a card at most `longest` seconds.
+
+    A site whose expected batch q n is below one unit would take steps far longer than its share of the evidence: its
+    steps are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere.
+    """
+    resources = scenario.resources
+    return Admission(
+        timeout=min(longest, resources.round_timeout),
+        simulation_folder=simulation_folder,
+        # 1/q of a decimal q may lie a rounding above a whole number.
+        least_units=math.ceil(1 / scenario.privacy.sampling_rate - 1e-9),
+        most_silences=resources.silent_rounds,
+        nodes_may_change=resources.nodes_may_change,
+    )
 
 
 @dataclass(frozen=True)
@@ -38,7 +80,7 @@ class Roster:
 
     Attributes:
         members: the sites.
-        left_out: a sentence on each node that did not join.
+        left_out: a warning of each node that did not join.
         asked: nodes that have said who they are, or that they do not say it; none is asked again.
         silences: node -> how often in a row it was asked and gave no answer.
         away: nodes of members that were not connected when the roster was last called.
@@ -46,7 +88,7 @@ class Roster:
     """
 
     members: tuple[Member, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[RunWarning, ...]
     asked: frozenset[int] = frozenset()
     silences: Mapping[int, int] = field(default_factory=dict)
     away: frozenset[int] = frozenset()
@@ -68,18 +110,49 @@ class Roster:
         return self.members[0].card.task
 
 
+@dataclass(frozen=True)
+class Federation:
+    """What is fixed for a whole run, but for who has joined: `planned_sites` sites trained when it began.
+
+    `heads_file` keeps the heads of the sites' ledgers across runs; None where the ledgers are made for the run.
+    """
+
+    scenario: Scenario
+    run: str
+    roster: Roster
+    planned_sites: int
+    shapes: dict[str, tuple[int, ...]]
+    run_folder: Path
+    simulation_folder: str
+    heads_file: Path | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> list[int]:
+    """Wait until `expected` nodes are connected, or the time is over; return the ids of those that are, ascending.
+
+    `settled`: seconds after which a number above zero that has not grown is final.
+    """
+    deadline, seen = time.monotonic() + NODE_SECONDS, 0
+    while True:
+        node_ids = sorted(grid.get_node_ids())
+        if settled is not None and len(node_ids) > seen:
+            seen, deadline = len(node_ids), time.monotonic() + settled
+        if len(node_ids) >= expected or time.monotonic() >= deadline:
+            return node_ids
+        time.sleep(POLL_SECONDS)
+
+
 def call_roster(grid: Grid, node_ids: Sequence[int], order: Sequence[str], admission: Admission) -> Roster:
     """Ask every node for its card.
 
-    Args:
-        grid: the grid.
-        node_ids: the nodes.
-        order: names in the order that the roster shall have; others follow alphabetically.
-        admission: the rules.
-
     Returns:
-        The members; a node that did not answer, repeats a name, declares too few units or has another task than most is
-        left out.
+        The members, as `order` names them, others after these alphabetically; a node that did not answer, repeats a
+        name, declares too few units or has another task than most is left out.
 
     Raises:
         UserError: if no site that trains answered.
@@ -94,15 +167,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
 
     A node is asked until it answers, or has been silent too often. The order of the members so far stays, newcomers
     follow. A site keeps its node while that is gone; only where the rules allow it may another take its place, if its
-    card says the same, until the first one is back.
-
-    Args:
-        grid: the grid.
-        roster: who takes part so far.
-        admission: the rules.
-
-    Returns:
-        The roster with the newcomers, or an equal one if nothing has changed.
+    card says the same, until the first one is back. The roster is an equal one if nothing has changed.
     """
     connected = set(grid.get_node_ids())
     given_up = {node for node, count in roster.silences.items() if count >= admission.most_silences}
@@ -133,7 +198,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
             if first_nodes[name] == NO_NODE:
                 first_nodes[name] = member.node_id
         elif name in vacant:
-            left_out.append(f"{name} did not come back: its card is not what it was")
+            left_out.append(warning("card-changed", name))
         elif member.card.task == roster.task:
             joined[name] = member
         else:
@@ -153,7 +218,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
 
 def _cards(
     grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], admission: Admission
-) -> tuple[dict[str, Member], list[str], set[int]]:
+) -> tuple[dict[str, Member], list[RunWarning], set[int]]:
     requests = [
         request_message(
             None,
@@ -167,7 +232,7 @@ def _cards(
         for node_id in node_ids
     ]
     members: dict[str, Member] = {}
-    left_out: list[str] = []
+    left_out: list[RunWarning] = []
     answered: set[int] = set()
     waiting: dict[str, int] | None = None
     for reply in grid.send_and_receive(requests, timeout=admission.timeout):
@@ -191,13 +256,13 @@ def _cards(
                     f"needs {admission.least_units}, so that a batch holds one on average"
                 )
         except (RejectedError, ValueError) as error:
-            left_out.append(f"a node did not join: {error}")
+            left_out.append(warning("no-card", reason=str(error)))
             continue
         members[card.name] = Member(node_id, card)
     return members, left_out, answered
 
 
-def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[str]) -> Roster:
+def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Sequence[str]) -> Roster:
     position = {name: index for index, name in enumerate(order)}
     ordered = sorted(
         members.values(), key=lambda member: (position.get(member.card.name, len(order)), member.card.name)
@@ -205,7 +270,8 @@ def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[s
     trainers = [member for member in ordered if member.card.role == "train"]
     if not trainers:
         raise UserError(
-            "no site that trains answered: " + ("; ".join(left_out) or "give at least one site the role 'train'")
+            "no site that trains answered: "
+            + ("; ".join(map(sentence, left_out)) or "give at least one site the role 'train'")
         )
     # The first of the commonest: one site's word must not leave out all others.
     task = Counter(member.card.task for member in trainers).most_common(1)[0][0]
@@ -219,5 +285,5 @@ def _taken(name: str) -> str:
     return f"the name {name!r} is taken by another node"
 
 
-def _differs(member: Member, task: Task) -> str:
-    return f"{member.card.name} did not join: its records or classes differ from {task}"
+def _differs(member: Member, task: Task) -> RunWarning:
+    return warning("other-task", member.card.name, task=str(task))

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 import fl_dpbayes
-from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.grouped_warnings import folded
 from fl_dpbayes.report.settings_table import settings_table
+from fl_dpbayes.report.warnings import sentence, sentences
 from server.convergence import (
     convergence_rows,
     convergence_warnings,
@@ -20,8 +20,8 @@ from server.convergence import (
     optimiser_warnings,
     temperature_warnings,
 )
-from server.fixed import Federation
 from server.recalibration import Recalibration
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.small_delta import largest_at_small_delta
 from server.strategies.fald import FALDStrategy
@@ -102,15 +102,15 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         },
         "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         "configurations_tried": scenario.configurations_tried,
-        "convergence": convergence,
+        "convergence": [row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence],
         "warnings": [
-            *_not_private(scenario),
-            *federation.roster.left_out,
-            *folded(record.warnings, [member.card.name for member in members]),
-            *optimiser_warnings(scenario),
-            *mixture_warnings(strategy),
-            *convergence_warnings(convergence),
-            *hot,
+            *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
+            *map(sentence, federation.roster.left_out),
+            *sentences(record.warnings),
+            *map(sentence, optimiser_warnings(scenario)),
+            *map(sentence, mixture_warnings(strategy)),
+            *map(sentence, convergence_warnings(convergence)),
+            *map(sentence, hot),
         ],
         "heterogeneity": heterogeneity,
     }
@@ -134,7 +134,7 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         "mu_kind": statement.mu_kind,
         "steps": statement.steps,
         "history": [list(row) for row in statement.history],
-        "rounds": sum(outcome.usable for outcome in record.outcomes.get(site, [])),
+        "rounds": record.rounds_used(site),
         "budget": float("inf") if statement.budget is None else statement.budget,
         "unit": statement.unit,
     }
@@ -145,16 +145,10 @@ def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None
         return None
     return {
         "method": recalibration.average.method,
-        "noise": recalibration.noise,
+        "noise": sentence(recalibration.noise) if recalibration.noise else "",
         "average": list(recalibration.average.parameters),
         "sites": {site: list(own.parameters) for site, own in recalibration.own.items()},
     }
-
-
-def _not_private(scenario: Scenario) -> list[str]:
-    if scenario.privacy.kind == "dp":
-        return []
-    return ["Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their records."]
 
 
 def _evaluation_privacy(site: str, statement: PrivacyStatement) -> dict[str, Any]:

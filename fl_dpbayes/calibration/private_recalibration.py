@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
+from fl_dpbayes.calibration.bins import in_fixed_pieces
 from fl_dpbayes.calibration.recalibration import Floats, log_probabilities, record_gradients
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationPlan
 from fl_dpbayes.privacy.events import GaussianEvent, History

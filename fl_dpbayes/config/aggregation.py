@@ -13,7 +13,7 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.distillation import Distillation, PredBayes
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES
-from fl_dpbayes.config.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler, has_temperature
+from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
 from fl_dpbayes.config.site_weighing import LargestShare, SiteWeights, cannot_be_kept
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
@@ -105,17 +105,8 @@ class Product(Config):
     `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then divides out (`divided`).
     """
 
-    rule: Literal["product-full", "product-diagonal", "product-low-rank"]
+    rule: Literal["product-full", "product-diagonal"]
     prior: Literal["fractional", "divided"] = "fractional"
-    draws: Draws = 100
-
-
-class Barycenter(Config):
-    """A weighted average of the sites' Gaussians as distributions, as wide as one site, of which `draws` are taken."""
-
-    rule: Literal["wasserstein", "reverse-kl"]
-    site_weights: SiteWeights = "units"
-    largest_share: LargestShare = None
     draws: Draws = 100
 
 
@@ -146,7 +137,7 @@ class PVI(Config):
 
 
 Aggregation = Annotated[
-    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Barycenter | PVI | Distillation | PredBayes,
+    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | PVI | Distillation | PredBayes,
     Field(discriminator="rule"),
 ]
 
@@ -184,7 +175,7 @@ def prior_share(rule: Aggregation, sites: int) -> float:
         1/K (convention A) for all others.
     """
     match rule:
-        case Mixture() | Barycenter() | Product(prior="divided") | PVI() | Distillation() | PredBayes():
+        case Mixture() | Product(prior="divided") | PVI() | Distillation() | PredBayes():
             return 1.0
         case _:
             return 1.0 / sites
@@ -221,16 +212,13 @@ def least_samples(rule: Aggregation, parameters: int) -> int:
         parameters: number of the model's parameters, d.
 
     Returns:
-        d + 4 for precision matrices, 5 for precisions of single parameters (PVI: in each round), 2 for variances,
-        else 1.
+        d + 4 for precision matrices, 5 for precisions of single parameters (PVI: in each round), else 1.
     """
     match rule.rule:
         case "consensus-full" | "product-full":
             return parameters + 4
-        case "consensus-diagonal" | "product-diagonal" | "reverse-kl" | "pvi":
+        case "consensus-diagonal" | "product-diagonal" | "pvi":
             return LEAST_SAMPLES
-        case "product-low-rank" | "wasserstein":
-            return 2
         case _:
             return 1
 
@@ -246,12 +234,12 @@ def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) 
     Raises:
         ValueError: naming what does not fit, and the remedy.
     """
-    if isinstance(rule, FALD) and isinstance(sampler, BayesByBackprop | MCDropout):
+    if isinstance(rule, FALD) and sampler.draws_samples:
         raise ValueError(
             f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
             f"{sampler.kind!r}: choose rule 'mixture'"
         )
-    if isinstance(rule, Consensus | Product | Barycenter | FedPA | PVI) and not has_temperature(sampler):
+    if isinstance(rule, Consensus | Product | FedPA | PVI) and not sampler.has_temperature:
         raise ValueError(
             f"aggregation.rule {rule.rule!r} needs the spread of samples at a known temperature, which sampler.kind "
             f"{sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"

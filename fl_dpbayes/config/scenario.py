@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
+from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec
 from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
@@ -20,7 +20,7 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperatu
 from fl_dpbayes.config.prevalence_checks import check_prevalences
 from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
-from fl_dpbayes.config.sampler import MCDropout, Sampler
+from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.shared_records import check_shared_records
 from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import explain
@@ -147,12 +147,12 @@ class Scenario(Config):
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
                 f"{self.data.test_fraction} it leaves nothing to train on: lower one of them"
             )
-        if isinstance(self.sampler, MCDropout) and isinstance(self.model, LogisticModel):
+        if self.sampler.needs_hidden_units and isinstance(self.model, LogisticModel):
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
                 "model.kind 'mlp' or 'cnn', or another sampler"
             )
-        if isinstance(self.sampler, MCDropout) and self.model.frozen_body is not None:
+        if self.sampler.needs_hidden_units and self.model.frozen_body is not None:
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and those of model.frozen_body are fixed: "
                 "remove frozen_body, or choose another sampler"
@@ -277,7 +277,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
     aggregation = with_public_path(scenario.aggregation, Path.resolve)
-    return scenario.model_copy(update={"data": with_absolute_path(scenario.data), "aggregation": aggregation})
+    data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
+    return scenario.model_copy(update={"data": data, "aggregation": aggregation})
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:

@@ -11,8 +11,7 @@ from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.distillation import PublicFile, PublicInputs
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.data.sources.public_records import MAX_VALUES, read_public_records
-from fl_dpbayes.data.sources.synthetic_inputs import synthetic_inputs
+from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synthetic_inputs
 from fl_dpbayes.models.build import model_input_shape
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body

@@ -6,6 +6,8 @@ import os
 
 import numpy as np
 
+from fl_dpbayes.samplers.planned import ChainStreams
+
 
 class Streams:
     """The random streams of one message: each purpose has its own generator, and gets it once.
@@ -40,26 +42,17 @@ class Streams:
 
     @classmethod
     def from_insecure_seed(cls, seed: int, context: str) -> "Streams":
-        """Make repeatable streams, for simulation and tests; what is released is then not private.
+        """Make streams that equal seed and context repeat, for simulation and tests; nothing released is then private.
 
         Args:
             seed: any whole number; all its bits count.
             context: what must not share streams, in one text: site, run, round, chain, first step.
-
-        Returns:
-            Streams that are equal for equal seed and context, and unrelated otherwise.
         """
         text = json.dumps([int(seed), context])
         return cls(hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(), seeded=True)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Hand out the stream of a purpose, once.
-
-        Args:
-            purpose: what the numbers are for, such as "noise" or "batches".
-
-        Returns:
-            A generator at the start of its stream.
+        """Hand out the stream of a purpose, such as "noise" or "batches", from its start, once.
 
         Raises:
             ValueError: if the stream of this purpose was handed out before.
@@ -69,3 +62,7 @@ class Streams:
         self._handed_out.add(purpose)
         key = hashlib.blake2b(purpose.encode(), key=self._master, digest_size=16).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+    def of_chain(self) -> ChainStreams:
+        """Hand out the four streams of a chain."""
+        return ChainStreams(*map(self.generator, ("sampling", "noise", "pre-noise", "model")))

@@ -7,7 +7,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.outside_text import OutsideText
 from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
-from fl_dpbayes.config.sampler import state_slots
 from fl_dpbayes.config.task import Model, Task
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
@@ -66,19 +65,9 @@ class TrainRequest(Message):
 
 
 def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:
-    """Count the bytes of the arrays in a reply: the samples that the steps keep, and the last state.
-
-    Args:
-        plan: the plan of the run.
-        first_step: first step of the round, 0-based.
-        steps: number of steps, >= 1.
-        parameters: number of the model's parameters.
-
-    Returns:
-        Bytes, without the few of headers.
-    """
+    """Count the bytes of a reply's arrays: the samples that steps from `first_step` on keep, and the last state."""
     kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
-    return 4 * parameters * (kept + len(state_slots(plan.sampler)))
+    return 4 * parameters * (kept + len(plan.sampler.state_vectors))
 
 
 class PrivacyStatement(Message):
@@ -106,9 +95,7 @@ class PrivacyStatement(Message):
 class TrainReply(Message):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
 
-    Which steps they come from, their
-    weights and temperatures follow from the plan, so they are not stated.
-
+    Which steps they come from, their weights and temperatures follow from the plan, so they are not stated.
     PARTIAL: only a prefix of the steps fitted the budget.
     """
 

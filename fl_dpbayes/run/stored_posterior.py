@@ -11,19 +11,19 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
 
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration import describe, recalibrate
-from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.build import build_model
@@ -35,6 +35,7 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
 
 METRICS = {
@@ -132,7 +133,7 @@ def evaluate_records(
         statistics = from_batch(probabilities, records.labels)
     row = summarise(statistics, np.random.default_rng(0)).as_row()
     if area := exact_auroc(probabilities, records.labels):
-        row |= {"auroc": area.value, "auroc_bounds": [area.low, area.high]}
+        row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
     if mapping is not None or found.point:
         # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
         row |= {"epistemic": None, "aleatoric": None}
@@ -184,9 +185,9 @@ def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
     point = ""
-    if text := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
+    if found := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
         point = f"point estimate ({point_rule(scenario.aggregation) or 'one sample'})"
-        _say(f"warning: {text}", style="yellow")
+        _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
     return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)
 

@@ -6,6 +6,7 @@ from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.alignment import state_warnings
@@ -14,8 +15,7 @@ from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
 from fl_dpbayes.posterior.site_samples import SiteSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -28,8 +28,8 @@ class FedPAStrategy(PosteriorStrategy):
     A momentum or moment of a site's chain does not outlive the round: it belongs to that site's own posterior.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, FedPA)
         ends = [(number + 1) * self.plan.steps_per_round for number in range(self.plan.rounds)]
@@ -66,8 +66,8 @@ class FedPAStrategy(PosteriorStrategy):
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
             states = self.bank.states_of(list(replies), chain)
-            for warning in state_warnings(states):
-                self.record.warn(warning)
+            for found in state_warnings(states):
+                self.record.warn(found)
             moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples
@@ -95,12 +95,12 @@ class FedPAStrategy(PosteriorStrategy):
                     combined([site])
                     fitting.append(site)
                 except ValueError as reason:
-                    self.record.warn(f"round {round_number}: {site} is left out: {reason}")
+                    self.record.warn(warning("left-out", site, round=round_number, reason=str(reason)))
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
             aggregate = combined(fitting)
-        for warning in aggregate.warnings:
-            self.record.warn(warning)
+        for found in aggregate.warnings:
+            self.record.warn(found)
         return {name: array[0] for name, array in aggregate.samples.arrays.items()}
 
     def posterior(self) -> PosteriorSamples | None:

@@ -26,6 +26,9 @@ def test_a_plain_average_is_decided_by_one_site_of_six_and_a_mixture_is_not() ->
     mixture = measure("mixture", "quickstart's noise", 0)
     assert mixture["rejected"] == 0
     assert all(mixture[attack] > mixture["honest"] - 0.1 for attack in ATTACKS)
+    predictions = measure("predbayes", "quickstart's noise", 0)
+    assert predictions["rejected"] == 0
+    assert predictions["relabel"] < 0.1
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

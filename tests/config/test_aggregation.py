@@ -7,6 +7,7 @@ import pytest
 from fl_dpbayes.config.aggregation import Mixture, check_aggregation, least_samples, prior_share, weighing
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, write_scenario
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.site_weights import weigh_sites
 
 RULES = {
@@ -20,9 +21,6 @@ RULES = {
     "consensus-uniform": (0.25, 1, "uniform"),
     "product-full": (0.25, 14, "uniform"),
     "product-diagonal": (0.25, 5, "uniform"),
-    "product-low-rank": (0.25, 2, "uniform"),
-    "wasserstein": (1.0, 2, "units"),
-    "reverse-kl": (1.0, 5, "units"),
     "pvi": (1.0, 5, "uniform"),
 }
 
@@ -49,7 +47,7 @@ def test_divided_prior_is_whole_at_each_site() -> None:
     [
         "{rule='fald', robust='trimmed-mean', trimmed=1, site_weights='uniform', move_bound=2.5}",
         "{rule='fedbe', draws=0, spread=0.1}",
-        "{rule='product-low-rank', prior='divided', draws=7}",
+        "{rule='product-diagonal', prior='divided', draws=7}",
     ],
 )
 def test_resolved_section_reads_back_as_itself(tmp_path: Path, content: str) -> None:
@@ -63,7 +61,8 @@ WRONG = {
     "{rule='product-full', site_weights='units'}": ("unknown key 'aggregation.site_weights'", "allowed here: draws"),
     "{rule='fedbe', draw=4}": ("unknown key 'aggregation.draw'", "did you mean 'draws'"),
     "{rule='mixture', robust='median'}": ("unknown key 'aggregation.robust'",),
-    "{rule='wasserstein', draws=0}": ("aggregation.draws is 0",),
+    "{rule='wasserstein'}": ("aggregation: rule 'wasserstein'", "'mixture'"),
+    "{rule='consensus-full', draws=0}": ("aggregation.draws is 0",),
     "{rule='fald', robust='median'}": ("robust 'median' counts all sites alike", "site_weights = 'uniform'"),
     "{rule='fald', robust='trimmed-mean', site_weights='uniform'}": ("trimmed", "exactly with"),
     "{rule='fald', trimmed=1}": ("trimmed", "exactly with"),
@@ -90,7 +89,7 @@ def test_contradiction_is_refused_in_one_line(content: str) -> None:
     ("rule", "sampler", "said"),
     [
         ("product-diagonal", "sampler.kind=dp-adam", "known temperature"),
-        ("wasserstein", "sampler.kind=dp-bbp", "choose rule 'mixture'"),
+        ("consensus-full", "sampler.kind=dp-bbp", "choose rule 'mixture'"),
         ("fald", "sampler.kind=dp-mc-dropout", "averages states"),
         ("product-diagonal", "sampler.prior.kind=laplace", "'laplace' is none"),
         ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
@@ -121,7 +120,7 @@ def test_largest_share_that_is_recommended_is_accepted(sites) -> None:
 
 
 def test_share_that_missing_sites_break_is_said() -> None:
-    weights, warning = weigh_sites(Mixture(largest_share=0.3), {"a": 1, "b": 99})
+    weights, found = weigh_sites(Mixture(largest_share=0.3), {"a": 1, "b": 99})
     assert weights == {"a": 0.5, "b": 0.5}
-    assert warning == "only 2 sites took part, so each weighs 0.5, above aggregation.largest_share 0.3"
+    assert found == warning("share-not-kept", sites=2, weight=0.5, share=0.3)
     assert weigh_sites(Mixture(largest_share=0.5), {"a": 1, "b": 99})[1] is None

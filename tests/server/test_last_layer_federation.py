@@ -14,15 +14,15 @@ from rich.console import Console
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
 from fl_dpbayes.config.aggregation import Product
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.features import FrozenBody
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.sources.digits import digits_records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -34,8 +34,9 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.run.audit.membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
-from fl_dpbayes.samplers.noise import langevin_noise
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.noise import NoiseScale
+from tests import chains
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MLP = "model={kind='mlp', hidden=[16], frozen_body={seed=2}}"
@@ -70,7 +71,7 @@ def test_only_the_last_layer_travels_and_predictions_are_those_of_the_whole_netw
     stored = load_posterior(run.folder / "posterior.safetensors")
     assert seen == set(stored.samples.arrays)
     assert len(seen) == 2
-    records = digits_records()
+    records = load_source(BuiltIn(kind="digits"), "train")
     whole = build_model(stored.metadata.model.model_copy(update={"frozen_body": None}), records.task, seed=2)
     values = {name: array[None] for name, array in whole.state_dict().items()}
     everything = {
@@ -167,9 +168,7 @@ def squared_error(outputs, targets):
 def chain_states(inputs, targets, temperature, seed):
     """States (CHAINS, WIDTH + 1) of as many chains, one per output of the last layer, its bias last."""
     units, steps = len(inputs), 120
-    noise = langevin_noise(
-        np.full(steps, STEP_SIZE), temperature, clip_norm=1e6, expected_batch_size=units, units=units
-    )
+    noise = NoiseScale(1e6, units, units).langevin_noise(np.full(steps, STEP_SIZE), temperature)
     privacy = PrivacyPlan(
         epsilon=1.0, delta=1e-3, coupling="langevin", temperature=temperature, clip_norm=1e6, sampling_rate=1.0
     )
@@ -178,11 +177,9 @@ def chain_states(inputs, targets, temperature, seed):
         chain_start="own_last", privacy=privacy,
     )  # fmt: skip
     head = build_model(REGRESSION, REGRESSION_TASK, seed=0)
-    result = run_chain(
-        head, inputs, targets, np.arange(units), plan=plan, noise_multipliers=noise, units=units, first_step=0,
-        steps=steps, start={"parameters": torch.zeros(CHAINS * (WIDTH + 1))}, loss=squared_error,
-        streams=ChainStreams(*[np.random.default_rng([seed, number]) for number in range(4)]),
-    )  # fmt: skip
+    records = TrainingRecords(inputs, targets, np.arange(units), squared_error)
+    streams = chains.streams_of(*([seed, number] for number in range(4)))
+    result = chains.run(head, records, plan, noise, start=torch.zeros(CHAINS * (WIDTH + 1)), streams=streams)
     arrays = vector_to_arrays(torch.from_numpy(result.samples[0]), head)
     return np.concatenate([arrays["3.weight"], arrays["3.bias"][:, None]], axis=1)
 

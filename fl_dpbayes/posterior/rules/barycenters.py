@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.rules.conflict import conflict_warnings
@@ -102,7 +103,7 @@ def combine_wasserstein(
         As `wasserstein`.
     """
 
-    def coordinates(chain: Chain) -> tuple[Array, tuple[str, ...]]:
+    def coordinates(chain: Chain) -> tuple[Array, tuple[RunWarning, ...]]:
         return np.stack([chain.mean, np.sqrt(weighted_variance(chain))]), ()
 
     (mean, deviation), _, shapes, warnings = _averaged(coordinates, site_samples, site_weights)
@@ -135,7 +136,7 @@ def combine_reverse_kl(
         As `reverse_kl`.
     """
 
-    def coordinates(chain: Chain) -> tuple[Array, tuple[str, ...]]:
+    def coordinates(chain: Chain) -> tuple[Array, tuple[RunWarning, ...]]:
         gaussian, warnings = diagonal_gaussian(chain)
         return np.stack([gaussian.precision, gaussian.precision_mean]), warnings
 
@@ -151,12 +152,12 @@ def combine_reverse_kl(
 
 
 def _averaged(
-    coordinates: Callable[[Chain], tuple[Array, tuple[str, ...]]],
+    coordinates: Callable[[Chain], tuple[Array, tuple[RunWarning, ...]]],
     site_samples: Mapping[str, PosteriorSamples],
     site_weights: Mapping[str, float],
-) -> tuple[Array, float, dict[str, tuple[int, ...]], list[str]]:
+) -> tuple[Array, float, dict[str, tuple[int, ...]], list[RunWarning]]:
     shapes = sample_shapes(site_samples)
-    total, weight, warnings = np.zeros(()), 0.0, list[str]()
+    total, weight, warnings = np.zeros(()), 0.0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         values, found = coordinates(chain)
         total = total + site_weights[chain.site] * values

@@ -6,7 +6,6 @@ import numpy as np
 
 from fl_dpbayes.config.aggregation import (
     Aggregation,
-    Barycenter,
     Consensus,
     FedAvg,
     FedBE,
@@ -17,7 +16,7 @@ from fl_dpbayes.config.aggregation import (
 )
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.posterior.robust_average import average_of_states
-from fl_dpbayes.posterior.rules import barycenters, consensus, fedavg, fedbe, mixture, product, product_low_rank
+from fl_dpbayes.posterior.rules import consensus, fedavg, fedbe, mixture, product
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.robust import posterior_means
 from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
@@ -31,9 +30,7 @@ CONSENSUS = {
 PRODUCT = {
     "product-full": product.combine_full,
     "product-diagonal": product.combine_diagonal,
-    "product-low-rank": product_low_rank.combine,
 }
-BARYCENTER = {"wasserstein": barycenters.combine_wasserstein, "reverse-kl": barycenters.combine_reverse_kl}
 
 
 def combine_sites(
@@ -85,7 +82,5 @@ def combine_sites(
                 draws=rule.draws,
                 generator=generator,
             )
-        case Barycenter():
-            return BARYCENTER[rule.rule](site_samples, site_weights, draws=rule.draws, generator=generator)
         case _:
             raise ValueError(f"rule {rule.rule!r} does not combine independent chains")

@@ -2,7 +2,7 @@
 
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
-from fl_dpbayes.privacy.audit_check import Check
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canary_site import canary_task
 from fl_dpbayes.samplers.algorithm import build_algorithm
@@ -27,7 +27,7 @@ def audit_rounding(scenario: Scenario) -> list[Check]:
     """
     task, moves = canary_task(scenario), {}
     for records in RECORDS_PER_UNIT:
-        algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0), 1.0)
+        algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0))
         moves[records] = worst_movement(
             algorithm.module,
             model_input_shape(scenario.model, task),

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules import barycenters, consensus, product
+from fl_dpbayes.posterior.rules import consensus, product
 from fl_dpbayes.posterior.rules.conflict import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.report.warnings import sentence
 
 RULES = {
     "product-full": lambda samples: product.combine_full(
@@ -17,9 +18,6 @@ RULES = {
     ),
     "consensus-full": lambda samples: consensus.combine_full(
         samples, prior_share=0.5, draws=1, generator=np.random.default_rng(0)
-    ),
-    "reverse-kl": lambda samples: barycenters.combine_reverse_kl(
-        samples, {"a": 0.5, "b": 0.5}, draws=1, generator=np.random.default_rng(0)
     ),
     "consensus-diagonal": lambda samples: consensus.combine_diagonal(
         samples, prior_share=0.5, draws=1, generator=np.random.default_rng(0)
@@ -41,7 +39,7 @@ def two_sites(apart, *, parameters, draws, seed):
 
 
 def said(rule, samples):
-    return [text for text in RULES[rule](samples).warnings if "lie so far apart" in text]
+    return [text for text in map(sentence, RULES[rule](samples).warnings) if "lie so far apart" in text]
 
 
 @pytest.mark.parametrize("rule", RULES)

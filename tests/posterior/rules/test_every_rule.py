@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules import barycenters, consensus, fedavg, fedbe, fedpa, mixture, product
-from fl_dpbayes.posterior.rules import product_low_rank as low_rank
+from fl_dpbayes.posterior.rules import consensus, fedavg, fedbe, fedpa, mixture, product
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.fald import average_states
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
@@ -33,10 +32,6 @@ def fedpa_combine(samples):
 # Rule -> (share of the prior that each of K sites targets, what combines their samples).
 WIDE = {
     "mixture": (lambda k: 1.0, lambda s, k: Aggregate(mixture.combine(s, EQUAL), ())),
-    "wasserstein": (
-        lambda k: 1.0, lambda s, k: barycenters.combine_wasserstein(s, EQUAL, draws=MANY, generator=generator())),
-    "reverse-kl": (
-        lambda k: 1.0, lambda s, k: barycenters.combine_reverse_kl(s, EQUAL, draws=MANY, generator=generator())),
     "consensus-full": (
         lambda k: 1 / k, lambda s, k: consensus.combine_full(s, prior_share=1 / k, draws=MANY, generator=generator())),
     "consensus-diagonal": (lambda k: 1 / k, lambda s, k: consensus.combine_diagonal(
@@ -47,8 +42,6 @@ WIDE = {
         s, prior_scale=SCALE, prior_share=1 / k, draws=MANY, generator=generator())),
     "product-diagonal-divided": (lambda k: 1.0, lambda s, k: product.combine_diagonal(
         s, prior_scale=SCALE, prior_share=1.0, draws=MANY, generator=generator())),
-    "product-low-rank": (lambda k: 1 / k, lambda s, k: low_rank.combine(
-        s, prior_scale=SCALE, prior_share=1 / k, draws=MANY, generator=generator())),
     "pvi": (lambda k: 1.0, lambda s, k: pvi_combine(s)),
 }  # fmt: skip
 POINTS = {
@@ -87,7 +80,7 @@ def test_sites_without_records_give_the_prior_and_not_its_power(exact_samples, r
 @pytest.mark.parametrize("rule", RULES)
 def test_one_site_is_the_identity(linear_gaussian, orthogonal, exact_samples, rule: str) -> None:
     _, combine = RULES[rule]
-    # Rules on single parameters see no correlation, and the low-rank form shrinks it.
+    # Rules on single parameters see no correlation.
     diagonal = rule not in ("mixture", "consensus-full", "consensus-uniform", "product-full")
     expected_mean, expected = (orthogonal if diagonal else linear_gaussian).moments("b", 1.0)
     mean, covariance = moments_of(combine(samples_of("b", exact_samples, (expected_mean, expected)), 1))
