@@ -5,7 +5,7 @@ from statistics import fmean
 import pandas as pd
 from rich.table import Table
 
-from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.report.numbers import decimal, interval
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
