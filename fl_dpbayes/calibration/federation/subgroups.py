@@ -31,16 +31,13 @@ def read_subgroups(
     arrays: Mapping[str, npt.NDArray],
     whole: Mapping[str, CalibrationStatistics],
 ) -> list[SubgroupStatistics]:
-    """Read the statistics of a reply's subgroups.
+    """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
     Args:
         card: the site.
         groups: the subgroups that the reply names.
         arrays: all arrays of the reply, their shapes checked.
         whole: predictor -> statistics of all test records of the site.
-
-    Returns:
-        One for each subgroup and predictor.
 
     Raises:
         ValueError: if sums contradict each other, or those of an attribute's subgroups, of which each record is in one

@@ -10,6 +10,8 @@ stays as it is and the order of records is kept wherever values differ; steps wo
 outermost knots, where nothing was measured, the map is constant.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from sklearn.isotonic import isotonic_regression
@@ -22,12 +24,8 @@ LARGEST_DEVIATION = 0.1  # of the privacy noise in a bin's share of outcomes
 FEWEST_RECORDS = 2.0
 
 
-def count_bins(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Count a site's records in equal-width bins of the probability that the map is of.
-
-    Args:
-        probabilities: shape (N, C), rows that sum to 1.
-        labels: shape (N,), 0 .. C - 1.
+def count(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
+    """Count records with probabilities (N, C) and labels (N,) in equal-width bins of the probability the map is of.
 
     Returns:
         Sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3). A record adds at most 1 to each column of one bin, so
@@ -46,7 +44,7 @@ def count_bins(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     return table
 
 
-def fit_isotonic(table: NoisedTable) -> RecalibrationMap | None:
+def fit(table: NoisedTable) -> RecalibrationMap | None:
     """Fit the rising map of least weighted squares to counts of one or more sites (pool adjacent violators).
 
         v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2,   then clipped to [1/(N+2), 1 - 1/(N+2)]
@@ -55,7 +53,7 @@ def fit_isotonic(table: NoisedTable) -> RecalibrationMap | None:
     records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
 
     Args:
-        table: merged sums of `count_bins`, with the standard deviation of the noise on each; 0 for exact sums.
+        table: merged sums of `count`, with the standard deviation of the noise on each; 0 for exact sums.
 
     Returns:
         The map; bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
@@ -73,24 +71,16 @@ def fit_isotonic(table: NoisedTable) -> RecalibrationMap | None:
     return _map(np.repeat(positions, sizes), np.repeat(values, sizes))
 
 
-def identity_map() -> RecalibrationMap:
+def identity() -> RecalibrationMap:
     """Return the isotonic map that changes nothing."""
     knots = np.linspace(0.0, 1.0, ISOTONIC_BINS)
     return _map(knots, knots)
 
 
-def apply_isotonic(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
-    """Map p_1 of two classes, or the largest probability of more, and let the others share the rest as before.
-
-    Args:
-        probabilities: shape (N, C), rows that sum to 1.
-        mapping: an isotonic map.
-
-    Returns:
-        Shape (N, C), rows that sum to 1.
-    """
-    positions, first = np.unique(mapping.parameters[:ISOTONIC_BINS], return_index=True)
-    values = np.asarray(mapping.parameters[ISOTONIC_BINS:])[first]
+def apply(probabilities: Floats, parameters: Floats) -> Floats:
+    """Map p_1 of two classes, or the largest probability of more, and let the others share the rest as before."""
+    positions, first = np.unique(parameters[:ISOTONIC_BINS], return_index=True)
+    values = parameters[ISOTONIC_BINS:][first]
     if probabilities.shape[1] == 2:
         mapped = _interpolated(probabilities[:, 1], positions, values)
         return np.column_stack([1 - mapped, mapped])
@@ -113,9 +103,9 @@ def _interpolated(probabilities: Floats, positions: Floats, values: Floats) -> F
     return np.clip(np.interp(probabilities, positions, values), 0.0, 1.0)
 
 
-def knot_count(mapping: RecalibrationMap) -> int:
-    """Return how many knots an isotonic map has at places of their own."""
-    return len(set(mapping.parameters[:ISOTONIC_BINS]))
+def describe(parameters: Sequence[float]) -> str:
+    """Say what the map does, and how many of its knots have places of their own."""
+    return f"an isotonic map on {ISOTONIC_BINS} merged bins ({len(set(parameters[:ISOTONIC_BINS]))} distinct)"
 
 
 def _clear_groups(table: NoisedTable) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Fits a recalibration map with differential privacy: full-batch noisy gradient descent on a part of its own.
+"""Fits a recalibration map by descent; with differential privacy, noisy and full-batch, on a part of its own.
 
     G_t         = sum over units of clip_C( sum of the unit's record gradients )
     theta_{t+1} = project( theta_t - a_t (G_t + sigma C xi_t) / n ),    xi_t ~ N(0, I),   a_t = a (1 - t / T)
@@ -12,18 +12,81 @@ quarter of what a twice overconfident model could gain is lost, at 2 a twentieth
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import minimize, minimize_scalar
+from scipy.special import log_softmax, softmax
 
-from fl_dpbayes.calibration.bins import in_fixed_pieces
-from fl_dpbayes.calibration.recalibration import Floats, log_probabilities, record_gradients
-from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationPlan
+from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
+from fl_dpbayes.calibration.recalibration.maps import method_code
+from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
+from fl_dpbayes.config.recalibration import (
+    PARAMETER_BOUND,
+    DescentMethod,
+    RecalibrationMap,
+    RecalibrationPlan,
+    parameter_count,
+)
 from fl_dpbayes.privacy.events import GaussianEvent, History
 
+Labels = npt.NDArray[np.int64]
 # More than the rounding of a norm over a few thousand parameters.
 NORM_ROUNDING = 1e-12
 LARGEST_ETA = 1e-3
+
+
+def log_probabilities(probabilities: Floats) -> Floats:
+    """Return z = log max(p, PROBABILITY_FLOOR), so that every score lies in [-27.7, 0]."""
+    return np.log(np.maximum(probabilities, PROBABILITY_FLOOR))
+
+
+def loss(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> float:
+    """Return the mean negative log-likelihood -log g(p)_label of z (N, C), nats; 0 without records."""
+    scores = log_softmax(method_code(method).scores(logs, parameters), axis=1)
+    return float(-scores[np.arange(len(labels)), labels].sum()) / max(1, len(labels))
+
+
+def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> Floats:
+    """Return the gradient of every record's -log g(p)_label by the P parameters, shape (N, P), finite.
+
+    The method's file gives it from r = softmax(u) - onehot(label), u the scores of z (N, C).
+    """
+    code = method_code(method)
+    residual = softmax(code.scores(logs, parameters), axis=1)
+    residual[np.arange(len(labels)), labels] -= 1.0
+    return code.gradients(residual, logs, parameters)
+
+
+def fit(method: DescentMethod, probabilities: Floats, labels: Labels) -> RecalibrationMap:
+    """Fit the map of least loss without privacy, a reference; the identity without records.
+
+    Where every top label is right a temperature has no minimum and meets its bound. A bias per class is free up to a
+    constant, and starts at 0.
+    """
+    logs = log_probabilities(probabilities)
+    start = np.zeros(parameter_count(method, logs.shape[1]))
+    if not len(labels):
+        return RecalibrationMap(method=method, parameters=tuple(start))
+    found: Any
+    if len(start) == 1:
+        # A single parameter is searched in the middle of its range: outside it the loss is flat to rounding.
+        found = minimize_scalar(
+            lambda value: loss(method, np.array([value]), logs, labels),
+            bounds=(-PARAMETER_BOUND / 2, PARAMETER_BOUND / 2),
+            method="bounded",
+            options={"xatol": 1e-8},
+        )
+    else:
+        found = minimize(
+            lambda parameters: loss(method, parameters, logs, labels),
+            start,
+            jac=lambda parameters: record_gradients(method, parameters, logs, labels).mean(axis=0),
+            method="L-BFGS-B",
+            bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start),
+        )
+    return RecalibrationMap(method=method, parameters=tuple(map(float, np.atleast_1d(found.x))))
 
 
 @dataclass(frozen=True)
@@ -41,7 +104,7 @@ class PrivateFit:
 
 def private_fit(
     probabilities: Floats,
-    labels: npt.NDArray[np.int64],
+    labels: Labels,
     unit_index: npt.NDArray[np.int64],
     *,
     plan: RecalibrationPlan,
