@@ -14,10 +14,9 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.features import BackboneFeatures, Features, ScatteringFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
-from fl_dpbayes.models.fixed_shape import padded
-from fl_dpbayes.models.row_check import checked_rows, rows_stand_alone
+from fl_dpbayes.models.rows import checked_rows, padded, rows_stand_alone
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
-from fl_dpbayes.models.stroke_projection import Projection, fit_projection
+from fl_dpbayes.models.strokes import Projection, fit_projection
 
 MAX_FEATURES = 100_000
 # A projection holds the covariance of its inputs and all made-up pictures with their features: 300 MB and 2 GB.
