@@ -15,7 +15,7 @@ from clients.pay import SentArrays
 from clients.request_arrays import read_predictors
 from fl_dpbayes.calibration.bins import in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import SiteSplit, load_site

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.outside_text import outside_text
-from fl_dpbayes.models.row_check import RowsDependError
+from fl_dpbayes.models.rows import RowsDependError
 from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode

@@ -12,8 +12,8 @@ from clients.own_site import compute_device, site_streams
 from clients.pay import SentArrays, pay, privacy_statement
 from clients.policy import check_recalibration_policy
 from clients.request_arrays import read_predictors
-from fl_dpbayes.calibration.isotonic import count_bins
-from fl_dpbayes.calibration.private_recalibration import private_fit
+from fl_dpbayes.calibration.recalibration.descent import private_fit
+from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_to_arrays, sensitivity
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
@@ -83,7 +83,7 @@ def recalibrate_posterior(
             parameters, noise_std, arrays = None, None, {}
             if isinstance(request.plan, CountingPlan):
                 capped = capped_units(part, site_file.policy.max_test_records_per_unit)
-                exact = count_bins(predict(capped), capped.labels)
+                exact = method_code(request.plan.method).count(predict(capped), capped.labels)
                 most = site_file.policy.max_test_records_per_unit
                 noise_std = noise_multiplier * sensitivity(SENT_COLUMNS, max_records_per_unit=most)
                 noised = exact + noise_std * generator.standard_normal(exact.shape)
