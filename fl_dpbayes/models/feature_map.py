@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, Features, ScatteringFeatures
+from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.fixed_shape import padded
 from fl_dpbayes.models.row_check import checked_rows, rows_stand_alone

@@ -8,9 +8,8 @@ import pytest
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.task import LogisticModel, Task
+from fl_dpbayes.config.task import BackboneFeatures, LogisticModel, ScatteringFeatures, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.data import SiteSpec
-from fl_dpbayes.config.features import Features
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart
-from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.config.task import Features, Model, Task
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.data import Shift, ShiftKind
-from fl_dpbayes.config.features import Features
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.task import Features, Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.models.feature_map import feature_map

@@ -9,8 +9,7 @@ from pydantic import TypeAdapter
 
 from fl_dpbayes.calibration.prior_shift import with_prevalence
 from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.features import Features
-from fl_dpbayes.config.task import MLPModel, Task
+from fl_dpbayes.config.task import Features, MLPModel, Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import FeatureMap, feature_map
