@@ -9,22 +9,19 @@ import numpy as np
 from flwr.app import Message
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.conformal_rows import conformal_rows
-from fl_dpbayes.calibration.decisive_sites import decisive_sites
-from fl_dpbayes.calibration.evaluation_counts import (
+from fl_dpbayes.calibration.federation.counts import (
     Statistics,
     check_counts,
     check_noise,
+    decisive_sites,
     dominating_site,
     record_count,
 )
-from fl_dpbayes.calibration.mean_over_sites import mean_rows
+from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
+from fl_dpbayes.calibration.federation.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
-from fl_dpbayes.calibration.shift_tests import PREDICTOR as SHIFT_PREDICTOR
-from fl_dpbayes.calibration.shift_tests import shift_detection_rows
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
-from fl_dpbayes.calibration.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise, summarise_noised
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.warning import RunWarning, warning

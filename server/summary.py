@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 import fl_dpbayes
+from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.settings_table import settings_table
@@ -189,7 +190,7 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
     exactly = sorted({how["public"] if how["public"] == sent else how["none"] for sent in evaluation})
     paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
-    counted = federation.scenario.recalibration is not None and federation.scenario.recalibration.method == "isotonic"
+    counted = recalibration is not None and recalibration.average.method in COUNTED
     maps = {"item": "counts of bins for recalibration" if counted else "parameters of recalibration", "how": paid}
     return [
         *([maps] if recalibration else []),

@@ -23,7 +23,7 @@ from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain
 
 STUDY_PREFIX = "study-"
-STUDY_TABLES = {"axes", "variants", "study"}
+STUDY_TABLES = {"axes", "variants", "study", "paper"}
 
 
 class Training(Config):
@@ -221,6 +221,11 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     apply_overrides(content, overrides)
     content.setdefault("name", path.stem)
     return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+
+
+def read_shipped(name: str) -> dict[str, Any]:
+    """Return the content of a shipped scenario, which a study may name as what it varies."""
+    return read_toml(_find(name), "scenario")
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from fl_dpbayes.run.reproduce.classification import split_for_choice
+from fl_dpbayes.run.reproduce.records import mnist_records, pneumonia_records
 
 from fl_dpbayes.config.data import Shift, ShiftKind
 from fl_dpbayes.config.task import Features, Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.models.feature_map import feature_map
-from fl_dpbayes.run.reproduce.classification import split_for_choice
-from fl_dpbayes.run.reproduce.records import mnist_records, pneumonia_records
 
 MNIST, PNEUMONIA = "MNIST", "PneumoniaMNIST"
 IN_DOMAIN, OFFICIAL_TEST = "in-domain", "official test"

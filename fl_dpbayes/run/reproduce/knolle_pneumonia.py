@@ -5,6 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from fl_dpbayes.run.reproduce.classification import METRICS, measure, reliability
+from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
+from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, DP_SGLD, SGD, Labelled, Predictor, predictors, split
+from fl_dpbayes.run.reproduce.records import pneumonia_records
+from fl_dpbayes.run.reproduce.reliability_figures import reliability_figures
 from pydantic import TypeAdapter
 
 from fl_dpbayes.calibration.prior_shift import with_prevalence
@@ -14,8 +19,6 @@ from fl_dpbayes.data.records import Records
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import FeatureMap, feature_map
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.run.reproduce.classification import METRICS, measure, reliability
-from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.knolle_pneumonia_settings import (
     CONFIGURATIONS_TRIED,
     DELTA,
@@ -25,9 +28,6 @@ from fl_dpbayes.run.reproduce.knolle_pneumonia_settings import (
     PLANS,
     chosen_features,
 )
-from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, DP_SGLD, SGD, Labelled, Predictor, predictors, split
-from fl_dpbayes.run.reproduce.records import pneumonia_records
-from fl_dpbayes.run.reproduce.reliability_figures import reliability_figures
 
 TEST, VALIDATION, CORRECTED = "test", "validation", "test, prevalence known"
 # Share of pneumonia as the data set's page states it: a public constant, not counted from the records.

@@ -3,10 +3,11 @@
 import hashlib
 from typing import Any, Final
 
+from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, DP_SGLD, SGD
+
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures
 from fl_dpbayes.models.backbone import SUFFIXES
-from fl_dpbayes.run.reproduce.knolle_rows import DP_SGD, DP_SGLD, SGD
 
 Values = dict[str, Any]
 
