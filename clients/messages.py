@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.models.rows import RowsDependError
 from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol.arrays import read_sent_arrays
