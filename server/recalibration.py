@@ -13,8 +13,8 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
-from fl_dpbayes.calibration.isotonic_counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
@@ -75,17 +75,10 @@ def recalibrate_sites(
     """Fit the map at the training sites.
 
     Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
-    records together.
-
-    Args:
-        grid: hands over replies one by one.
-        federation: the scenario, which says whether and how, and the sites.
-        posterior: whose predictions are mapped.
-        heads: of the sites' ledgers; brought up to date.
-        record: takes warnings and the time.
+    records together. `heads` of the sites' ledgers are brought up to date.
 
     Returns:
-        The maps, or None if the scenario asks for none or no site answered.
+        The maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:
@@ -188,6 +181,7 @@ class _Fit:
 
     def result(self, scope: Scope) -> Recalibration:
         """Return the maps, and say where they are mostly noise."""
+        code = method_code(self._plan.method)
         if isinstance(self._plan, RecalibrationPlan):
             average: RecalibrationMap | None = self._map(self._plan, self._parameters)
             own: dict[str, RecalibrationMap | None] = {
@@ -195,13 +189,13 @@ class _Fit:
             }
             noise = self._noise_warning(self._plan, scope)
         else:
-            average = fit_isotonic(reduce(merge_noised, self._counted.values()))
-            own = {name: fit_isotonic(table) for name, table in self._counted.items()} if scope == "site" else {}
+            average = code.fit(reduce(merge_noised, self._counted.values()))
+            own = {name: code.fit(table) for name, table in self._counted.items()} if scope == "site" else {}
             noise = counts_warning(average, own)
         return Recalibration(
             scope=scope,
-            average=average or identity_map(),
-            own={name: fitted or identity_map() for name, fitted in own.items()},
+            average=average or code.identity(),
+            own={name: fitted or code.identity() for name, fitted in own.items()},
             statements=self.statements,
             noise=noise,
         )

@@ -12,7 +12,7 @@ from rich.table import Table
 from scipy.special import entr
 
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc
-from fl_dpbayes.calibration.recalibration import describe, recalibrate
+from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.aggregation import point_rule

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from fl_dpbayes.config.distillation import Distillation, PredBayes, SyntheticInputs
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.pullback import logits_at
+from fl_dpbayes.models.parameters import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.distillation import distil

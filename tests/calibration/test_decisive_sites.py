@@ -3,7 +3,7 @@
 import numpy as np
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.decisive_sites import decisive_sites
+from fl_dpbayes.calibration.federation.counts import decisive_sites
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.report.warnings import sentence

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
-from fl_dpbayes.calibration.evaluation_counts import check_counts, check_noise, dominating_site
+from fl_dpbayes.calibration.federation.counts import check_counts, check_noise, dominating_site
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.config.task import Task
