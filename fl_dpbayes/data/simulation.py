@@ -8,8 +8,7 @@ from pathlib import Path
 from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
-from fl_dpbayes.config.files.file_list import file_entry
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.config.scenario import Scenario, write_scenario
 from fl_dpbayes.config.site_file import Policy
