@@ -13,7 +13,7 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.distillation import Distillation, PredBayes
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES
-from fl_dpbayes.config.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler, has_temperature
+from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
 from fl_dpbayes.config.site_weighing import LargestShare, SiteWeights, cannot_be_kept
 
 Draws = Annotated[int, Field(ge=1, le=10_000)]
@@ -234,12 +234,12 @@ def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) 
     Raises:
         ValueError: naming what does not fit, and the remedy.
     """
-    if isinstance(rule, FALD) and isinstance(sampler, BayesByBackprop | MCDropout):
+    if isinstance(rule, FALD) and sampler.draws_samples:
         raise ValueError(
             f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
             f"{sampler.kind!r}: choose rule 'mixture'"
         )
-    if isinstance(rule, Consensus | Product | FedPA | PVI) and not has_temperature(sampler):
+    if isinstance(rule, Consensus | Product | FedPA | PVI) and not sampler.has_temperature:
         raise ValueError(
             f"aggregation.rule {rule.rule!r} needs the spread of samples at a known temperature, which sampler.kind "
             f"{sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"

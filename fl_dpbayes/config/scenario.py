@@ -20,13 +20,13 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperatu
 from fl_dpbayes.config.prevalence_checks import check_prevalences
 from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
-from fl_dpbayes.config.sampler import MCDropout, Sampler
+from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.shared_records import check_shared_records
 from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import explain
 
 STUDY_PREFIX = "study-"
-STUDY_TABLES = {"axes", "variants", "study"}
+STUDY_TABLES = {"axes", "variants", "study", "paper"}
 
 
 class Training(Config):
@@ -147,12 +147,12 @@ class Scenario(Config):
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
                 f"{self.data.test_fraction} it leaves nothing to train on: lower one of them"
             )
-        if isinstance(self.sampler, MCDropout) and isinstance(self.model, LogisticModel):
+        if self.sampler.needs_hidden_units and isinstance(self.model, LogisticModel):
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
                 "model.kind 'mlp' or 'cnn', or another sampler"
             )
-        if isinstance(self.sampler, MCDropout) and self.model.frozen_body is not None:
+        if self.sampler.needs_hidden_units and self.model.frozen_body is not None:
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and those of model.frozen_body are fixed: "
                 "remove frozen_body, or choose another sampler"
@@ -230,6 +230,11 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     apply_overrides(content, overrides)
     content.setdefault("name", path.stem)
     return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+
+
+def read_shipped(name: str) -> dict[str, Any]:
+    """Return the content of a shipped scenario, which a study may name as what it varies."""
+    return read_toml(_find(name), "scenario")
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:

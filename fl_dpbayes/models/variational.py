@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
+from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior, spread_of
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 
 # Below it, in float32, log(1 + exp(spread)) is exp(spread), which underflows further down.
@@ -40,7 +40,7 @@ class VariationalModule(nn.Module):
         self.shapes = parameter_shapes(module)
         self.noise: torch.Tensor | None = None
         for name in self.shapes:
-            self.spread.get_parameter(name).data.fill_(initial_spread(initial_scale))
+            self.spread.get_parameter(name).data.fill_(spread_of(initial_scale))
 
     def resample(self, generator: np.random.Generator, records: int) -> None:
         """Draw fresh weight noise, shape (draws, d); it is the same for all records, whatever their number."""
@@ -75,28 +75,8 @@ class VariationalModule(nn.Module):
         return vmap(outputs, out_dims=1)(self.weight_draws())
 
 
-def initial_spread(scale: float) -> float:
-    """Return the spread whose scale is the given one: log(exp(scale) - 1).
-
-    Args:
-        scale: standard deviation of a parameter, > 0.
-
-    Returns:
-        The spread.
-    """
-    return scale + math.log(-math.expm1(-scale))
-
-
 def draw(vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-    """Draw one parameter vector of the plain module, w ~ N(mean, scale^2).
-
-    Args:
-        vector: (mean, spread), shape (2 d,).
-        generator: draws the noise.
-
-    Returns:
-        Shape (d,), float32, on the vector's device.
-    """
+    """Draw one parameter vector (d,) of the plain module, w ~ N(mean, scale^2), from (mean, spread), (2 d,)."""
     mean, spread = vector.chunk(2)
     noise = torch.from_numpy(generator.standard_normal(len(mean), dtype=np.float32)).to(vector.device)
     return torch.addcmul(mean, functional.softplus(spread), noise)
@@ -111,14 +91,7 @@ def divergence_gradient(prior: Prior, vector: torch.Tensor, prior_share: float =
 
     It reads no record, so it stays outside the clip; over n it belongs to the gradient of the mean energy. The entropy
     is not shared out among sites: q approximates the site's target p(w)^s p(D|w), whose width the share hardly changes.
-
-    Args:
-        prior: p.
-        vector: (mean, spread), shape (2 d,).
-        prior_share: s in (0, 1], the site's share of the prior.
-
-    Returns:
-        Shape (2 d,).
+    `vector` is (mean, spread), shape (2 d,), and s in (0, 1] the site's share of the prior.
     """
     m, spread = vector.chunk(2)
     v = functional.softplus(spread)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from fl_dpbayes.config.aggregation import AveragingRule
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.rules.alignment import state_warnings
 from fl_dpbayes.posterior.rules.fald import average_states
 from fl_dpbayes.posterior.rules.robust import coordinate_median, move_factors, shortened, trimmed_mean
@@ -15,7 +16,7 @@ class Average(NamedTuple):
     """An average of states, what is to be said of it, and whether it is the weighted mean of what sites sent."""
 
     state: Arrays
-    warnings: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
     is_mean: bool
 
 
@@ -34,18 +35,13 @@ def average_of_states(
         site_weights: site -> w_k, for a bound on moves and for the average that is not robust.
 
     Returns:
-        The average, with a sentence for each site whose hidden units are in another order or whose move was shortened,
+        The average, with a warning for each site whose hidden units are in another order or whose move was shortened,
         and for sites too few to trim.
     """
     warnings, factors = list(state_warnings(states)), dict[str, float]()
     if rule.move_bound != "none":
         factors = move_factors(states, start, site_weights, rule.move_bound)
-        warnings += [
-            f"{site} moved the average more than aggregation.move_bound, {rule.move_bound:g}, times as far as the "
-            "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The "
-            "posterior counts its records less, and no temperature is shown for it"
-            for site in factors
-        ]
+        warnings += [warning("move-shortened", site, bound=rule.move_bound) for site in factors]
     sent = states
     states = PerSite(list(sent), lambda site: shortened(sent[site], start, factors.get(site, 1.0)))
     if rule.robust == "median":
@@ -56,7 +52,8 @@ def average_of_states(
     trimmed = min(rule.trimmed, (len(states) - 1) // 2)
     if trimmed < rule.trimmed:
         warnings.append(
-            f"with states of {len(states)} sites only {trimmed} bad ones could be borne, not {rule.trimmed}: set "
-            f"resources.min_sites to {2 * rule.trimmed + 1} or more to stop instead"
+            warning(
+                "too-few-to-trim", sites=len(states), trimmed=trimmed, asked=rule.trimmed, needed=2 * rule.trimmed + 1
+            )
         )
     return Average(trimmed_mean(states, trimmed), tuple(warnings), is_mean=False)

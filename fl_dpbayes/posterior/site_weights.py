@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import Aggregation, largest_share, weighing
-from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.site_weighing import cannot_be_kept
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, unit_weights
 
 
@@ -25,7 +25,7 @@ def size_weights(rule: Aggregation, units: Mapping[str, int]) -> dict[str, float
     return weights if share is None else capped_weights(weights, share)
 
 
-def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, float], str | None]:
+def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
     """Weigh the training sites as a rule asks.
 
     Args:
@@ -42,15 +42,9 @@ def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, 
     weights = uniform_weights(units) if weighing(rule) == "uniform" else size_weights(rule, units)
     share = largest_share(rule)
     if share is not None and cannot_be_kept(share, len(units)):
-        return weights, (
-            f"only {counted(len(units), 'site')} took part, so each weighs {1 / len(units):.3g}, above "
-            f"aggregation.largest_share {share:g}"
-        )
+        return weights, warning("share-not-kept", sites=len(units), weight=1 / len(units), share=share)
     heaviest = max(weights, key=lambda site: weights[site])
     if len(weights) < 3 or weights[heaviest] <= 0.5:
         return weights, None
-    return weights, (
-        f"{heaviest} declares {units[heaviest]} of {sum(units.values())} units and has {weights[heaviest]:.0%} of the "
-        "weight, more than all other sites together; its size is its own word: set aggregation.largest_share, or "
-        "site_weights = 'uniform', if one site must not decide"
-    )
+    stated = {"units": units[heaviest], "all": sum(units.values()), "weight": weights[heaviest]}
+    return weights, warning("heaviest", heaviest, **stated)

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.distillation import Distillation, PredBayes, SyntheticInputs
-from fl_dpbayes.config.sampler import has_temperature
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.pullback import logits_at
+from fl_dpbayes.models.parameters import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.distillation import distil
@@ -23,10 +23,6 @@ from server.strategies.independent_chains import IndependentChainsStrategy
 
 # By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
 LARGE_DIVERGENCE = 0.02
-SYNTHETIC = (
-    "the distilled network was compared with its teacher at made-up inputs only: how far it follows it for records is "
-    "not known, and on handwritten digits it did not follow it well: prefer public records (aggregation.public)"
-)
 
 
 class DistillingStrategy(IndependentChainsStrategy):
@@ -57,7 +53,7 @@ class DistillingStrategy(IndependentChainsStrategy):
         return self._done[key]
 
     def _distilled(self, site_samples: Mapping[str, PosteriorSamples]) -> Aggregate:
-        rule, warnings, said = self._rule, list[str](), dict(self._inputs.description)
+        rule, warnings, said = self._rule, list[RunWarning](), dict(self._inputs.description)
         if isinstance(rule, Distillation):
             teacher = self._mixture(site_samples)
         else:
@@ -65,7 +61,7 @@ class DistillingStrategy(IndependentChainsStrategy):
             labels = self._inputs.labels
             beta = best_between(ends, labels) if labels is not None else float(rule.beta)
             teacher, said["beta"] = between(ends, beta), beta
-            if has_temperature(self.federation.scenario.sampler):
+            if self.federation.scenario.sampler.has_temperature:
                 warnings += temperature_warnings(site_samples)
         start = without_prefix("parameters", self.initial_state(0))
         student = logits_at(self._module, self._inputs.features)
@@ -73,18 +69,12 @@ class DistillingStrategy(IndependentChainsStrategy):
         said["divergence"] = found.divergence
         self.record.aggregation_inputs = said
         if found.divergence > LARGE_DIVERGENCE and not found.converged:
-            warnings.append(
-                f"the fit of the distilled network stopped at aggregation.iterations = {rule.iterations} before it "
-                f"converged; it differs from its teacher by {found.divergence:.3g} nats at the average input: raise "
-                "iterations"
-            )
+            stopped = warning("distillation-stopped", iterations=rule.iterations, divergence=found.divergence)
+            warnings.append(stopped)
         elif found.divergence > LARGE_DIVERGENCE:
-            warnings.append(
-                f"the distilled network differs from its teacher by {found.divergence:.3g} nats at the average input, "
-                "so it predicts otherwise than the sites' samples together: choose a larger model or rule 'mixture'"
-            )
+            warnings.append(warning("distillation-differs", divergence=found.divergence))
         if isinstance(rule.public, SyntheticInputs):
-            warnings.append(SYNTHETIC)
+            warnings.append(warning("distillation-synthetic"))
         return Aggregate(found.aggregate.samples, (*warnings, *found.aggregate.warnings))
 
     def _mixture(self, site_samples: Mapping[str, PosteriorSamples]) -> npt.NDArray[np.float64]:

@@ -6,6 +6,7 @@ from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.alignment import state_warnings
@@ -65,8 +66,8 @@ class FedPAStrategy(PosteriorStrategy):
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
             states = self.bank.states_of(list(replies), chain)
-            for warning in state_warnings(states):
-                self.record.warn(warning)
+            for found in state_warnings(states):
+                self.record.warn(found)
             moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples
@@ -94,12 +95,12 @@ class FedPAStrategy(PosteriorStrategy):
                     combined([site])
                     fitting.append(site)
                 except ValueError as reason:
-                    self.record.warn(f"round {round_number}: {site} is left out: {reason}")
+                    self.record.warn(warning("left-out", site, round=round_number, reason=str(reason)))
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
             aggregate = combined(fitting)
-        for warning in aggregate.warnings:
-            self.record.warn(warning)
+        for found in aggregate.warnings:
+            self.record.warn(found)
         return {name: array[0] for name, array in aggregate.samples.arrays.items()}
 
     def posterior(self) -> PosteriorSamples | None:

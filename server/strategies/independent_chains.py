@@ -7,10 +7,9 @@ import numpy as np
 from fl_dpbayes.config.aggregation import FedAvg, Mixture, least_samples, prior_share
 from fl_dpbayes.config.distillation import DistillingRule
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.task import LogisticModel
-from fl_dpbayes.data.planned_samples import check_planned_samples
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.robust_average import average_of_states
 from fl_dpbayes.posterior.rules.aggregate import Aggregate
 from fl_dpbayes.posterior.rules.combine_sites import combine_sites
@@ -36,16 +35,12 @@ class IndependentChainsStrategy(PosteriorStrategy):
         self.rule = federation.scenario.aggregation
         parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
         self._least = least_samples(self.rule, parameters)
-        check_planned_samples(federation.scenario, federation.roster.task)
         model = federation.scenario.model
         on_predictions = isinstance(self.rule, Mixture | DistillingRule)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
         aligned = on_predictions or isinstance(model, LogisticModel) or model.frozen_body is not None
         if self.plan.chains > 1 and not aligned:
-            record.warn(
-                f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "
-                "different weights, whose hidden units do not match: run one chain, or choose rule 'mixture'"
-            )
+            record.warn(warning("different-starts", rule=self.rule.rule, chains=self.plan.chains))
 
     def site_plan(self, sites: int) -> TrainingPlan:
         """Return the scenario's plan with the share of the prior that the rule asks for."""
@@ -70,13 +65,13 @@ class IndependentChainsStrategy(PosteriorStrategy):
         try:
             aggregate = self._combined(usable)
         except ValueError as error:
-            self.record.warn(f"aggregation.rule {self.rule.rule!r}: {error}")
+            self.record.warn(warning("rule-failed", rule=self.rule.rule, reason=str(error)))
             fitting = [site for site in usable if self._fits(site)]
             if not fitting or fitting == usable:
                 return None
             aggregate = self._combined(fitting)
-        for warning in aggregate.warnings:
-            self.record.warn(warning)
+        for found in aggregate.warnings:
+            self.record.warn(found)
         return aggregate.samples
 
     def _combined(self, sites: list[str]) -> Aggregate:
@@ -96,7 +91,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         try:
             self._combined([site])
         except ValueError as error:
-            self.record.warn(f"{site} is left out of the posterior: {error}")
+            self.record.warn(warning("left-out-of-posterior", site, reason=str(error)))
             return False
         return True
 
@@ -115,8 +110,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 states = self.bank.states_of(sites, chain)
                 average, warnings, _ = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
                 points.append(point_of(average))
-                for warning in warnings:
-                    self.record.warn(warning)
+                for found in warnings:
+                    self.record.warn(found)
         return concatenate(points) if points else None
 
     def _mean_start(self) -> Arrays:
@@ -127,10 +122,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
         released = {site: len(self.bank.sample_chains(site)) for site in self._sites()}
         for site, count in released.items():
             if 0 < count < self._least:
-                self.record.warn(
-                    f"{site} is left out of the posterior: it released {counted(count, 'sample')}, aggregation.rule "
-                    f"{self.rule.rule!r} needs {self._least}"
-                )
+                few = {"samples": count, "rule": self.rule.rule, "least": self._least}
+                self.record.warn(warning("too-few-for-rule", site, **few))
         return [site for site, count in released.items() if count >= self._least]
 
     def _sites(self) -> list[str]:

@@ -10,11 +10,11 @@ from scipy.special import expit, softmax
 from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
+from fl_dpbayes.calibration.federation.rows import separation
 from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
 from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc
-from fl_dpbayes.calibration.recalibration import recalibrate
-from fl_dpbayes.calibration.shift_detection import separation
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.statistics import from_arrays, from_batch, merge, to_arrays
 from fl_dpbayes.config.recalibration import RecalibrationMap
 
@@ -183,8 +183,8 @@ def test_small_uncertainties_are_told_apart():
         counts.append(from_batch(np.full((800, 2), 0.5), np.zeros(800), **parts).uncertainty[0])
     found, exact = separation(*counts), area_by_pairs(calm, new)
     assert exact == pytest.approx(0.85, abs=0.03)
-    assert found.low <= exact <= found.high
-    assert found.high - found.low < 0.03
+    assert found.bounds.low <= exact <= found.bounds.high
+    assert found.bounds.high - found.bounds.low < 0.03
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)

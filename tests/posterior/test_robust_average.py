@@ -5,6 +5,7 @@ import pytest
 
 from fl_dpbayes.config.aggregation import FALD
 from fl_dpbayes.posterior.robust_average import average_of_states
+from fl_dpbayes.report.warnings import sentence
 
 START = {"w": np.zeros(2, np.float32)}
 STATES = {
@@ -17,7 +18,7 @@ WEIGHTS = {"a": 0.6, "b": 0.1, "c": 0.1, "d": 0.1, "e": 0.1}
 def averaged(states=STATES, **settings):
     rule = FALD(rule="fald", **{"move_bound": "none", **settings})
     average, warnings, _ = average_of_states(states, START, rule, WEIGHTS)
-    return average["w"], warnings
+    return average["w"], list(map(sentence, warnings))
 
 
 def test_settings_choose_the_average() -> None:

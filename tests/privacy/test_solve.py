@@ -11,8 +11,8 @@ from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import Budget, admitted_steps, choose_rule, filter_orders
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
-from fl_dpbayes.samplers.noise import temperatures
-from fl_dpbayes.samplers.step_size import step_sizes
+from fl_dpbayes.samplers.noise import NoiseScale
+from fl_dpbayes.samplers.planned import step_sizes
 
 SCHEDULES = [
     ConstantStepSize(initial=0.05),
@@ -38,9 +38,7 @@ def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: Cons
     assert 0.999 * 2.0 <= again <= 2.0
     assert solved.epsilon == again
     assert pld_epsilon(solved.history, 1e-4) == again
-    resulting = temperatures(
-        sizes, solved.noise_multipliers, clip_norm=2.0, expected_batch_size=rate * UNITS, units=UNITS
-    )
+    resulting = NoiseScale(2.0, rate * UNITS, UNITS).temperatures(sizes, solved.noise_multipliers)
     if coupling == "langevin":
         assert resulting == pytest.approx(np.full(30, solved.temperature), rel=1e-12)
     if coupling == "floor":

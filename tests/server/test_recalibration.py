@@ -9,7 +9,7 @@ from rich.console import Console
 from scipy.special import entr
 
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file

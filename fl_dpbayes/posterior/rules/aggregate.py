@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.rules.chains import unflatten
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
@@ -16,22 +17,22 @@ class Aggregate:
 
     Attributes:
         samples: equally weighted samples; a rule that gives a point returns one, at temperature 0.
-        warnings: one sentence for each assumption that does not hold, each once, in the order of the sites' names.
+        warnings: one for each assumption that does not hold, each once, in the order of the sites' names.
     """
 
     samples: PosteriorSamples
-    warnings: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
 
 
 def posterior_aggregate(
-    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[str]
+    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
 ) -> Aggregate:
     """Wrap draws of a posterior at temperature 1.
 
     Args:
         draws: shape (M, d).
         shapes: parameter name -> shape, in the order of the flat vector.
-        warnings: sentences; repeated ones are kept once.
+        warnings: repeated ones are kept once.
 
     Returns:
         M samples of weight 1 and temperature 1.
@@ -45,14 +46,14 @@ def posterior_aggregate(
 
 
 def point_aggregate(
-    points: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[str]
+    points: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
 ) -> Aggregate:
     """Wrap points that claim no posterior width.
 
     Args:
         points: shape (M, d).
         shapes: parameter name -> shape, in the order of the flat vector.
-        warnings: sentences; repeated ones are kept once.
+        warnings: repeated ones are kept once.
 
     Returns:
         M samples of weight 1 and temperature 0.

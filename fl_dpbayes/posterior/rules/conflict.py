@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 
 # With a mean half a standard deviation off, a 95 % interval holds the truth 92 times in 100.
@@ -52,13 +53,9 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
     return float(np.sqrt(total / parameters))
 
 
-def conflict_warnings(factors: Iterable[tuple[NaturalGaussian, float]], combined: NaturalGaussian) -> tuple[str, ...]:
+def conflict_warnings(
+    factors: Iterable[tuple[NaturalGaussian, float]], combined: NaturalGaussian
+) -> tuple[RunWarning, ...]:
     """Warn where `mean_error` is above half a standard deviation; arguments as there."""
     error = mean_error(factors, combined)
-    if error <= LARGEST_ERROR:
-        return ()
-    return (
-        f"the sites' posteriors lie so far apart, or so few samples tell their precisions, that the mean of their "
-        f"product is known to about {error:.1f} of its standard deviations only: send more samples, combine fewer "
-        "parameters, or choose a rule without precisions",
-    )
+    return () if error <= LARGEST_ERROR else (warning("conflict", error=error),)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.rules.conflict import conflict_warnings
@@ -20,7 +21,7 @@ from fl_dpbayes.posterior.rules.prior_share import prior_share_warnings
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 Array = npt.NDArray[np.float64]
-Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[str, ...]]]
+Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[RunWarning, ...]]]
 
 
 def weighted_average(draws: Sequence[Array], weights: Sequence[Array]) -> Array:
@@ -128,9 +129,9 @@ def _combine(
 ) -> Aggregate:
     shapes = sample_shapes(site_samples)
     weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())
-    sites, warnings = 0, list[str]()
+    sites, warnings = 0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
-        weight, found = np.ones(chain.draws.shape[1]), tuple[str, ...]()
+        weight, found = np.ones(chain.draws.shape[1]), tuple[RunWarning, ...]()
         if estimate is not None:
             gaussian, found = estimate(chain)
             weight, shift = gaussian.precision, shift + gaussian.precision_mean

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
 from fl_dpbayes.posterior.rules.chains import chains, sample_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -31,7 +32,7 @@ def combine(site_samples: Mapping[str, PosteriorSamples], site_weights: Mapping[
         McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
     """
     shapes = sample_shapes(site_samples)
-    total, weight, warnings = np.zeros(()), 0.0, list[str]()
+    total, weight, warnings = np.zeros(()), 0.0, list[RunWarning]()
     for chain in chains(site_samples):
         total = total + site_weights[chain.site] * chain.mean
         weight += site_weights[chain.site]

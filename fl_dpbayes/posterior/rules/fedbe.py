@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
 from fl_dpbayes.posterior.rules.chains import chains, sample_shapes
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -44,7 +45,7 @@ def combine(
         variant.
     """
     shapes = sample_shapes(site_samples)
-    means, shares, warnings = [], [], list[str]()
+    means, shares, warnings = [], [], list[RunWarning]()
     for chain in chains(site_samples):
         means.append(chain.mean)
         shares.append(site_weights[chain.site])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.stored_samples import AnySamples
 
 Array = npt.NDArray[np.float64]
@@ -191,7 +192,7 @@ def combine_gaussian(means: Array, variances: Array, *, beta: float) -> Gaussian
     return GaussianPrediction(shift / precision, 1 / precision)
 
 
-def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[str, ...]:
+def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[RunWarning, ...]:
     """Warn where sites predict at different temperatures, which a product of predictions cannot correct.
 
     Args:
@@ -207,10 +208,7 @@ def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[str, .
     ]
     if not means or max(means) - min(means) <= _EQUAL_TEMPERATURES * max(means):
         return ()
-    return (
-        f"the sites' temperatures range from {min(means):.3g} to {max(means):.3g}: hotter sites predict less surely, "
-        "and combining predictions does not correct for it",
-    )
+    return (warning("temperatures-differ", least=min(means), most=max(means)),)
 
 
 def _check(beta: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.rules.conflict import conflict_warnings
@@ -17,7 +18,7 @@ from fl_dpbayes.posterior.rules.natural import NaturalGaussian, centred_prior, f
 from fl_dpbayes.posterior.rules.precision import diagonal_gaussian, effective_draws, full_gaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
-Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[str, ...]]]
+Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[RunWarning, ...]]]
 
 
 def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_share: float) -> NaturalGaussian:
@@ -113,14 +114,9 @@ def combine_full(
     return _combine(full_gaussian, site_samples, prior_scale, prior_share, draws, generator)
 
 
-def floor_warnings(raised: int, parameters: int) -> tuple[str, ...]:
+def floor_warnings(raised: int, parameters: int) -> tuple[RunWarning, ...]:
     """Say in how many directions the product was wider than the prior, which no record can cause."""
-    if not raised:
-        return ()
-    return (
-        f"the product is less precise than the prior in {raised} of {parameters} directions and was set to the prior's "
-        "precision there: the sites' precisions are too uncertain to divide by the prior, send more samples",
-    )
+    return (warning("precision-floored", raised=raised, parameters=parameters),) if raised else ()
 
 
 def _combine(
@@ -133,7 +129,7 @@ def _combine(
 ) -> Aggregate:
     shapes = sample_shapes(site_samples)
     total: NaturalGaussian | None = None
-    sites, warnings = 0, list[str]()
+    sites, warnings = 0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         factor, found = estimate(chain)
         total = factor if total is None else total + factor

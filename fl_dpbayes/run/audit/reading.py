@@ -24,7 +24,6 @@ from fl_dpbayes.config.sampler import (
     MCDropout,
     Sampler,
     StepSizeSchedule,
-    state_slots,
 )
 from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.task import Model
@@ -181,7 +180,7 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     module = build_model(course.model, course.site.task, seed=0)
     size = len(start["parameters"])
     before: dict[str, torch.Tensor] = {
-        slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in state_slots(sampler)
+        slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in sampler.state_vectors
     }
     reply, released = train(course, state_arrays(before, module), round_number, first_step, steps)
     after = state_vectors(without_prefix("last", released), sampler, module)
@@ -207,15 +206,14 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
 
 
 def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float:
-    if isinstance(plan.sampler, BayesByBackprop | MCDropout) or not plan.is_kept(last_step):
+    if plan.sampler.draws_samples or not plan.is_kept(last_step):
         return 0.0
     samples, state = without_prefix("samples", released), without_prefix("last/parameters", released)
     return max(float(np.abs(samples[name][-1] - values).max()) for name, values in state.items())
 
 
 def _position(slots: Mapping[str, torch.Tensor], sampler: Sampler) -> torch.Tensor:
-    names = ("parameters", "spread") if isinstance(sampler, BayesByBackprop) else ("parameters",)
-    return torch.cat([slots[name] for name in names]).double()
+    return torch.cat([slots[name] for name in sampler.position]).double()
 
 
 def _data_free_gradient(plan: TrainingPlan, position: torch.Tensor) -> Array:

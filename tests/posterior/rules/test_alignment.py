@@ -13,6 +13,7 @@ from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
+from fl_dpbayes.report.warnings import sentence
 
 HIDDEN = 12
 MODULE = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(5,), classes=3), seed=0)
@@ -96,8 +97,8 @@ def test_mixture_and_predbayes_predictions_do_not_change(sites, swapped):
 @pytest.mark.parametrize("rule", WEIGHT_SPACE.values(), ids=WEIGHT_SPACE.keys())
 def test_weight_space_rules_change_and_warn(sites, swapped, rule):
     aligned, mixed = rule(sites), rule(swapped)
-    assert not any("another order" in text for text in aligned.warnings)
-    (text,) = [text for text in mixed.warnings if "another order" in text]
+    assert not any("another order" in text for text in map(sentence, aligned.warnings))
+    (text,) = [text for text in map(sentence, mixed.warnings) if "another order" in text]
     assert f"{NAMES[0]!r} at site 'b'" in text
     change = np.abs(
         predictive_probabilities(MODULE, mixed.samples.arrays, mixed.samples.weights, FEATURES)
@@ -107,8 +108,8 @@ def test_weight_space_rules_change_and_warn(sites, swapped, rule):
 
 
 def test_pvi_warns(sites, swapped):
-    assert not any("another order" in text for text in pvi(sites).warnings)
-    assert any("another order" in text for text in pvi(swapped).warnings)
+    assert not any("another order" in text for text in map(sentence, pvi(sites).warnings))
+    assert any("another order" in text for text in map(sentence, pvi(swapped).warnings))
 
 
 def test_filters_of_a_convolution_are_units():
@@ -143,7 +144,7 @@ def test_states_of_a_round_are_compared_with_the_first_site():
     swapped |= {"momentum/" + NAMES[0]: np.random.default_rng(1).normal(size=START[NAMES[0]].shape)}
     assert state_warnings({"a": start, "b": start}) == ()
     (text,) = state_warnings({"b": swapped, "c": start, "a": start})
-    assert f"{NAMES[0]!r} at site 'b' match those at 'a'" in text
+    assert f"{NAMES[0]!r} at site 'b' match those at 'a'" in sentence(text)
     assert state_warnings(
         {site: without_prefix("parameters", s) for site, s in {"a": start, "b": swapped}.items()}
     ) == (text,)

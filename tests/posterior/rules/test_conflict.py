@@ -7,6 +7,7 @@ from fl_dpbayes.posterior.rules import consensus, product
 from fl_dpbayes.posterior.rules.conflict import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.report.warnings import sentence
 
 RULES = {
     "product-full": lambda samples: product.combine_full(
@@ -38,7 +39,7 @@ def two_sites(apart, *, parameters, draws, seed):
 
 
 def said(rule, samples):
-    return [text for text in RULES[rule](samples).warnings if "lie so far apart" in text]
+    return [text for text in map(sentence, RULES[rule](samples).warnings) if "lie so far apart" in text]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.posterior.rules import consensus as rule
+from fl_dpbayes.report.warnings import sentence
 
 
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
@@ -116,5 +117,5 @@ def test_weights_of_draws_are_respected(as_samples):
 def test_prior_counted_more_than_once_is_said(linear_gaussian, exact_samples):
     samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 40) for s in linear_gaussian.sites}
     aggregate = rule.combine_full(samples, prior_share=1.0, draws=10, generator=np.random.default_rng(0))
-    assert any("count the prior 4 times" in text for text in aggregate.warnings)
+    assert any("count the prior 4 times" in text for text in map(sentence, aggregate.warnings))
     np.testing.assert_array_equal(aggregate.samples.temperatures, 1.0)

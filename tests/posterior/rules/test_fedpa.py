@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.posterior.rules.fedpa import combine, site_delta
+from fl_dpbayes.report.warnings import sentence
 
 
 def dense_delta(start, draws, shrinkage, prior_scale):
@@ -155,7 +156,7 @@ def test_fedavg_step_and_one_sample_warning(as_samples):
         {"w": np.zeros(3)}, samples, {"a": 1.0, "b": 3.0}, shrinkage=1.0, prior_scale=1.0, learning_rate=1.0
     )
     np.testing.assert_allclose(aggregate.samples.arrays["w"], [[2.5, 2.0, 1.5]])
-    assert sum("sent one sample" in text for text in aggregate.warnings) == 2
+    assert sum("sent one sample" in text for text in map(sentence, aggregate.warnings)) == 2
 
 
 @pytest.mark.parametrize(("shrinkage", "scale", "rate"), [(-1, 1, 1), (1, np.inf, 1), (1, 0, 1), (1, 1, 0)])

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.posterior.rules.predbayes import combine, combine_gaussian, fitted_beta, temperature_warnings
+from fl_dpbayes.report.warnings import sentence
 
 
 def random_probabilities(seed, sites=4, records=6, classes=3):
@@ -99,6 +100,6 @@ def test_no_site_is_refused():
 def test_unequal_temperatures_are_said(as_samples):
     draws = np.zeros((3, 3))
     assert temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 2.0)}) == ()
-    (text,) = temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 0.5)})
-    assert "from 0.5 to 2" in text
+    (found,) = temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 0.5)})
+    assert "from 0.5 to 2" in sentence(found)
     assert temperature_warnings({}) == ()

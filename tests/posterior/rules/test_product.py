@@ -5,6 +5,7 @@ import pytest
 
 from fl_dpbayes.posterior.rules import product as rule
 from fl_dpbayes.posterior.rules.natural import NaturalGaussian, from_moments
+from fl_dpbayes.report.warnings import sentence
 
 SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
 
@@ -128,7 +129,7 @@ def test_zero_temperature_is_used_as_it_is_and_said(linear_gaussian, exact_sampl
     cold = exact_samples(linear_gaussian.moments("a", 1.0), 50)
     cold = type(cold)(cold.arrays, cold.weights, np.zeros(50))
     aggregate = combined(rule.combine_full, linear_gaussian, {"a": cold}, 1.0, 10)
-    assert any("'a' has samples at temperature 0" in text for text in aggregate.warnings)
+    assert any("'a' has samples at temperature 0" in text for text in map(sentence, aggregate.warnings))
 
 
 def test_order_of_sites_does_not_matter(linear_gaussian, exact_samples):
@@ -157,7 +158,9 @@ def test_precision_below_the_priors_is_raised_and_said(as_samples):
         aggregate = function(
             samples, prior_scale=1.0, prior_share=1.0, draws=20_000, generator=np.random.default_rng(1)
         )
-        assert any("less precise than the prior in 3 of 3 directions" in text for text in aggregate.warnings)
+        assert any(
+            "less precise than the prior in 3 of 3 directions" in text for text in map(sentence, aggregate.warnings)
+        )
         # Standard error of a variance of 20,000 draws: sqrt(2 / 20,000) = .01.
         np.testing.assert_allclose(aggregate.samples.arrays["w"].var(axis=0), 1.0, atol=0.04)
 
