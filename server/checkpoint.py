@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
 from pydantic import Field, PositiveInt
 
 from fl_dpbayes.config.base import Config

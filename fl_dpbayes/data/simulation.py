@@ -14,7 +14,6 @@ from fl_dpbayes.config.distillation import DistillingRule, PredBayes, PublicFile
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.features import BackboneFeatures
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
-from fl_dpbayes.config.files.file_list import file_entry
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
