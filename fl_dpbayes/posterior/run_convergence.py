@@ -1,6 +1,6 @@
-"""Have the chains mixed, and at the planned temperature? Asked of released samples only."""
+"""Have a run's chains mixed, and at the planned temperature? Asked of released samples only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,37 +18,32 @@ from fl_dpbayes.posterior.convergence import (
     summarise_convergence,
 )
 from fl_dpbayes.posterior.rules import predbayes
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.stored_samples import StoredSamples
-from server.run_record import RunRecord
-from server.strategies.strategy import PosteriorStrategy
 
 # The quantities that are looked at are drawn alike in every run, so that runs can be compared.
 QUANTITIES_SEED = 0
 
 
-def convergence_rows(strategy: PosteriorStrategy, *, hot: bool) -> list[dict[str, Any]]:
-    """Summarise the mixing of every chain that the server holds samples of.
-
-    Args:
-        strategy: the run's strategy, after its last round.
-        hot: chains were hotter than planned.
+def convergence_rows(
+    scenario: Scenario, bank: PosteriorBank, names: Iterable[str], *, hot: bool
+) -> list[dict[str, Any]]:
+    """Summarise the mixing of the chains of these names, sites or the averaged chain; `hot`: hotter than planned.
 
     Returns:
-        One row per site (under averaging rules one for the averaged chain) with the figures and a warning, None where
-        nothing speaks against the chains. No row where the sampler is no Markov chain on the posterior, or the rule
-        makes one point of its states.
+        One row per name with the figures and a warning, None where nothing speaks against the chains. No row where the
+        sampler is no Markov chain on the posterior, or the rule makes one point of its states.
     """
-    scenario = strategy.federation.scenario
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
     unchained = isinstance(scenario.aggregation, FedAvg | FedPA | PVI) or _is_optimiser(scenario)
     if not scenario.sampler.has_temperature or unchained:
         return []
     rows = []
-    for name in strategy.chain_names():
-        samples = strategy.bank.stored(name)
+    for name in names:
+        samples = bank.stored(name)
         if samples is None:
             continue
-        chains = strategy.bank.sample_chains(name)
+        chains = bank.sample_chains(name)
         found = summarise_convergence(_vectors(samples), chains, np.random.default_rng(QUANTITIES_SEED))
         rows.append({"site": name, **asdict(found), "warning": mixing_warning(found, hot=hot)})
     return rows
@@ -92,42 +87,26 @@ def optimiser_warnings(scenario: Scenario) -> list[RunWarning]:
     return [warning("optimiser", sampler=scenario.sampler.kind)]
 
 
-def mixture_warnings(strategy: PosteriorStrategy) -> tuple[RunWarning, ...]:
-    """Say once where the mixture joins Langevin samples of sites at different temperatures; nothing is read but these.
-
-    Args:
-        strategy: the run's strategy.
-
-    Returns:
-        At most one.
-    """
-    scenario = strategy.federation.scenario
+def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[str]) -> tuple[RunWarning, ...]:
+    """Say once where the mixture joins Langevin samples of sites at different temperatures."""
     tempered = scenario.sampler.has_temperature and not _is_optimiser(scenario)
     if not isinstance(scenario.aggregation, Mixture) or not tempered:
         return ()
-    stored = {name: samples for name in strategy.chain_names() if (samples := strategy.bank.stored(name)) is not None}
+    stored = {name: samples for name in names if (samples := bank.stored(name)) is not None}
     return predbayes.temperature_warnings(stored)
 
 
-def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list[RunWarning]:
-    """Say once where the floor of the noise made chains hotter than the plan's temperature.
+def temperature_warnings(scenario: Scenario, means: Mapping[str, float | None]) -> list[RunWarning]:
+    """Say once where the floor of the noise made chains hotter than planned: of the hottest, with the number of sites.
 
-    Args:
-        strategy: the run's strategy.
-        record: what happened; it has each site's mean temperature, weighted by step size.
-
-    Returns:
-        At most one, of the hottest site, with the number of such sites.
+    `means`: site -> mean temperature of its chain, weighted by step size.
     """
-    privacy = strategy.plan.privacy
+    privacy = scenario.privacy
     if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:
         return []
-    means = {
-        member.card.name: record.temperature(member.card.name)[0] for member in strategy.federation.roster.training
-    }
     hot = {site: mean for site, mean in means.items() if mean is not None and is_hot(privacy.temperature, mean)}
     if not hot:
         return []
     site = max(hot, key=lambda site: hot[site])
-    chain = {"planned": privacy.temperature, "mean": hot[site], **strategy.federation.scenario.sampler.levers}
+    chain = {"planned": privacy.temperature, "mean": hot[site], **scenario.sampler.levers}
     return [warning("hot", site=site, sites=len(hot), **chain)]

@@ -2,10 +2,9 @@
 
 import pytest
 
-from fl_dpbayes.privacy.check_statement import MOST_KINDS
+from fl_dpbayes.privacy.check_statement import MOST_KINDS, largest_at_small_delta
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from server.small_delta import largest_at_small_delta
 
 
 def _row(site: str, sigma: float, delta: float = 1e-3, method: str = "pld") -> dict:
@@ -32,7 +31,7 @@ def test_history_of_a_thousand_kinds_of_step_is_accounted_in_bounded_time(monkey
         kinds.append(len(history))
         return pld_epsilon(history, delta, adjacency)
 
-    for module in ("server.small_delta", "fl_dpbayes.privacy.check_statement"):
+    for module in ("fl_dpbayes.privacy.check_statement",):
         monkeypatch.setattr(f"{module}.pld_epsilon", counted, raising=False)
     history = [[1.0 + number / 25, 0.05 - number / 25_000, 1] for number in range(1000)]
     row = _row("south", 1.0) | {"epsilon": 4.0, "history": history}
