@@ -15,8 +15,7 @@ from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.data.virtual_site_files import TRACES_FOLDER
+from fl_dpbayes.data.simulation import SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.flower_engine import run_flower
