@@ -88,8 +88,8 @@ def noise_over_root_batch_size(patch: pytest.MonkeyPatch) -> None:
 def stream_reused_between_rounds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         clients.train,
-        "_streams",
-        lambda site_file, request: Streams.from_insecure_seed(0, site_file.name + request.run),
+        "site_streams",
+        lambda site_file, run, *_: Streams.from_insecure_seed(0, site_file.name + run),
     )
 
 
