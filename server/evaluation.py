@@ -22,8 +22,9 @@ from fl_dpbayes.calibration.federation.subgroups import SubgroupStatistics, read
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
-from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise, summarise_noised
+from fl_dpbayes.calibration.summarise import summarise, summarise_noised
 from fl_dpbayes.config.names import Role
+from fl_dpbayes.config.summary import CalibrationValues
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
@@ -256,7 +257,7 @@ def _reliability(key: dict[str, Any], statistics: Statistics) -> list[dict[str, 
     return [{**key, "bins": [row.as_row() for row in reliability_bins(statistics)]}]
 
 
-def _summary(statistics: Statistics, generator: np.random.Generator) -> CalibrationSummary:
+def _summary(statistics: Statistics, generator: np.random.Generator) -> CalibrationValues:
     if isinstance(statistics, NoisedTable):
         return summarise_noised(statistics, generator)
     return summarise(statistics, generator)

@@ -45,7 +45,7 @@ def measure(probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.int64
     """
     found = summarise(from_batch(probabilities, labels), np.random.default_rng(seed))
     area = exact_auroc(probabilities, labels)
-    rms = found.intervals.get("rms_debiased", (None, None))
+    rms = found.intervals.get("rms_debiased") or (None, None)
     return {
         "accuracy": found.accuracy,
         "auc": area.value if area else None,
