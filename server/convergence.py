@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.aggregation import PVI, FedAvg, FedPA, Mixture, point_rule
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, has_temperature
 from fl_dpbayes.config.scenario import Scenario
@@ -20,7 +19,7 @@ from fl_dpbayes.posterior.convergence import (
     warning,
 )
 from fl_dpbayes.posterior.rules import predbayes
-from fl_dpbayes.posterior.stored_samples import StoredSamples
+from fl_dpbayes.posterior.samples import StoredSamples
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -42,7 +41,7 @@ def convergence_rows(strategy: PosteriorStrategy, *, hot: bool) -> list[dict[str
     """
     scenario = strategy.federation.scenario
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
-    unchained = isinstance(scenario.aggregation, FedAvg | FedPA | PVI) or _is_optimiser(scenario)
+    unchained = not scenario.aggregation.shows_mixing or _is_optimiser(scenario)
     if not has_temperature(scenario.sampler) or unchained:
         return []
     rows = []
@@ -91,7 +90,7 @@ def _is_optimiser(scenario: Scenario) -> bool:
 
 def optimiser_warnings(scenario: Scenario) -> list[str]:
     """Say once where the kept states are those of an optimiser, except under rules that make one point of them."""
-    if not _is_optimiser(scenario) or point_rule(scenario.aggregation):
+    if not _is_optimiser(scenario) or scenario.aggregation.makes_point:
         return []
     return [
         f"The samples are states of the optimiser {scenario.sampler.kind}, not posterior samples: their average may "
@@ -121,7 +120,7 @@ def mixture_warnings(strategy: PosteriorStrategy) -> tuple[str, ...]:
     """
     scenario = strategy.federation.scenario
     tempered = has_temperature(scenario.sampler) and not _is_optimiser(scenario)
-    if not isinstance(scenario.aggregation, Mixture) or not tempered:
+    if not scenario.aggregation.joins_temperatures or not tempered:
         return ()
     stored = {name: samples for name in strategy.chain_names() if (samples := strategy.bank.stored(name)) is not None}
     return predbayes.temperature_warnings(stored)

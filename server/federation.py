@@ -7,7 +7,6 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
@@ -24,7 +23,6 @@ from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from server.admission import admission_rules
 from server.checkpoint import Checkpoint, read_checkpoint
-from server.distillation import DistillingStrategy
 from server.fixed import Federation
 from server.further_costs import write_further_costs
 from server.ledger_heads import HEADS_FILE
@@ -45,8 +43,6 @@ STRATEGIES: dict[str, type[PosteriorStrategy]] = {
     "fald": FALDStrategy,
     "fedpa": FedPAStrategy,
     "pvi": PVIStrategy,
-    "distillation": DistillingStrategy,
-    "predbayes": DistillingStrategy,
 }
 NODE_SECONDS = 30.0
 SETTLED_SECONDS = 2.0
@@ -156,7 +152,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         problem = error
         record.warn(f"no posterior could be formed of what the sites released: {error}")
     if posterior is not None:
-        if text := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
+        if text := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(text)
         save_posterior(
             folder / POSTERIOR_FILE,

@@ -8,17 +8,15 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
-from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
 from fl_dpbayes.config.prevalence_checks import check_prevalences
-from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
 from fl_dpbayes.config.sampler import MCDropout, Sampler
 from fl_dpbayes.config.shared_records import check_shared_records
@@ -141,7 +139,7 @@ class Scenario(Config):
             raise ValueError(
                 f"resources.start_nodes is {self.resources.start_nodes} but there are {len(self.sites)} sites: lower it"
             )
-        check_aggregation(self.aggregation, self.sampler, len(training_sites))
+        self.aggregation.check(self.sampler, len(training_sites))
         if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
             raise ValueError(
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
@@ -163,8 +161,7 @@ class Scenario(Config):
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
-        if isinstance(self.aggregation, PVI):
-            pvi_plan(plan)
+        self.aggregation.site_plan(plan)
         return self
 
 
@@ -192,6 +189,13 @@ def training_plan(
         privacy=scenario.privacy,
         chain_start=chain_start,
     )
+
+
+def site_plan(scenario: Scenario, sites: int) -> TrainingPlan:
+    """Build the plan that fits the scenario's rule and K training sites."""
+    rule = scenario.aggregation
+    start: Literal["broadcast", "own_last"] = "broadcast" if rule.own_rounds else "own_last"
+    return rule.site_plan(training_plan(scenario, prior_share=rule.prior_share(sites), chain_start=start))
 
 
 def scenario_folder() -> Path:
@@ -271,7 +275,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
-    aggregation = with_public_path(scenario.aggregation, Path.resolve)
+    aggregation = scenario.aggregation.with_public_path(Path.resolve)
     return scenario.model_copy(update={"data": with_absolute_path(scenario.data), "aggregation": aggregation})
 
 

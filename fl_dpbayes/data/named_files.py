@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.distillation import DistillingRule, PredBayes, PublicFile
 from fl_dpbayes.config.features import BackboneFeatures
+from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.sources.public_records import read_public_records
@@ -26,13 +26,12 @@ def check_named_files(scenario: Scenario, plan: SitePlan) -> None:
     """
     rule, model = scenario.aggregation, scenario.model
     _check_weights(model, plan.task, plan.weights_folder)
-    if not isinstance(rule, DistillingRule):
+    if rule.inputs is None:
         return
     # The server's process knows the environment's data folder only.
     _check_weights(model, plan.task, backbone_folder(None))
-    if isinstance(rule.public, PublicFile):
-        fitted = isinstance(rule, PredBayes) and rule.beta == "fitted"
-        read_public_records(rule.public.path, plan.task, most=rule.public.count, labelled=fitted)
+    if isinstance(rule.inputs, PublicFile):
+        read_public_records(rule.inputs.path, plan.task, most=rule.inputs.count, labelled=rule.needs_labels)
 
 
 def _check_weights(model: Model, task: Task, folder: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 import math
 
-from fl_dpbayes.config.aggregation import FALD, PVI, FedPA, least_samples
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Scenario, training_plan
@@ -21,11 +20,11 @@ def check_planned_samples(scenario: Scenario, task: Task) -> None:
         UserError: if the rule needs more of each site than its chains keep, or the model does not fit the records.
     """
     rule, shapes = scenario.aggregation, model_shapes(scenario.model, task)
-    if isinstance(rule, FALD | FedPA | PVI):
+    if rule.own_rounds:
         return
     parameters = sum(math.prod(shape) for shape in shapes.values())
     plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
-    least, planned = least_samples(rule, parameters), plan.kept_before(plan.total_steps)
+    least, planned = rule.least_samples(parameters), plan.kept_before(plan.total_steps)
     if planned < least:
         raise UserError(
             f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for {parameters} "

@@ -6,7 +6,6 @@ import uuid
 from pathlib import Path
 
 from fl_dpbayes.config.data import BuiltIn
-from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.file_list import file_entry
@@ -134,7 +133,7 @@ def run_identifier(scenario: Scenario) -> str:
         place = {"path": Path(path.name)}
     data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
     simulation = scenario.simulation.model_copy(update={"traces": False})
-    aggregation = with_public_path(scenario.aggregation, lambda path: Path(path.name))
+    aggregation = scenario.aggregation.with_public_path(lambda path: Path(path.name))
     named = scenario.model_copy(update={"data": data, "simulation": simulation, "aggregation": aggregation})
     # Seeded runs keep their names, hence their random numbers, from when scenarios had this section.
     content = named.model_dump(mode="json") | {"transport": {"precision": "float32"}}

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.posterior.alignment import state_warnings
+from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.rules.aggregate import Aggregate
-from fl_dpbayes.posterior.rules.alignment import state_warnings
-from fl_dpbayes.posterior.rules.fald import average_states
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
-from fl_dpbayes.posterior.site_samples import SiteSamples
+from fl_dpbayes.posterior.rules.combine import Aggregate
+from fl_dpbayes.posterior.samples import PosteriorSamples, SiteSamples, concatenate, point_of
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.fixed import Federation
@@ -49,10 +46,6 @@ class FedPAStrategy(PosteriorStrategy):
                 f"{rule.shrinkage:g} steps grow without end unless it is below {2 / steepest:.3g}; leave it out for a "
                 "stable one"
             )
-
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan with 1/K of the prior (convention A)."""
-        return training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
 
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return the server state after the last round."""

@@ -5,17 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import PVI, prior_scale
-from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.sampler import SGD, SGHMC, Sampler, state_slots
-from fl_dpbayes.config.scenario import training_plan
-from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
-from fl_dpbayes.posterior.rules.chains import unflatten
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.chains import unflatten
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
-from fl_dpbayes.posterior.site_samples import SiteSamples
+from fl_dpbayes.posterior.samples import PosteriorSamples, SiteSamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import check_cavity
 from fl_dpbayes.samplers.planned import planned_step_sizes
@@ -62,10 +58,6 @@ class PVIStrategy(PosteriorStrategy):
         assert isinstance(rule, PVI)
         self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites
         self._rounds, self._refined = 0, self._prior()
-
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan, each round of it a chain with the cavity for a prior."""
-        return pvi_plan(training_plan(self.federation.scenario, prior_share=1.0, chain_start="broadcast"))
 
     def initial_state(self, chain: int) -> Arrays:
         """Return q's mean after as many rounds, or the model's initial weights before the first factor.

@@ -11,16 +11,16 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dpbayes.config.aggregation import prior_share
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.posterior.site_weights import weigh_sites
-from fl_dpbayes.posterior.stored_samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.cavity import CAVITY
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -63,8 +63,8 @@ CARD_SECONDS = 60.0
 class PosteriorStrategy(Strategy):
     """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
 
-    A rule says what the sites run (`site_plan`), where their chains start (`start_arrays`), what the server makes of a
-    round (`next_state`), and what the posterior and the point predictor are (`posterior`, `last`).
+    A rule says where the sites' chains start (`start_arrays`), what the server makes of a round (`next_state`), and what
+    the posterior and the point predictor are (`posterior`, `last`).
     """
 
     def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
@@ -73,7 +73,7 @@ class PosteriorStrategy(Strategy):
         self.events = events
         self.bank = PosteriorBank(federation.run_folder / BANK_FOLDER)
         self.site_weights: Mapping[str, float] = self._weights()
-        self.plan = self.site_plan(federation.planned_sites)
+        self.plan: TrainingPlan = site_plan(federation.scenario, federation.planned_sites)
         check_reply_size(self.plan, federation)
         self._participation = Participation(federation.scenario.resources.silent_rounds)
         self._earlier_heads = read_heads(federation.heads_file)
@@ -81,10 +81,6 @@ class PosteriorStrategy(Strategy):
         self._done_rounds = 0
         self.recalibration: Recalibration | None = None
         self._evaluation_stage: EvaluationStage | None = None
-
-    @abstractmethod
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the plan of every site's chain, with the prior share that fits `sites` training sites."""
 
     @abstractmethod
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
@@ -301,7 +297,7 @@ class PosteriorStrategy(Strategy):
             self.record.warn(sentence)
         self.site_weights = self._weights()
         planned, now = self.federation.planned_sites, len(self.site_weights)
-        if now > planned and prior_share(self.federation.scenario.aggregation, 2) < 1:
+        if now > planned and self.federation.scenario.aggregation.prior_share(2) < 1:
             self.record.warn(
                 f"the plan shares the prior between the {planned} training sites of the start and more have joined: "
                 f"the posterior counts it {now / planned:.3g} times"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.posterior.robust_average import average_of_states
+from fl_dpbayes.posterior.averages import average_of_states
 
 START = {"w": np.zeros(2, np.float32)}
 STATES = {

@@ -6,8 +6,7 @@ from safetensors.numpy import load_file
 
 from fl_dpbayes.posterior.rules import mixture
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
-from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
+from fl_dpbayes.posterior.samples import PosteriorSamples, SamplePiece, StoredSamples, concatenate
 
 
 def samples_of(count, seed):

@@ -15,11 +15,11 @@ from torch import nn
 from fl_dpbayes.config.aggregation import Consensus, Mixture, Product, prior_share
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
-from fl_dpbayes.posterior.rules.combine_sites import combine_sites
-from fl_dpbayes.posterior.rules.drift import DriftMeter
-from fl_dpbayes.posterior.rules.fald import average_states, averaged_temperature
-from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, unit_weights
+from fl_dpbayes.posterior.averages import average_states
+from fl_dpbayes.posterior.rules.combine import combine_sites
+from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_weights import capped_weights, uniform_weights, unit_weights
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.noise import langevin_noise
 from server.strategies.fald import LARGEST_DRIFT

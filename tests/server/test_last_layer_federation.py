@@ -28,7 +28,7 @@ from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.combine_sites import combine_sites
+from fl_dpbayes.posterior.rules.combine import combine_sites
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode

@@ -5,16 +5,15 @@ A with equal site weights: the fixed point is the same mean. It consumes the rel
 prior's scale, and gives a point: no width, hence no calibration of its own. Draws are brought to temperature 1.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
-from fl_dpbayes.posterior.rules.chains import at_unit_temperature, chains, flatten_state, sample_shapes
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes
+from fl_dpbayes.posterior.rules.combine import Aggregate, point_aggregate
+from fl_dpbayes.posterior.samples import AnySamples
 
 Array = npt.NDArray[np.float64]
 
@@ -54,7 +53,7 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
 
 def combine(
     start: Mapping[str, npt.NDArray],
-    site_samples: Mapping[str, PosteriorSamples],
+    site_samples: Mapping[str, AnySamples],
     site_weights: Mapping[str, float],
     *,
     shrinkage: float,
@@ -76,16 +75,8 @@ def combine(
         The new state as one sample at temperature 0.
 
     Raises:
-        ValueError: if no site with weight sent a sample, a constant is out of range, or the step is not finite.
-
-    References:
-        As `site_delta`.
+        ValueError: if no site with weight sent a sample, or the step is not finite.
     """
-    if not (shrinkage >= 0 and learning_rate > 0 and prior_scale > 0 and math.isfinite(prior_scale)):
-        raise ValueError(
-            f"FedPA needs shrinkage >= 0, learning_rate > 0 and a finite prior_scale > 0, not {shrinkage}, "
-            f"{learning_rate}, {prior_scale}"
-        )
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
     total, weight, warnings = np.zeros_like(state), 0.0, list[str]()

@@ -14,10 +14,11 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import arrays_to_vector, to_vector, vector_to_arrays
 from fl_dpbayes.models.priors import Cavity
+from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.rules.fald import average_states, averaged_temperature
-from fl_dpbayes.posterior.rules.weights import unit_weights
+from fl_dpbayes.posterior.rules.fald import averaged_temperature
 from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.solve import SolvedNoise, solve_plan
 from fl_dpbayes.privacy.streams import Streams

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_dpbayes.config.distillation import SyntheticInputs
+from fl_dpbayes.config.rule import SyntheticInputs
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.models.pullback import logits_at
-from fl_dpbayes.posterior.rules.distillation import Distilled, distil
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.student import Distilled, distil
 from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals
 from fl_dpbayes.run.reproduce.classification import probabilities_of
 
@@ -41,7 +41,7 @@ def distilled_mixture(
         The network and how far it is from its teacher at those inputs.
     """
     # Imported here: the server's side loads Flower, which only the methods that run need.
-    from fl_dpbayes.posterior.server_inputs import server_inputs
+    from fl_dpbayes.posterior.student import server_inputs
 
     public = SyntheticInputs(pattern=pattern, count=settings.inputs, seed=seed)
     inputs = server_inputs(public, hospitals.task, hospitals.model, labelled=False).features

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fl_dpbayes.posterior.rules import mixture
-from fl_dpbayes.posterior.rules.weights import unit_weights
+from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.run.reproduce.aggregation_chains import Budget, ChainSettings, independent_chains
 from fl_dpbayes.run.reproduce.aggregation_distillation import DistillationSettings, distilled_mixture
 from fl_dpbayes.run.reproduce.aggregation_predictors import (

@@ -19,8 +19,8 @@ from fl_dpbayes.config.aggregation import (
 )
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.rules import predbayes
-from fl_dpbayes.posterior.rules.weights import uniform_weights, unit_weights
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_weights import uniform_weights, unit_weights
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.run.reproduce.aggregation_chains import (
     STEPS,
@@ -132,7 +132,7 @@ def _by_rule(
     seed: int,
 ) -> Predictor:
     # Imported here: the server's side loads Flower, which only the methods that run need.
-    from fl_dpbayes.posterior.rules.combine_sites import combine_sites
+    from fl_dpbayes.posterior.rules.combine import combine_sites
 
     rule, sites = RULES[method], len(hospitals.training)
     share = prior_share(rule, sites)

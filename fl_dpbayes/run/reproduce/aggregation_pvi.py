@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fl_dpbayes.config.aggregation import LEAST_SAMPLES, pvi_plan
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES, pvi_plan
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
-from fl_dpbayes.posterior.rules.chains import unflatten
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.chains import unflatten
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History

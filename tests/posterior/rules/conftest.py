@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 NOISE = 0.5

@@ -6,10 +6,10 @@ import pytest
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
+from fl_dpbayes.posterior.alignment import state_warnings, unaligned_units
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules import consensus, fedavg, fedbe, fedpa, mixture, predbayes, product
-from fl_dpbayes.posterior.rules.alignment import state_warnings, unaligned_units
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules.chains import chains, flatten_state, sample_shapes, unflatten
+from fl_dpbayes.posterior.chains import chains, flatten_state, sample_shapes, unflatten
 from fl_dpbayes.posterior.rules.product import combine_diagonal
 from fl_dpbayes.posterior.samples import PosteriorSamples
 

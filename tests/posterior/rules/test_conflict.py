@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules import consensus, product
-from fl_dpbayes.posterior.rules.conflict import LARGEST_ERROR, mean_error
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 RULES = {

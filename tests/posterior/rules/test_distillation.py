@@ -8,9 +8,9 @@ from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.distillation import distil
 from fl_dpbayes.posterior.rules.mixture import combine
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.student import distil
 
 
 def student_of(module, features):

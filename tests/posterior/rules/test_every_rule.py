@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from fl_dpbayes.posterior.averages import average_states
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules import consensus, fedavg, fedbe, fedpa, mixture, product
-from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.posterior.rules.fald import average_states
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules import fedavg, fedbe
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 
 WEIGHTS = {"a": 12 / 252, "b": 30 / 252, "c": 60 / 252, "d": 150 / 252}
 

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
+from fl_dpbayes.posterior.natural import NaturalGaussian, from_moments
 from fl_dpbayes.posterior.rules import product as rule
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian, from_moments
 
 SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update, update_from_samples
 
 

@@ -3,13 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.posterior.rules.robust import (
-    coordinate_median,
-    move_factors,
-    posterior_means,
-    shortened,
-    trimmed_mean,
-)
+from fl_dpbayes.posterior.averages import coordinate_median, move_factors, shortened, trimmed_mean
+from fl_dpbayes.posterior.rules.fedavg import posterior_means
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_dpbayes.posterior.rules.weights import capped_weights, unit_weights
+from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights
 
 
 @pytest.mark.parametrize(
