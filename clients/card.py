@@ -2,7 +2,6 @@
 
 from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.load import source_task, source_unit
 from fl_dpbayes.data.site import shift_label
 from fl_dpbayes.protocol.card import SiteCard
 
@@ -20,14 +19,14 @@ def card_of(site_file: SiteFile) -> SiteCard:
         UserError: if the declared prevalence does not fit the number of classes.
     """
     source = site_file.source
-    task = source_task(source)
+    task = source.task
     check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
     return SiteCard(
         name=site_file.name,
         role=site_file.role,
         task=task,
         units=site_file.units,
-        unit=source_unit(source),
+        unit=source.unit,
         shift=shift_label(site_file.shift),
         evaluation_release=site_file.policy.evaluation_release,
         prevalence=site_file.prevalence,

@@ -26,7 +26,7 @@ from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import PRIOR_CORRECTED, RECALIBRATED, EvaluateReply, EvaluateRequest, Group
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import request_digest
 
 
 def evaluate_predictors(

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from clients.refused import RefusedError
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.protocol.npy import read_sent_arrays
+from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 

@@ -21,7 +21,7 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import request_digest
 
 Measure = Callable[[], dict[str, CalibrationStatistics]]
 

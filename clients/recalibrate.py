@@ -32,7 +32,7 @@ from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.wire import request_digest
 
 PART: Part = "recalibration"
 PREDICTOR: PredictorName = "posterior"

@@ -10,8 +10,7 @@ from fl_dpbayes.config.sampler import state_shapes
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import arrays_to_vector
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.cavity import CAVITY, cavity_shapes, check_cavity
+from fl_dpbayes.protocol.arrays import CAVITY, Arrays, cavity_shapes, check_cavity, prefixed, without_prefix
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest

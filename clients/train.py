@@ -22,16 +22,15 @@ from fl_dpbayes.data.site import Site, SiteSplit, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.events import History, history_of_steps, joined
-from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.events import History, history_of_steps, joined, noise_of_steps
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Spending, slice_history
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import request_digest
 from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
 from fl_dpbayes.samplers.planned import noise_without_privacy
 from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors

@@ -15,9 +15,9 @@ from fl_dpbayes.config.installation import check_origin
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
-from server.actor_replacement import replace_dead_actors
 from server.federation import run_federation
-from server.progress import EventLog
+from server.grid import replace_dead_actors
+from server.run_record import EventLog
 
 app = ServerApp()
 

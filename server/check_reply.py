@@ -1,20 +1,35 @@
-"""Is a training reply what was asked for? Checked before anything of it is used."""
+"""Is a training reply what was asked for, can a chain have got there, and do a round's replies fit message and disk?"""
 
+import math
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Message
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import state_shapes
+from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
 from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.request_digest import request_digest
-from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
+from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
+from fl_dpbayes.samplers.displacement_bound import reach
+from server.exchange import check_steps
 from server.messages import read_arrays
+from server.roster import Federation
+
+# Sites compute in float32.
+ROUNDING = 1.001
+SINGLE_PRECISION = 2.0**-24
+# Of a site in a round, beside samples: rows, headers, a ledger's pages and their log.
+ROUND_BYTES = 2**14
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,7 @@ def check_train_reply(
     shapes: dict[str, tuple[int, ...]],
     previous: PrivacyStatement | None,
 ) -> CheckedReply:
-    """Check a reply against its request and decode its arrays.
+    """Check a reply that answers its request, and decode its arrays.
 
     Args:
         reply: the message.
@@ -57,14 +72,9 @@ def check_train_reply(
     Raises:
         ValueError: naming the first difference; nothing of the reply may then be used.
     """
-    if (record.run, record.round) != (request.run, request.round) or record.request != request_digest(request):
-        raise ValueError("it answers another request")
     if record.privacy.units != card.units or record.privacy.adjacency != request.plan.privacy.adjacency:
         raise ValueError("its privacy statement does not fit the site's card or the request")
-    if record.first_step != request.first_step or record.steps > request.steps:
-        raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")
-    if (record.status == "OK") != (record.steps == request.steps):
-        raise ValueError(f"status {record.status} does not fit {record.steps} of {request.steps} steps")
+    check_steps(record, request)
     try:
         stretch = planned_stretch(request.plan, card.units, record.first_step, record.steps)
     except UserError:
@@ -76,11 +86,7 @@ def check_train_reply(
         reply, prefixed("samples", samples) | prefixed("last", state_shapes(request.plan.sampler, shapes))
     )
     return CheckedReply(
-        samples=PosteriorSamples(
-            arrays=_finite(without_prefix("samples", arrays)),
-            weights=stretch.weights,
-            temperatures=stretch.temperatures,
-        ),
+        samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
         last=without_prefix("last", arrays),
         last_step=record.first_step + record.steps - 1,
         stretch=stretch,
@@ -88,8 +94,116 @@ def check_train_reply(
     )
 
 
-def _finite(samples: Arrays) -> Arrays:
-    for name, array in samples.items():
-        if not np.isfinite(array).all():
-            raise ValueError(f"array {name!r} has a value that is not finite")
-    return samples
+def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
+    """Reject samples and states that lie farther from the start than clipping and the planned noise let a chain get.
+
+    Everything in the bound is public. An honest chain stays within it but for one stretch in 10^12.
+
+    Args:
+        reply: a reply that otherwise fits its request.
+        request: what was asked.
+        units: number of privacy units that the site declares, above zero.
+        start: the state that the request carried.
+
+    Raises:
+        ValueError: naming how far the state lies and how far a chain can get.
+    """
+    steps = reply.last_step + 1 - request.first_step
+    bound = reachable(request, units, start, steps)
+    if bound is None:
+        return
+    began = without_prefix("parameters", start)
+    kept = [step for step in range(steps) if request.plan.is_kept(request.first_step + step)]
+    for index, row in enumerate(kept):
+        sample = {name: array[index] for name, array in reply.samples.arrays.items()}
+        _check(f"sample {index + 1}", _distance(sample, began), bound[row, 0])
+    last = {slot: without_prefix(slot, reply.last) for slot in ("parameters", "momentum")}
+    _check("its last state", _distance(last["parameters"], began), bound[-1, 0])
+    _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])
+
+
+def reachable(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
+    """Bound how far from its start an honest site can be after each of the request's first `steps` steps.
+
+    Args:
+        request: what is asked.
+        units: number of privacy units that the site declares, above zero.
+        start: the state that the request carries.
+        steps: how many of its steps.
+
+    Returns:
+        Shape (steps, 2): the greatest distance of the parameters, and the greatest norm of the momentum. None where
+        there is no such bound (`reach`), or no noise fits the site's budget.
+    """
+    plan, began = request.plan, {slot: without_prefix(slot, start) for slot in ("parameters", "momentum")}
+    try:
+        noise = (1 + NOISE_TOLERANCE) * planned_noise(plan, units)
+    except UserError:
+        # The site says in its own refusal that no noise fits; what it would have done is not known here.
+        return None
+    norms = np.array([_norm(began[slot].values()) for slot in ("parameters", "momentum")])
+    bound = reach(
+        plan,
+        noise,
+        units=units,
+        most_units=units / (1 - MAX_DECLARATION_ERROR),
+        first_step=request.first_step,
+        steps=steps,
+        parameters=sum(array.size for array in began["parameters"].values()),
+        start_norm=norms[0],
+        start_momentum=norms[1],
+    )
+    if bound is None:
+        return None
+    # Each of the steps rounds every value once or twice, however short it is.
+    return bound + 4 * steps * SINGLE_PRECISION * (norms + np.array([bound[-1, 0], 0.0]))
+
+
+def _check(what: str, distance: float, bound: float) -> None:
+    if distance > ROUNDING * bound:
+        raise ValueError(f"{what} lies {distance:.3g} from the start, farther than any chain's {bound:.3g}")
+
+
+def _distance(state: Arrays, start: Arrays) -> float:
+    return _norm(state[name].astype(np.float64) - start[name] for name in start)
+
+
+def _norm(arrays: Iterable[npt.NDArray]) -> float:
+    return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
+
+
+def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
+    """Check that no round's reply is larger than a message may be; rounds are the chunks in which samples travel.
+
+    Raises:
+        UserError: with the largest reply's size and the remedies.
+    """
+    largest = _largest_reply(plan, federation.parameters)
+    if largest > MAX_REPLY_BYTES:
+        raise UserError(
+            f"a round's reply would hold {largest // 2**20} MiB ({federation.parameters} parameters), a message "
+            f" holds {MAX_REPLY_BYTES // 2**20} MiB: keep fewer samples in a round (raise training.thinning, or "
+            "take fewer steps_per_round in more rounds)"
+        )
+
+
+def check_room(plan: TrainingPlan, federation: Federation, sites: int) -> None:
+    """Check that the disk holds what a round of so many sites adds to the run directory, and to simulated ledgers.
+
+    Asked before it, so that no privacy is spent in vain.
+
+    Raises:
+        UserError: with the folder, the space that is left and the space that it takes.
+    """
+    needed = (2 * sites + 1) * (_largest_reply(plan, federation.parameters) + ROUND_BYTES)
+    free = shutil.disk_usage(federation.run_folder).free
+    if free < needed:
+        raise UserError(
+            f"a round writes up to {math.ceil(needed / 2**10)} KiB to {federation.run_folder}, whose disk has "
+            f"{free // 2**10} KiB left: free space on it"
+        )
+
+
+def _largest_reply(plan: TrainingPlan, parameters: int) -> int:
+    starts = range(0, plan.total_rounds * plan.steps_per_round, plan.steps_per_round)
+    return max(reply_bytes(plan, first_step, plan.steps_per_round, parameters) for first_step in starts)

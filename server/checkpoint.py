@@ -6,6 +6,7 @@ none yet are dropped and come again. Nothing random has to be kept: every genera
 used, from the scenario's seed or the round.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,10 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.files.journal import REMEDY, JournalMark
+from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, REMEDY, Entry, Journal, JournalMark, read_journal
+from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
+from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import Digest, RunId
@@ -24,6 +28,8 @@ from server.participation import ParticipationState
 from server.roster import NO_NODE, Member, Roster
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
+BANK_FOLDER = "bank"
+BEGUN = "begun"
 _KEY = "checkpoint"
 
 
@@ -63,8 +69,8 @@ class Checkpoint(Config):
             min_sites: how many training sites must be among them.
 
         Returns:
-            The members as they were, with their present nodes; those that are missing have none, and may come back
-            before any later round. Who was left out stays out, and who is new may join before the next round.
+            The members as they were; those that are missing have no node, and may come back before any later round.
+            Who was left out stays out, and who is new may join before the next round.
 
         Raises:
             UserError: if too few training sites of the run are there, or one declares something else than before.
@@ -98,12 +104,7 @@ class Checkpoint(Config):
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
-    """Replace a run's checkpoint.
-
-    Args:
-        folder: the run directory.
-        checkpoint: what is known after a round.
-        state: the server state after it, as the strategy hands it on.
+    """Replace a run's checkpoint by what is known, and the server state, after a round.
 
     Raises:
         UserError: if it cannot be written.
@@ -114,13 +115,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> Non
 
 
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
-    """Read a run's checkpoint.
-
-    Args:
-        folder: the run directory.
-
-    Returns:
-        What was written last; None if the run never came to asking its sites for anything.
+    """Read what was written last; None if the run never came to asking its sites for anything.
 
     Raises:
         UserError: if the file is damaged.
@@ -134,3 +129,35 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
         return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
     except DAMAGED as error:
         raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): {REMEDY}") from None
+
+
+def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[Journal, Sequence[Entry]]:
+    """Read a run's journal, to be gone on with, and its entries, as far as they belong to its checkpoint, if any.
+
+    Raises:
+        UserError: if it is damaged, or its run has asked sites and has no checkpoint.
+    """
+    path = folder / JOURNAL_FILE
+    entries, mark = read_journal(path, checkpoint.journal if checkpoint is not None else None)
+    if checkpoint is None and (any(BEGUN in entry for entry in entries) or (folder / BANK_FOLDER).exists()):
+        raise UserError(f"{folder / CHECKPOINT_FILE} is missing, and the run has asked its sites: {REMEDY}")
+    # A run that has asked nothing begins its journal anew.
+    return Journal(path, mark if checkpoint is not None else JournalMark()), entries
+
+
+def prepared_files(folder: Path) -> list[Entry]:
+    """Return a journal's entries for what a run is made of before its first round."""
+    files = [folder / SCENARIO_FILE, folder / PARTITION_FILE, *sorted((folder / SITES_FOLDER).glob("*"))]
+    return [file_entry(path.relative_to(folder).as_posix(), path) for path in files if path.is_file()]
+
+
+def check_run_files(folder: Path, entries: Sequence[Entry], checkpoint: Checkpoint) -> None:
+    """Compare all files that a run goes on from with its journal's entries; those of a round that was cut off go.
+
+    Raises:
+        UserError: naming the first file that is missing, damaged or not of the run.
+    """
+    listed = {name: entry for name, entry in listed_files(entries).items() if not name.startswith(f"{BANK_FOLDER}/")}
+    check_files(folder, listed)
+    check_no_others(folder, f"{SITES_FOLDER}/*.toml", listed)
+    PosteriorBank(folder / BANK_FOLDER).check(entries, checkpoint.round)

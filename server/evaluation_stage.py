@@ -1,7 +1,6 @@
 """The last stage of a run: every site evaluates the global predictors on its own test records."""
 
-import math
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 
 from flwr.app import Message, MessageType
 
@@ -9,16 +8,14 @@ from fl_dpbayes.config.shared_records import roles_sharing_records
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
-from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.wire import arrays_digest
 from server.evaluation import Evaluation
-from server.exchange import Exchange, check_answer
-from server.fixed import Federation
-from server.messages import DROPPED, encoded, read_reply
-from server.progress import EventLog
+from server.exchange import NO_REPLY, Exchange
+from server.ledger_heads import LedgerHeads
+from server.messages import encoded
 from server.recalibration import Recalibration
-from server.rejection import RejectedError, rejecting
-from server.roster import Member
+from server.roster import Federation, Member
 from server.run_record import RunRecord
 
 # Of an evaluation request there are two, posterior and last states.
@@ -26,19 +23,9 @@ MAX_PREDICTOR_BYTES = 256 * 2**20
 
 
 def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> int:
-    """Return how many samples of a predictor may travel, and warn where that is fewer than asked for.
-
-    Args:
-        federation: its scenario says how many were asked for, its model how large they are.
-        samples: how many there are.
-        record: where the warning goes.
-
-    Returns:
-        At least one.
-    """
+    """Return how many of a predictor's samples may travel, at least one; warn where that is fewer than asked for."""
     most = federation.scenario.evaluation.max_samples
-    sample_bytes = 4 * sum(math.prod(shape) for shape in federation.shapes.values())
-    fitting = max(1, MAX_PREDICTOR_BYTES // sample_bytes)
+    fitting = max(1, MAX_PREDICTOR_BYTES // (4 * federation.parameters))
     if fitting < min(most, samples):
         record.warn(
             f"{fitting} samples of each predictor were evaluated, not {min(most, samples)}: more exceed "
@@ -55,14 +42,14 @@ class EvaluationStage:
         federation: Federation,
         round_number: int,
         recalibration: Recalibration | None,
-        ledger_heads: MutableMapping[str, str],
+        heads: LedgerHeads,
         record: RunRecord,
-        events: EventLog,
     ) -> None:
-        """Begin the stage after a round; `ledger_heads` is read and brought up to date."""
-        self._federation, self._round, self._recalibration = federation, round_number, recalibration
-        self._ledger_heads, self._record, self._events = ledger_heads, record, events
-        self._exchange = Exchange[EvaluateRequest](federation, MessageType.EVALUATE, round_number)
+        """Begin the stage after a round; `heads` are read and brought up to date."""
+        self._federation, self._recalibration, self._heads, self._record = federation, recalibration, heads, record
+        self._exchange = Exchange[EvaluateRequest, EvaluateReply](
+            federation, heads, MessageType.EVALUATE, round_number, EvaluateReply
+        )
         shared = roles_sharing_records(federation.scenario.sites)
         self.evaluation = Evaluation(federation.roster.task.classes, shared)
 
@@ -81,7 +68,7 @@ class EvaluationStage:
         for member in self._federation.roster.with_nodes:
             request = EvaluateRequest(
                 run=self._federation.run,
-                round=self._round,
+                round=self._exchange.round_number,
                 task=member.card.task,
                 model=scenario.model,
                 predictors=weights,
@@ -90,46 +77,31 @@ class EvaluationStage:
                 trained_prevalence=None if member.card.prevalence is None else scenario.data.prevalence,
                 noise_multiplier=scenario.evaluation.noise_multiplier,
                 delta=scenario.privacy.delta,
-                ledger_head=self._ledger_heads.get(member.card.name),
+                ledger_head=self._heads.seen.get(member.card.name),
             )
             yield self._exchange.request(request, arrays, member)
 
     def collect(self, replies: Iterable[Message]) -> None:
         """Check the replies one by one and keep what they say; what is wrong or missing becomes a warning."""
-        not_sent = []
-        for reply in replies:
-            matched = self._exchange.match(reply)
-            if matched is None:
-                self._record.warn(f"evaluation: {DROPPED}")
+        not_sent, warn = [], self._record.warn
+
+        def add(reply: Message, record: EvaluateReply, request: EvaluateRequest, member: Member) -> None:
+            self.evaluation.add(member.card, request, record, reply)
+
+        for answer in self._exchange.answers(replies, add, lambda text: warn(f"evaluation: {text}")):
+            problem = answer.problem
+            if answer.refusal is not None and answer.refusal.code is RefusalCode.NOT_SENT:
+                not_sent.append(answer.site)
+                problem = RefusalCode.NOT_SENT.value
+            elif problem == NO_REPLY:
+                warn(f"{answer.site} sent no evaluation in time")
                 continue
-            name = matched[0].card.name
-            problem = self._problem(reply, *matched)
-            if problem == RefusalCode.NOT_SENT.value:
-                not_sent.append(name)
             elif problem:
-                self._record.warn(f"{name} sent no evaluation: {problem}")
-            self._events.write("evaluated", site=name, problem=problem)
+                warn(f"{answer.site} sent no evaluation: {problem}")
+            self._record.events.write("evaluated", site=answer.site, problem=problem)
         if not_sent:
-            self._record.warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
-        for name in self._exchange.unanswered():
-            self._record.warn(f"{name} sent no evaluation in time")
+            warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
         for member in self._federation.roster.members:
             if not member.has_node:
-                self._record.warn(f"{member.card.name} sent no evaluation: it has been gone since the run was resumed")
-        for sentence in self.evaluation.warnings():
-            self._record.warn(sentence)
-
-    def _problem(self, reply: Message, member: Member, request: EvaluateRequest) -> str:
-        try:
-            with rejecting():
-                record = read_reply(reply, EvaluateReply, member.node_id)
-                if not isinstance(record, Refusal):
-                    check_answer(record, request)
-                    self.evaluation.add(member.card, request, record, reply)
-        except RejectedError as error:
-            return f"rejected: {error}"
-        if isinstance(record, Refusal):
-            return record.code.value if record.code is RefusalCode.NOT_SENT else record.describe()
-        if record.ledger_head is not None:
-            self._ledger_heads[member.card.name] = record.ledger_head
-        return ""
+                warn(f"{member.card.name} sent no evaluation: it has been gone since the run was resumed")
+        warn(*self.evaluation.warnings())

@@ -1,54 +1,85 @@
-"""The requests of one stage and who was asked what, so that a reply is known by the id of its request."""
+"""The requests of one stage, who was asked what, and the one way in which replies to them are taken."""
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, Metadata
 
-from fl_dpbayes.config.base import Config
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.request_digest import request_digest
+from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from server.fixed import Federation
-from server.messages import array_bytes, request_message
-from server.roster import Member
+from fl_dpbayes.protocol.wire import request_digest
+from server.ledger_heads import LedgerHeads
+from server.messages import (
+    EXPIRED,
+    RejectedError,
+    array_bytes,
+    read_reply,
+    rejecting,
+    request_message,
+)
+from server.roster import Federation, Member
 
-RequestT = TypeVar("RequestT", bound=Config)
+DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
+NO_REPLY = "no reply in time"
+RequestT = TypeVar("RequestT", bound=TrainRequest | RecalibrateRequest | EvaluateRequest)
+ReplyT = TypeVar("ReplyT", bound=TrainReply | RecalibrateReply | EvaluateReply)
+CheckedT = TypeVar("CheckedT")
 
 
-def check_answer(
-    record: TrainReply | RecalibrateReply | EvaluateReply,
-    request: TrainRequest | RecalibrateRequest | EvaluateRequest,
-) -> None:
-    """Check that a reply answers this request of this run and round, and no earlier one.
+@dataclass(frozen=True)
+class Answer(Generic[CheckedT]):
+    """How one site answered one request.
 
-    Raises:
-        ValueError: if it does not.
+    Attributes:
+        site: its name.
+        status: OK or PARTIAL of a reply that is used, else REFUSED, FAILED or REJECTED.
+        detail: why it is not used, printable.
+        refusal: the site's own.
+        checked: what the stage made of the reply.
+        bytes_up: of its arrays, if it is used.
     """
-    if (record.run, record.round, record.request) != (request.run, request.round, request_digest(request)):
-        raise ValueError("it answers another request")
+
+    site: str
+    status: str
+    detail: str = ""
+    refusal: Refusal | None = None
+    checked: CheckedT | None = None
+    bytes_up: int = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether the stage may use what the site sent."""
+        return self.status in ("OK", "PARTIAL")
+
+    def describe(self) -> str:
+        """Say in a few words what happened."""
+        return f"{self.site}: {self.status} {self.detail}".strip()
+
+    @property
+    def problem(self) -> str:
+        """Why there is nothing of the site after the training, empty if there is something."""
+        wrong = self.status in ("REJECTED", "FAILED") and self.detail != NO_REPLY
+        return f"rejected: {self.detail}" if wrong else self.detail
 
 
-class Exchange(Generic[RequestT]):
-    """Builds a stage's requests and matches replies to them, each once."""
+class Exchange(Generic[RequestT, ReplyT]):
+    """Builds a stage's requests and takes the replies to them, each once."""
 
-    def __init__(self, federation: Federation, message_type: str, round_number: int) -> None:
-        self._federation, self._message_type, self.round_number = federation, message_type, round_number
+    def __init__(
+        self, federation: Federation, heads: LedgerHeads, message_type: str, round_number: int, kind: type[ReplyT]
+    ) -> None:
+        """Begin a stage whose replies are of a kind; `heads` are brought up to date by each that is used."""
+        self._federation, self._heads, self._kind = federation, heads, kind
+        self._message_type, self.round_number = message_type, round_number
         self.bytes_down = 0
         self._asked: dict[str, tuple[Member, RequestT]] = {}
         self._sent: list[tuple[Metadata, Member, RequestT]] = []
 
     def request(self, request: RequestT, arrays: ArrayRecord, member: Member) -> Message:
-        """Build the message that carries a request to a site.
-
-        Args:
-            request: what is asked.
-            arrays: what travels with it.
-            member: the site.
-
-        Returns:
-            The message, to be pushed.
-        """
+        """Build the message that carries a request and its arrays to a site."""
         message = request_message(
             request,
             arrays,
@@ -63,21 +94,78 @@ class Exchange(Generic[RequestT]):
         self._sent.append((message.metadata, member, request))
         return message
 
-    def match(self, reply: Message) -> tuple[Member, RequestT] | None:
-        """Return whom a reply is from and what it answers; None for one that answers nothing, or that twice.
+    def answers(
+        self,
+        replies: Iterable[Message],
+        check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
+        dropped: Callable[[str], None],
+    ) -> Iterator[Answer[CheckedT]]:
+        """Take replies one by one, in their order, and name the sites that gave none at the end.
 
-        Errors made by the grid itself carry another source node: only the id of the request says whose reply it is.
+        Args:
+            replies: of the grid.
+            check: makes of a reply that answers its request what the stage uses; a ValueError rejects it.
+            dropped: is told of a reply to no open request.
+
+        Yields:
+            The answer of each site that was asked.
         """
+        for reply in replies:
+            self._read_message_ids()
+            # Errors made by the grid itself carry another source node: the request's id alone says whose reply it is.
+            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if asked is None:
+                dropped(DROPPED)
+                continue
+            yield self._answer(reply, *asked, check)
+            del reply
         self._read_message_ids()
-        return self._asked.pop(reply.metadata.reply_to_message_id, None)
+        for member, _ in self._asked.values():
+            yield Answer(member.card.name, "FAILED", NO_REPLY)
 
-    def unanswered(self) -> list[str]:
-        """Name the sites that have not replied so far."""
-        self._read_message_ids()
-        return [member.card.name for member, _ in self._asked.values()]
+    def _answer(
+        self,
+        reply: Message,
+        member: Member,
+        request: RequestT,
+        check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
+    ) -> Answer[CheckedT]:
+        name = member.card.name
+        if reply.has_error():
+            expired = reply.error.code in EXPIRED
+            return Answer(name, "FAILED", NO_REPLY if expired else f"error code {reply.error.code}")
+        try:
+            with rejecting():
+                record = read_reply(reply, self._kind, member.node_id)
+                if not isinstance(record, Refusal):
+                    # Of this run and round, and no earlier one.
+                    expected = (request.run, request.round, request_digest(request))
+                    if (record.run, record.round, record.request) != expected:
+                        raise ValueError("it answers another request")
+                    checked = check(reply, record, request, member)
+        except RejectedError as error:
+            return Answer(name, "REJECTED", str(error))
+        if isinstance(record, Refusal):
+            return Answer(name, "REFUSED", record.describe(), record)
+        if record.ledger_head is not None:
+            self._heads.note(name, record.ledger_head)
+        status = record.status if not isinstance(record, EvaluateReply) else "OK"
+        return Answer(name, status, checked=checked, bytes_up=array_bytes(reply))
 
     def _read_message_ids(self) -> None:
         # They exist only once the grid has pushed the requests.
         for metadata, member, request in self._sent:
             self._asked[metadata.message_id] = (member, request)
         self._sent = []
+
+
+def check_steps(record: TrainReply | RecalibrateReply, request: TrainRequest | RecalibrateRequest) -> None:
+    """Check that a reply's steps are the request's, or a prefix of them where it says so.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    if record.first_step != request.first_step or record.steps > request.steps:
+        raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")
+    if (record.status == "OK") != (record.steps == request.steps):
+        raise ValueError(f"status {record.status} does not fit {record.steps} of {request.steps} steps")

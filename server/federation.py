@@ -1,7 +1,6 @@
 """One whole run on the server: roster, rounds, evaluation, record."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord
@@ -9,29 +8,20 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import PARTITION_FILE, run_identifier
 from fl_dpbayes.data.task_fit import check_task_fit
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import parameter_shapes
+from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
-from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
-from server.admission import admission_rules
-from server.checkpoint import Checkpoint, read_checkpoint
-from server.fixed import Federation
-from server.further_costs import write_further_costs
+from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal
+from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
-from server.node_wait import wait_for_returning_nodes, wait_for_simulated_nodes
-from server.ordered_grid import OrderedGrid
-from server.progress import EventLog
-from server.roster import Roster, call_roster
+from server.roster import Federation, Roster, admission_rules, call_roster, connected_nodes
 from server.run_record import RunRecord
-from server.stored_run import BEGUN, check_run_files, prepared_files, read_run_journal
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
 from server.strategies.independent_chains import IndependentChainsStrategy
@@ -44,7 +34,7 @@ STRATEGIES: dict[str, type[PosteriorStrategy]] = {
     "fedpa": FedPAStrategy,
     "pvi": PVIStrategy,
 }
-NODE_SECONDS = 30.0
+# Simulated nodes appear together, so a number of them that has not grown for so long is final.
 SETTLED_SECONDS = 2.0
 
 
@@ -73,51 +63,27 @@ def run_federation(
     journal, entries = read_run_journal(run_folder, checkpoint)
     if checkpoint is not None:
         check_run_files(run_folder, entries, checkpoint)
-    ordered, events = OrderedGrid(grid), EventLog(run_folder)
+    ordered = OrderedGrid(grid)
     record = RunRecord(run_folder, journal, tempered=has_temperature(scenario.sampler))
     record.begin("roster")
-    if found is None:
-        expected = scenario.resources.start_nodes or len(scenario.sites)
-        node_ids = wait_for_simulated_nodes(ordered, expected, NODE_SECONDS, SETTLED_SECONDS)
-    else:
-        node_ids = wait_for_returning_nodes(ordered, len(found[0].cards), NODE_SECONDS)
-    roster = call_roster(ordered, node_ids, list(scenario.sites), admission_rules(scenario, simulation_folder))
-    if found is not None:
-        roster = found[0].roster_of(roster, scenario.resources.min_sites)
-        events.write("resumed", round=found[0].round)
-    events.write(
-        "roster", sites=[[member.card.name, member.card.role] for member in roster.members], left_out=roster.left_out
-    )
-    _start(ordered, scenario, roster, run_folder, simulation_folder, record, events, found, entries, report=report)
-
-
-def _start(
-    grid: OrderedGrid,
-    scenario: Scenario,
-    roster: Roster,
-    run_folder: Path,
-    simulation_folder: str,
-    record: RunRecord,
-    events: EventLog,
-    found: tuple[Checkpoint, Arrays] | None,
-    entries: Sequence[Entry],
-    *,
-    report: bool,
-) -> None:
+    roster = _roster(ordered, scenario, simulation_folder, checkpoint)
+    if checkpoint is not None:
+        record.events.write("resumed", round=checkpoint.round)
+    names = [[member.card.name, member.card.role] for member in roster.members]
+    record.events.write("roster", sites=names, left_out=roster.left_out)
     check_task_fit(scenario, roster.task.classes)
-    module = build_model(scenario.model, roster.task, scenario.seed)
     federation = Federation(
         scenario=scenario,
-        run=found[0].run if found is not None else run_identifier(scenario),
+        run=checkpoint.run if checkpoint is not None else run_identifier(scenario),
         roster=roster,
-        planned_sites=found[0].planned_sites if found is not None else len(roster.training),
-        shapes=parameter_shapes(module),
+        planned_sites=checkpoint.planned_sites if checkpoint is not None else len(roster.training),
+        shapes=model_shapes(scenario.model, roster.task),
         run_folder=run_folder,
         simulation_folder=simulation_folder,
         # The ledgers of a simulation are as new as its run.
         heads_file=None if simulation_folder else run_folder.parent / HEADS_FILE,
     )
-    strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record, events)
+    strategy = STRATEGIES.get(scenario.aggregation.rule, IndependentChainsStrategy)(federation, record)
     if found is None:
         state = strategy.initial_state(0)
         record.journal.append(prepared_files(run_folder))
@@ -129,7 +95,7 @@ def _start(
         strategy.restore(found[0], entries)
     try:
         strategy.start(
-            grid=grid,
+            grid=ordered,
             initial_arrays=ArrayRecord({name: Array(array) for name, array in state.items()}),
             num_rounds=strategy.plan.total_rounds,
             timeout=scenario.resources.round_timeout,
@@ -137,9 +103,27 @@ def _start(
     finally:
         record.end_stage()
         problem = _write(federation, strategy, record, report=report)
-        events.write("written", folder=str(run_folder))
+        record.events.write("written", folder=str(run_folder))
     if problem is not None:
         raise problem
+
+
+def _roster(grid: OrderedGrid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
+    rules = admission_rules(scenario, simulation_folder)
+    if checkpoint is None:
+        expected = scenario.resources.start_nodes or len(scenario.sites)
+        node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
+        if len(node_ids) < expected:
+            raise UserError(
+                f"{len(node_ids)} nodes are connected but the run waits for {expected}: start it with  "
+                f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
+            )
+        return call_roster(grid, node_ids, list(scenario.sites), rules)
+    expected = len(checkpoint.cards)
+    node_ids = connected_nodes(grid, expected)
+    if not node_ids:
+        raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
+    return checkpoint.roster_of(call_roster(grid, node_ids, list(scenario.sites), rules), scenario.resources.min_sites)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:
@@ -164,7 +148,12 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         )
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
-    write_further_costs(strategy, record)
+    record.add_costs(
+        {
+            "recalibration": strategy.recalibration.statements if strategy.recalibration else {},
+            "evaluation": strategy.evaluation.statements if strategy.evaluation else {},
+        }
+    )
     summary = summarise_run(strategy, record, partition.get("label_total_variation"))
     if "feature_total_variation" in partition:
         summary["feature_total_variation"] = partition["feature_total_variation"]

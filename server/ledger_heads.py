@@ -30,16 +30,10 @@ class KnownHeads(Config):
 
 
 def read_heads(path: Path | None) -> dict[str, str]:
-    """Read the heads that earlier runs saw.
-
-    Args:
-        path: the file; None where the ledgers are made for the run.
-
-    Returns:
-        Site -> head; empty if there is no file.
+    """Read the heads that earlier runs saw, by site; none if there is no file or no path.
 
     Raises:
-        UserError: if the file is not what `keep_heads` writes.
+        UserError: if the file is not what `LedgerHeads.keep` writes.
     """
     # A link that leads nowhere is a lost file, and not one that never was.
     if path is None or not (path.exists() or path.is_symlink()):
@@ -54,22 +48,38 @@ def read_heads(path: Path | None) -> dict[str, str]:
         ) from None
 
 
-def keep_heads(path: Path | None, heads: Mapping[str, str]) -> None:
-    """Note the heads that this run saw beside those of other sites.
+class LedgerHeads:
+    """Site -> last head of its ledger's chain that was seen, in this run or an earlier one.
 
-    Args:
-        path: the file, in a folder that exists; None: keep nothing.
-        heads: site -> last head, of the sites that answered in this run. Beyond `MOST_SITES` those seen longest ago go.
-
-    Raises:
-        UserError: if the file is damaged or cannot be written.
+    `path`: keeps them across runs; None where the ledgers are made for the run.
     """
-    if path is None or not heads:
-        return
-    # A link stays one. Two runs may end a round at once.
-    path = path.resolve()
-    with written(path), path.with_name(f".{path.name}.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        others = [(site, head) for site, head in read_heads(path).items() if site not in heads]
-        known = dict([*others, *heads.items()][-MOST_SITES:])
-        write_sealed_json(path, KnownHeads(heads=known).model_dump(mode="json"), indent=1)
+
+    def __init__(self, path: Path | None) -> None:
+        # A link stays one.
+        self._path = None if path is None else path.resolve()
+        self._earlier = read_heads(path)
+        self.seen: dict[str, str] = dict(self._earlier)
+
+    def note(self, site: str, head: str) -> None:
+        """Note what a reply said."""
+        self.seen[site] = head
+
+    def restore(self, heads: Mapping[str, str]) -> None:
+        """Go on from a run's checkpoint; another run may have asked the sites since."""
+        self.seen = dict(heads) | self._earlier
+
+    def keep(self) -> None:
+        """Write those that this run saw beside those of other sites; beyond `MOST_SITES` the oldest go.
+
+        Raises:
+            UserError: if the file is damaged or cannot be written.
+        """
+        heads = {site: head for site, head in self.seen.items() if self._earlier.get(site) != head}
+        if self._path is None or not heads:
+            return
+        # Two runs may end a round at once.
+        with written(self._path), self._path.with_name(f".{self._path.name}.lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            others = [(site, head) for site, head in read_heads(self._path).items() if site not in heads]
+            known = dict([*others, *heads.items()][-MOST_SITES:])
+            write_sealed_json(self._path, KnownHeads(heads=known).model_dump(mode="json"), indent=1)

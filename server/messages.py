@@ -1,30 +1,53 @@
-"""Records to and from Flower messages, on the server's side."""
+"""Records to and from Flower messages, on the server's side, and what becomes of a reply that cannot be read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from logging import WARNING
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common import log
 from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.protocol.npy import read_sent_arrays
+from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
 
-DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
 # What the grid answers in a site's place when a message's time to live is over.
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+UNREADABLE = "it cannot be read"
+
+
+class RejectedError(Exception):
+    """A reply that is not what was asked for; its text is the reason, printable and at most 80 characters."""
+
+
+@contextmanager
+def rejecting() -> Iterator[None]:
+    """Turn whatever goes wrong while one reply is read into its rejection: its site is left out, and the run goes on.
+
+    Checks raise a ValueError that names what is wrong. Nothing else should come, but what a site sends must not choose
+    which of our mistakes ends the run of all others.
+
+    Raises:
+        RejectedError: with the reason.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise RejectedError(outside_text(str(error))) from None
+    except Exception as error:
+        log(WARNING, "a reply could not be read: %s", type(error).__name__)
+        raise RejectedError(UNREADABLE) from None
 
 
 def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
-    """Encode the arrays of a request; requests to several sites may share them.
+    """Encode the arrays of a request, which requests to several sites may share.
 
-    Args:
-        arrays: name -> array; each is taken out as it is encoded, so that memory need not hold it twice.
-
-    Returns:
-        Flower's record of them.
+    Each is taken out as it is encoded, so that memory need not hold it twice.
     """
     return ArrayRecord({name: Array(np.ascontiguousarray(arrays.pop(name))) for name in list(arrays)})
 
@@ -70,15 +93,7 @@ def request_message(
 
 
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
-    """Read and validate the record of a node's reply, or the refusal that came instead.
-
-    Args:
-        reply: the message.
-        kind: the record that is expected.
-        node_id: the node that was asked.
-
-    Returns:
-        The record or the refusal.
+    """Read and validate the record of the reply of the node that was asked, or the refusal that came instead.
 
     Raises:
         ValueError: if the reply is an error, comes from another node (an error that the grid itself made may), or
@@ -97,22 +112,13 @@ def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT |
 def read_arrays(
     message: Message, shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike = np.float32
 ) -> dict[str, npt.NDArray]:
-    """Decode the arrays of a reply, after checking their declared names, shapes and sizes.
-
-    Args:
-        message: the reply.
-        shapes: name -> expected shape; nothing else is accepted.
-        dtype: the type that every array must have.
-
-    Returns:
-        Name -> array.
+    """Decode the arrays of a reply, which must be those of these names and shapes and this type, and finite.
 
     Raises:
         ValueError: at the first difference, before anything is allocated.
     """
     record = message.content.array_records.get("arrays", ArrayRecord())
-    layout = {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()}
-    return read_sent_arrays(record, layout)
+    return read_sent_arrays(record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()})
 
 
 def array_bytes(message: Message) -> int:

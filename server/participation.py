@@ -1,13 +1,26 @@
 """Who trains in which round: sites that join late, come back, fall silent or have finished."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import TrainingPlan
-from server.roster import NO_NODE, Roster
-from server.run_record import NO_REPLY, SiteOutcome
+from fl_dpbayes.protocol.refusal import RefusalCode
+from server.check_reply import CheckedReply
+from server.exchange import NO_REPLY, Answer
+from server.roster import NO_NODE, Member, Roster
+
+# With these a site says that it will not train again in this run.
+FINAL_REFUSALS = frozenset(
+    {
+        RefusalCode.BUDGET_EXHAUSTED,
+        RefusalCode.POLICY_DENIED,
+        RefusalCode.ROLE_DENIED,
+        RefusalCode.PLAN_CHANGED,
+        RefusalCode.NOT_REPEATABLE,
+    }
+)
 
 
 class ParticipationState(Config):
@@ -36,25 +49,22 @@ class Participation:
         """Go on from what was known after an earlier round of the same run."""
         self._joined, self._silent, self._finished = dict(state.joined), dict(state.silent), set(state.finished)
 
-    def finish(self, site: str) -> None:
-        """Note that a site will never train again in this run, by its own word."""
-        self._finished.add(site)
-
     def has_finished(self, site: str) -> bool:
-        """Say whether a site has finished; one that was given up has not."""
+        """Say whether a site will never train again in this run, by its own word; one that was given up may."""
         return site in self._finished
 
-    def is_asked(self, site: str) -> bool:
-        """Say whether a site gets a training request."""
-        return site not in self._finished and self._silent.get(site, 0) < self._silent_rounds
+    def asked(self, roster: Roster) -> list[Member]:
+        """Return the members that get a training request."""
+        return [
+            member
+            for member in roster.training
+            if member.has_node
+            and not self.has_finished(member.card.name)
+            and self._silent.get(member.card.name, 0) < self._silent_rounds
+        ]
 
     def admit(self, server_round: int, before: Roster, after: Roster) -> list[str]:
-        """Note who has come before a round, and say so.
-
-        Args:
-            server_round: the round that is about to begin.
-            before: the roster of the last round.
-            after: the roster of this one.
+        """Note who has come since the roster of the last round, before that of this one.
 
         Returns:
             A sentence for each training site that joined, and for each site that is back.
@@ -78,16 +88,20 @@ class Participation:
                 sentences.append(f"round {server_round}: {name} joined the training")
         return sentences
 
-    def count(self, outcomes: Sequence[SiteOutcome]) -> Iterable[str]:
-        """Note how a round went; yield a sentence for each site that is now given up."""
-        for outcome in outcomes:
-            silent = self._silent.get(outcome.site, 0) + 1 if outcome.detail == NO_REPLY else 0
-            self._silent[outcome.site] = silent
+    def count(self, answers: Sequence[Answer[CheckedReply]]) -> list[str]:
+        """Note how a round went; return a sentence for each site that is now given up."""
+        given_up = []
+        for answer in answers:
+            silent = self._silent.get(answer.site, 0) + 1 if answer.detail == NO_REPLY else 0
+            self._silent[answer.site] = silent
+            if answer.refusal is not None and answer.refusal.code in FINAL_REFUSALS:
+                self._finished.add(answer.site)
             if silent >= self._silent_rounds:
-                yield (
-                    f"{outcome.site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked "
+                given_up.append(
+                    f"{answer.site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked "
                     "to train no more"
                 )
+        return given_up
 
     def first_step(self, plan: TrainingPlan, site: str, server_round: int) -> int:
         """Return the first step of the plan that a site runs in a round.

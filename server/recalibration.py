@@ -3,7 +3,7 @@
 An isotonic map is fitted by the server, to counts of bins that the sites release once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
@@ -30,20 +30,17 @@ from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
-from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.protocol.wire import arrays_digest
-from server.exchange import Exchange, check_answer
-from server.fixed import Federation
-from server.messages import DROPPED, encoded, read_arrays, read_reply
-from server.progress import EventLog
-from server.rejection import RejectedError, rejecting
-from server.roster import Member
-from server.run_record import NO_REPLY, RunRecord
+from server.exchange import Exchange, check_steps
+from server.ledger_heads import LedgerHeads
+from server.messages import encoded, read_arrays
+from server.roster import Federation, Member
+from server.run_record import RunRecord
 
 MESSAGE_TYPE = "train.recalibrate"
+Scope = Literal["federated", "site"]
 # In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
 LARGEST_DEVIATION = 0.5
 
@@ -60,7 +57,7 @@ class Recalibration:
         noise: says so where privacy noise alone moves the parameters too far, or hides the counts, else empty.
     """
 
-    scope: Literal["federated", "site"]
+    scope: Scope
     average: RecalibrationMap
     own: Mapping[str, RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
@@ -72,12 +69,7 @@ class Recalibration:
 
 
 def recalibrate_sites(
-    grid: Grid,
-    federation: Federation,
-    posterior: PosteriorSamples,
-    ledger_heads: dict[str, str],
-    record: RunRecord,
-    events: EventLog,
+    grid: Grid, federation: Federation, posterior: PosteriorSamples, heads: LedgerHeads, record: RunRecord
 ) -> Recalibration | None:
     """Fit the map at the training sites.
 
@@ -88,9 +80,8 @@ def recalibrate_sites(
         grid: hands over replies one by one.
         federation: the scenario, which says whether and how, and the sites.
         posterior: whose predictions are mapped.
-        ledger_heads: site -> head of its ledger's chain; brought up to date.
+        heads: of the sites' ledgers; brought up to date.
         record: takes warnings and the time.
-        events: takes what a progress display shows.
 
     Returns:
         The maps, or None if the scenario asks for none or no site answered.
@@ -98,180 +89,142 @@ def recalibrate_sites(
     scenario = federation.scenario
     if scenario.recalibration is None:
         return None
-    plan, timeout = recalibration_plan(scenario.recalibration, scenario.privacy), scenario.resources.round_timeout
-    counting = isinstance(plan, CountingPlan)
-    noise_multiplier = planned_multiplier(plan)
-    parameters = np.zeros(0 if counting else parameter_count(plan.method, federation.roster.task.classes))
-    own: dict[str, npt.NDArray[np.float64]] = {}
-    counted: dict[str, NoisedTable] = {}
-    statements: dict[str, PrivacyStatement] = {}
+    plan, scope = recalibration_plan(scenario.recalibration, scenario.privacy), scenario.recalibration.scope
+    fit = _Fit(federation, plan, posterior)
     members = tuple(member for member in federation.roster.training if member.has_node)
     record.begin("recalibrate")
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]
-        events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
-        exchange = Exchange[RecalibrateRequest](federation, MESSAGE_TYPE, number)
-        asked = _requests(exchange, federation, plan, members, parameters, posterior, ledger_heads)
-        problems: dict[str, str] = {}
-        for reply in grid.send_and_receive(asked, timeout=timeout):
-            matched = exchange.match(reply)
-            if matched is None:
-                record.warn(f"recalibration: {DROPPED}")
-                continue
-            member, request = matched
-            name = member.card.name
-            try:
-                with rejecting():
-                    answer = _checked(reply, request, member)
-                    if isinstance(answer, RecalibrateReply):
-                        privacy = _checked_cost(answer, request, member.card, noise_multiplier, statements.get(name))
-                        if counting:
-                            arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
-                            counted[name] = checked_counts(arrays, answer, member.card, noise_multiplier)
-            except RejectedError as error:
-                problems[name] = f"rejected: {error}"
-                continue
-            if isinstance(answer, Refusal):
-                problems[name] = answer.describe()
-                continue
-            own[name], statements[name] = np.array(answer.parameters or ()), privacy
-            ledger_heads[name] = answer.ledger_head
-        problems |= dict.fromkeys(exchange.unanswered(), NO_REPLY)
-        for name, problem in problems.items():
-            record.warn(f"{name} did not recalibrate: {problem}")
-        members = tuple(member for member in members if member.card.name not in problems)
-        if not members or counting:
+        record.events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
+        exchange = Exchange[RecalibrateRequest, RecalibrateReply](
+            federation, heads, MESSAGE_TYPE, number, RecalibrateReply
+        )
+        replies = grid.send_and_receive(
+            fit.requests(exchange, members, heads), timeout=scenario.resources.round_timeout
+        )
+        answered = set()
+        for answer in exchange.answers(replies, fit.take, lambda text: record.warn(f"recalibration: {text}")):
+            if answer.usable:
+                answered.add(answer.site)
+            else:
+                record.warn(f"{answer.site} did not recalibrate: {answer.problem}")
+        members = tuple(member for member in members if member.card.name in answered)
+        if not members:
             break
-        weights = size_weights(scenario.aggregation, {member.card.name: member.card.units for member in members})
-        parameters = np.average([own[name] for name in weights], axis=0, weights=list(weights.values()))
-    if not own:
+        fit.average({member.card.name: member.card.units for member in members})
+    if not fit.statements:
         return None
-    if not isinstance(plan, RecalibrationPlan):
-        return _of_counts(scenario.recalibration.scope, counted, statements, record)
-    noise = _noise_warning(plan, scenario.recalibration.scope, noise_multiplier, statements)
-    if noise:
-        record.warn(noise)
-    return Recalibration(
-        scope=scenario.recalibration.scope,
-        average=_map(plan, parameters),
-        own={name: _map(plan, values) for name, values in own.items()},
-        statements=statements,
-        noise=noise,
-    )
+    result = fit.result(scope)
+    if result.noise:
+        record.warn(result.noise)
+    return result
 
 
-def _of_counts(
-    scope: Literal["federated", "site"],
-    counted: Mapping[str, NoisedTable],
-    statements: Mapping[str, PrivacyStatement],
-    record: RunRecord,
-) -> Recalibration:
-    own = {name: fit_isotonic(table) for name, table in counted.items()}
-    together = fit_isotonic(reduce(merge_noised, counted.values()))
-    noise = counts_warning(together, own if scope == "site" else {})
-    if noise:
-        record.warn(noise)
-    return Recalibration(
-        scope=scope,
-        average=together or identity_map(),
-        own={name: fitted or identity_map() for name, fitted in own.items()} if scope == "site" else {},
-        statements=statements,
-        noise=noise,
-    )
+class _Fit:
+    """What the sites have fitted so far: parameters of a descent, or counts of bins, of which there is one round."""
 
+    def __init__(self, federation: Federation, plan: AnyRecalibrationPlan, posterior: PosteriorSamples) -> None:
+        self._federation, self._plan, self._posterior = federation, plan, posterior
+        self._noise_multiplier = planned_multiplier(plan)
+        counting = isinstance(plan, CountingPlan)
+        self._parameters = np.zeros(0 if counting else parameter_count(plan.method, federation.roster.task.classes))
+        self._own: dict[str, npt.NDArray[np.float64]] = {}
+        self._counted: dict[str, NoisedTable] = {}
+        self.statements: dict[str, PrivacyStatement] = {}
 
-def _noise_warning(
-    plan: RecalibrationPlan,
-    scope: Literal["federated", "site"],
-    noise_multiplier: float,
-    statements: Mapping[str, PrivacyStatement],
-) -> str:
-    """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
-
-    From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
-    (1 - t/T)^2) at a site, and of 1/sqrt(K) of that in the average of K alike.
-    """
-    decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
-    alike = np.sqrt(len(statements)) if scope == "federated" else 1.0
-    deviations = {
-        name: plan.step_size * noise_multiplier * plan.clip_norm * decay / (statement.units * alike)
-        for name, statement in statements.items()
-    }
-    name = max(deviations, key=lambda key: deviations[key])
-    if deviations[name] <= LARGEST_DEVIATION:
-        return ""
-    return (
-        f"recalibration is mostly noise: at {name}, with {statements[name].units} units, privacy alone moves its "
-        f"parameters by {deviations[name]:.3g} (a standard deviation; {LARGEST_DEVIATION} is already much): do not use "
-        "its map; raise recalibration.fraction or epsilon, or lower its step_size or clip_norm"
-    )
-
-
-def _requests(
-    exchange: Exchange[RecalibrateRequest],
-    federation: Federation,
-    plan: AnyRecalibrationPlan,
-    members: tuple[Member, ...],
-    parameters: npt.NDArray[np.float64],
-    posterior: PosteriorSamples,
-    ledger_heads: Mapping[str, str],
-) -> list[Message]:
-    bundle = prefixed("posterior", posterior.arrays)
-    bundle_digest = arrays_digest(bundle)
-    arrays = encoded(bundle)
-    return [
-        exchange.request(
-            RecalibrateRequest(
-                run=federation.run,
+    def requests(
+        self, exchange: Exchange[RecalibrateRequest, RecalibrateReply], members: Iterable[Member], heads: LedgerHeads
+    ) -> Iterator[Message]:
+        """Build the requests of a round, one after the other."""
+        bundle = prefixed("posterior", self._posterior.arrays)
+        bundle_digest = arrays_digest(bundle)
+        arrays = encoded(bundle)
+        for member in members:
+            request = RecalibrateRequest(
+                run=self._federation.run,
                 round=exchange.round_number,
                 task=member.card.task,
-                model=federation.scenario.model,
-                weights=tuple(map(float, posterior.weights)),
+                model=self._federation.scenario.model,
+                weights=tuple(map(float, self._posterior.weights)),
                 arrays=bundle_digest,
-                plan=plan,
-                first_step=(exchange.round_number - 1) * plan.steps_per_round,
-                steps=plan.steps_per_round,
-                start=tuple(map(float, parameters)) or None,
-                ledger_head=ledger_heads.get(member.card.name),
-            ),
-            arrays,
-            member,
+                plan=self._plan,
+                first_step=(exchange.round_number - 1) * self._plan.steps_per_round,
+                steps=self._plan.steps_per_round,
+                start=tuple(map(float, self._parameters)) or None,
+                ledger_head=heads.seen.get(member.card.name),
+            )
+            yield exchange.request(request, arrays, member)
+
+    def take(self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member) -> None:
+        """Check and keep what a site has fitted.
+
+        Raises:
+            ValueError: if it is not what was asked for; nothing of it is then kept.
+        """
+        name, card = member.card.name, member.card
+        check_steps(answer, request)
+        if len(answer.parameters or ()) != len(request.start or ()):
+            raise ValueError("its parameters do not fit the request")
+        # How many of its units a site keeps for recalibration it alone decides.
+        if answer.privacy.units > card.units or answer.privacy.adjacency != self._plan.adjacency:
+            raise ValueError("its privacy statement does not fit the site's card or the request")
+        own, reached = (
+            (GaussianEvent(self._noise_multiplier, 1.0, steps),)
+            for steps in (answer.steps, answer.first_step + answer.steps)
         )
-        for member in members
-    ]
+        privacy = checked_statement(answer.privacy, own, reached, self.statements.get(name), self._plan.delta)
+        if isinstance(self._plan, CountingPlan):
+            arrays = read_arrays(reply, COUNT_ARRAYS, np.float64)
+            self._counted[name] = checked_counts(arrays, answer, card, self._noise_multiplier)
+        self._own[name], self.statements[name] = np.array(answer.parameters or ()), privacy
 
+    def average(self, units: Mapping[str, int]) -> None:
+        """Average the parameters of the sites that answered, of which the next round starts."""
+        weights = size_weights(self._federation.scenario.aggregation, units)
+        self._parameters = np.average([self._own[name] for name in weights], axis=0, weights=list(weights.values()))
 
-def _checked(reply: Message, request: RecalibrateRequest, member: Member) -> RecalibrateReply | Refusal:
-    answer = read_reply(reply, RecalibrateReply, member.node_id)
-    if isinstance(answer, Refusal):
-        return answer
-    check_answer(answer, request)
-    if answer.first_step != request.first_step or answer.steps > request.steps:
-        raise ValueError("it ran other steps than it was asked to")
-    if (answer.status == "OK") != (answer.steps == request.steps):
-        raise ValueError(f"status {answer.status} does not fit {answer.steps} of {request.steps} steps")
-    if len(answer.parameters or ()) != len(request.start or ()):
-        raise ValueError("its parameters do not fit the request")
-    return answer
+    def result(self, scope: Scope) -> Recalibration:
+        """Return the maps, and say where they are mostly noise."""
+        if isinstance(self._plan, RecalibrationPlan):
+            average: RecalibrationMap | None = self._map(self._plan, self._parameters)
+            own: dict[str, RecalibrationMap | None] = {
+                name: self._map(self._plan, values) for name, values in self._own.items()
+            }
+            noise = self._noise_warning(self._plan, scope)
+        else:
+            average = fit_isotonic(reduce(merge_noised, self._counted.values()))
+            own = {name: fit_isotonic(table) for name, table in self._counted.items()} if scope == "site" else {}
+            noise = counts_warning(average, own)
+        return Recalibration(
+            scope=scope,
+            average=average or identity_map(),
+            own={name: fitted or identity_map() for name, fitted in own.items()},
+            statements=self.statements,
+            noise=noise,
+        )
 
+    def _map(self, plan: RecalibrationPlan, parameters: npt.NDArray[np.float64]) -> RecalibrationMap:
+        # An average of bounded values may pass the bound by rounding.
+        bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
+        return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
 
-def _checked_cost(
-    answer: RecalibrateReply,
-    request: RecalibrateRequest,
-    card: SiteCard,
-    noise_multiplier: float,
-    previous: PrivacyStatement | None,
-) -> PrivacyStatement:
-    # How many of its units a site keeps for recalibration it alone decides.
-    if answer.privacy.units > card.units or answer.privacy.adjacency != request.plan.adjacency:
-        raise ValueError("its privacy statement does not fit the site's card or the request")
-    own, reached = (
-        (GaussianEvent(noise_multiplier, 1.0, steps),) for steps in (answer.steps, answer.first_step + answer.steps)
-    )
-    return checked_statement(answer.privacy, own, reached, previous, request.plan.delta)
+    def _noise_warning(self, plan: RecalibrationPlan, scope: Scope) -> str:
+        """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
-
-def _map(plan: RecalibrationPlan, parameters: npt.NDArray[np.float64]) -> RecalibrationMap:
-    # An average of bounded values may pass the bound by rounding.
-    bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
-    return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
+        From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
+        (1 - t/T)^2) at a site, and of 1/sqrt(K) of that in the average of K alike.
+        """
+        decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
+        alike = np.sqrt(len(self.statements)) if scope == "federated" else 1.0
+        deviations = {
+            name: plan.step_size * self._noise_multiplier * plan.clip_norm * decay / (statement.units * alike)
+            for name, statement in self.statements.items()
+        }
+        name = max(deviations, key=lambda key: deviations[key])
+        if deviations[name] <= LARGEST_DEVIATION:
+            return ""
+        return (
+            f"recalibration is mostly noise: at {name}, with {self.statements[name].units} units, privacy alone moves "
+            f"its parameters by {deviations[name]:.3g} (a standard deviation; {LARGEST_DEVIATION} is already much): do "
+            "not use its map; raise recalibration.fraction or epsilon, or lower its step_size or clip_norm"
+        )

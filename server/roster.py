@@ -1,22 +1,62 @@
 """Which nodes take part, and in which role: asked before the first round, and of every node that comes later."""
 
+import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
-from server.admission import Admission
-from server.messages import EXPIRED, read_reply, request_message
-from server.rejection import RejectedError, rejecting
+from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
 
 # Flower gives no node this id.
 NO_NODE = 0
+POLL_SECONDS = 0.2
+NODE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a node must be to join a run, and how long it may take to say who it is.
+
+    Attributes:
+        timeout: seconds to wait for the nodes' cards.
+        simulation_folder: where virtual sites find their files; empty in deployment.
+        least_units: privacy units that a site that trains declares at least.
+        most_silences: after so many questions in a row without an answer a node is asked no more.
+        nodes_may_change: whether a site that is gone may come back on another node.
+    """
+
+    timeout: float
+    simulation_folder: str
+    least_units: int
+    most_silences: int
+    nodes_may_change: bool
+
+
+def admission_rules(scenario: Scenario, simulation_folder: str, longest: float = math.inf) -> Admission:
+    """Return a scenario's rules; the others wait for a card at most `longest` seconds.
+
+    A site whose expected batch q n is below one unit would take steps far longer than its share of the evidence: its
+    steps are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere.
+    """
+    resources = scenario.resources
+    return Admission(
+        timeout=min(longest, resources.round_timeout),
+        simulation_folder=simulation_folder,
+        # 1/q of a decimal q may lie a rounding above a whole number.
+        least_units=math.ceil(1 / scenario.privacy.sampling_rate - 1e-9),
+        most_silences=resources.silent_rounds,
+        nodes_may_change=resources.nodes_may_change,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,18 +108,49 @@ class Roster:
         return self.members[0].card.task
 
 
+@dataclass(frozen=True)
+class Federation:
+    """What is fixed for a whole run, but for who has joined: `planned_sites` sites trained when it began.
+
+    `heads_file` keeps the heads of the sites' ledgers across runs; None where the ledgers are made for the run.
+    """
+
+    scenario: Scenario
+    run: str
+    roster: Roster
+    planned_sites: int
+    shapes: dict[str, tuple[int, ...]]
+    run_folder: Path
+    simulation_folder: str
+    heads_file: Path | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of the model's parameters."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> list[int]:
+    """Wait until `expected` nodes are connected, or the time is over; return the ids of those that are, ascending.
+
+    `settled`: seconds after which a number above zero that has not grown is final.
+    """
+    deadline, seen = time.monotonic() + NODE_SECONDS, 0
+    while True:
+        node_ids = sorted(grid.get_node_ids())
+        if settled is not None and len(node_ids) > seen:
+            seen, deadline = len(node_ids), time.monotonic() + settled
+        if len(node_ids) >= expected or time.monotonic() >= deadline:
+            return node_ids
+        time.sleep(POLL_SECONDS)
+
+
 def call_roster(grid: Grid, node_ids: Sequence[int], order: Sequence[str], admission: Admission) -> Roster:
     """Ask every node for its card.
 
-    Args:
-        grid: the grid.
-        node_ids: the nodes.
-        order: names in the order that the roster shall have; others follow alphabetically.
-        admission: the rules.
-
     Returns:
-        The members; a node that did not answer, repeats a name, declares too few units or has another task than most is
-        left out.
+        The members, as `order` names them, others after these alphabetically; a node that did not answer, repeats a
+        name, declares too few units or has another task than most is left out.
 
     Raises:
         UserError: if no site that trains answered.
@@ -94,15 +165,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
 
     A node is asked until it answers, or has been silent too often. The order of the members so far stays, newcomers
     follow. A site keeps its node while that is gone; only where the rules allow it may another take its place, if its
-    card says the same, until the first one is back.
-
-    Args:
-        grid: the grid.
-        roster: who takes part so far.
-        admission: the rules.
-
-    Returns:
-        The roster with the newcomers, or an equal one if nothing has changed.
+    card says the same, until the first one is back. The roster is an equal one if nothing has changed.
     """
     connected = set(grid.get_node_ids())
     given_up = {node for node, count in roster.silences.items() if count >= admission.most_silences}

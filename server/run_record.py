@@ -1,14 +1,14 @@
 """What a run did: rounds, privacy and warnings, appended after every round so that nothing computed is lost."""
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.files.journal import Entry, Journal
-from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.run_files import (
     PRIVACY_COLUMNS,
@@ -19,70 +19,28 @@ from fl_dpbayes.report.run_files import (
     write_csv,
 )
 from server.check_reply import CheckedReply
+from server.exchange import Answer
 
+EVENTS_FILE = "events.jsonl"
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
 NOT_ASKED = "NOT ASKED"
-NO_REPLY = "no reply in time"
 
 
-@dataclass(frozen=True)
-class SiteOutcome:
-    """How one site answered one training request."""
+class EventLog:
+    """Appends what happens to `events.jsonl` in the run directory, which a display can follow from another process."""
 
-    site: str
-    status: str
-    detail: str = ""
-    reply: CheckedReply | None = None
-    bytes_up: int = 0
+    def __init__(self, run_folder: Path) -> None:
+        self._path = run_folder / EVENTS_FILE
 
-    @classmethod
-    def answered(cls, site: str, status: str, reply: CheckedReply, bytes_up: int) -> "SiteOutcome":
-        """A checked reply with status OK or PARTIAL, kept without its arrays."""
-        return cls(site, status, reply=reply.without_arrays(), bytes_up=bytes_up)
+    def write(self, event: str, **details: Any) -> None:
+        """Append an event with its time (seconds since the epoch) as one line of JSON.
 
-    @classmethod
-    def refused(cls, site: str, refusal: Refusal) -> "SiteOutcome":
-        """A refusal with its code and field."""
-        return cls(site, "REFUSED", refusal.describe())
-
-    @classmethod
-    def failed(cls, site: str, detail: str) -> "SiteOutcome":
-        """An error instead of a reply."""
-        return cls(site, "FAILED", detail)
-
-    @classmethod
-    def rejected(cls, site: str, detail: str) -> "SiteOutcome":
-        """A reply that is not what was asked for."""
-        return cls(site, "REJECTED", detail)
-
-    @classmethod
-    def silent(cls, site: str) -> "SiteOutcome":
-        """No reply before the round's deadline."""
-        return cls(site, "FAILED", NO_REPLY)
-
-    @property
-    def usable(self) -> bool:
-        """Whether the round may use what the site sent."""
-        return self.status in ("OK", "PARTIAL")
-
-    @property
-    def privacy(self) -> PrivacyStatement | None:
-        """The site's privacy statement, if it sent one."""
-        return self.reply.privacy if self.reply else None
-
-    def describe(self) -> str:
-        """Say in a few words what happened."""
-        return f"{self.site}: {self.status} {self.detail}".strip()
-
-    def event(self) -> dict[str, Any]:
-        """Return what a progress display shows."""
-        return {
-            "site": self.site,
-            "status": self.status,
-            "detail": self.detail,
-            "epsilon": self.privacy.epsilon if self.privacy else None,
-            "budget": self.privacy.budget if self.privacy else None,
-        }
+        Raises:
+            UserError: if it cannot be written.
+        """
+        line = json.dumps({"event": event, "time": time.time(), **details})
+        with written(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
 
 def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
@@ -135,18 +93,16 @@ class RunRecord:
     """
 
     def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
-        self.run_folder, self.journal = run_folder, journal
+        self.run_folder, self.journal, self.events = run_folder, journal, EventLog(run_folder)
         self._tempered = tempered
         self.warnings: list[str] = []
         self.aggregation_inputs: dict[str, Any] | None = None
         self.privacy_rows: list[dict[str, Any]] = []
         self.round_rows: list[dict[str, Any]] = []
         self.statements: dict[str, PrivacyStatement] = {}
-        self.outcomes: dict[str, list[SiteOutcome]] = {}
         self.resumed_after: list[int] = []
-        self._statuses: dict[str, dict[int, str]] = {}
         self.seconds: dict[str, float] = {}
-        self._temperatures: dict[str, list[tuple[float, float, float, float]]] = {}
+        self.outcomes: dict[str, dict[int, _OutcomeEntry]] = {}
         self._new: list[dict[str, Any]] = []
         self._kept_warnings = 0
         self._stage = ""
@@ -158,20 +114,8 @@ class RunRecord:
         entries, self._new, self._kept_warnings = [*self._new, *warnings], [], len(self.warnings)
         return entries
 
-    def seconds_so_far(self) -> dict[str, float]:
-        """Return the seconds of each stage, the time of the one under way included."""
-        seconds = dict(self.seconds)
-        if self._stage:
-            seconds[self._stage] = seconds.get(self._stage, 0.0) + time.monotonic() - self._started
-        return seconds
-
     def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
-        """Go on from the journal of the same run after a round; times add up.
-
-        Args:
-            entries: the journal's.
-            seconds: stage -> seconds until then.
-            round_number: the last round that is complete.
+        """Go on from a run's journal after a round, with the seconds of each stage until then; times add up.
 
         Raises:
             UserError: if a table cannot be written.
@@ -195,55 +139,68 @@ class RunRecord:
             # A row of a round that has no checkpoint goes.
             self._write_tables()
 
-    def begin(self, stage: str) -> None:
-        """End the stage under way, if any, and start the clock of another."""
+    def begin(self, stage: str, **details: Any) -> None:
+        """End the stage under way, if any, start the clock of another, and tell a display that shows details of it."""
         self.end_stage()
         self._stage, self._started = stage, time.monotonic()
+        if details:
+            self.events.write(stage, **details)
 
     def end_stage(self) -> None:
         """Add the time of the stage under way."""
+        self.seconds, self._stage = self.seconds_so_far(), ""
+
+    def seconds_so_far(self) -> dict[str, float]:
+        """Return the seconds of each stage, the time of the one under way included."""
+        seconds = dict(self.seconds)
         if self._stage:
-            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + time.monotonic() - self._started
-        self._stage = ""
+            seconds[self._stage] = seconds.get(self._stage, 0.0) + time.monotonic() - self._started
+        return seconds
 
-    def warn(self, text: str) -> None:
-        """Keep a warning for the report, once."""
-        if text not in self.warnings:
-            self.warnings.append(text)
+    def warn(self, *texts: str) -> None:
+        """Keep warnings for the report, each once."""
+        for text in texts:
+            if text not in self.warnings:
+                self.warnings.append(text)
 
-    def add_round(self, round_number: int, outcomes: Sequence[SiteOutcome], *, bytes_down: int) -> None:
+    def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
         """Keep one training round and add it to the tables.
 
         Raises:
             UserError: if a table cannot be written.
         """
-        if not outcomes:
+        if not answers:
             return
         entry = _RoundEntry(
             round=round_number,
             seconds=round(time.monotonic() - self._started, 3),
             bytes_down=bytes_down,
-            outcomes=tuple(self._entry(outcome) for outcome in outcomes),
+            outcomes=tuple(self._entry(answer) for answer in answers),
         )
         self._new.append({"round": entry.model_dump(mode="json")})
-        for outcome in outcomes:
-            if not outcome.usable:
-                self.warn(f"round {round_number}: {outcome.describe()}")
-        privacy_rows, first = len(self.privacy_rows), not self.round_rows
+        self.warn(*(f"round {round_number}: {answer.describe()}" for answer in answers if not answer.usable))
+        known, first = len(self.privacy_rows), not self.round_rows
         self._take(entry)
         if first:
             self._write_tables()
             return
-        append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[privacy_rows:], PRIVACY_COLUMNS)
+        append_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows[known:], PRIVACY_COLUMNS)
         append_csv(self.run_folder / ROUNDS_FILE, self.round_rows[-1:], ROUND_COLUMNS)
 
-    def last_round(self) -> dict[str, int | float]:
-        """Return the last training round's row of `rounds.csv`: replies by status, bytes, seconds, samples."""
-        return dict(self.round_rows[-1]) if self.round_rows else {}
+    def add_costs(self, spent: Mapping[str, Mapping[str, PrivacyStatement]]) -> None:
+        """Add to `privacy.csv` rows without a round: purpose -> site -> what it paid beside training."""
+        rows: list[dict[str, Any]] = [
+            {"site": site, "status": "OK", "purpose": purpose} | cost_cells(statement)
+            for purpose, statements in spent.items()
+            for site, statement in statements.items()
+        ]
+        if rows:
+            write_csv(self.run_folder / PRIVACY_FILE, [*self.privacy_rows, *rows], PRIVACY_COLUMNS)
 
     def temperature(self, site: str) -> tuple[float | None, list[float] | None]:
         """Return the run's mean temperature at a site, weighted by step size, and its range, where it has one."""
-        parts = self._temperatures.get(site, []) if self._tempered else []
+        outcomes = self.outcomes.get(site, {}).values() if self._tempered else ()
+        parts = [outcome.reply.temperature for outcome in outcomes if outcome.reply]
         weight = sum(part[0] for part in parts)
         if weight <= 0:
             return None, None
@@ -252,55 +209,52 @@ class RunRecord:
 
     def status(self, site: str) -> str:
         """Say how a site's rounds went, the least usual first."""
-        statuses = [outcome.status for outcome in self.outcomes.get(site, [])]
+        outcomes = self.outcomes.get(site, {}).values()
         for status in ("REJECTED", "FAILED", "REFUSED", "PARTIAL"):
-            if status in statuses:
-                detail = next(outcome.detail for outcome in self.outcomes[site] if outcome.status == status)
-                return f"{status} {detail}".strip()
-        return "OK" if statuses else NOT_ASKED
+            for outcome in outcomes:
+                if outcome.status == status:
+                    return f"{status} {outcome.detail}".strip()
+        return "OK" if outcomes else NOT_ASKED
+
+    def rounds_used(self, site: str) -> int:
+        """Count the rounds in which a site gave a usable reply."""
+        return sum(outcome.reply is not None for outcome in self.outcomes.get(site, {}).values())
 
     def participation(self, site: str) -> list[str]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
-        statuses = self._statuses.get(site, {})
-        return [statuses.get(row["round"], NOT_ASKED) for row in self.round_rows]
+        outcomes = self.outcomes.get(site, {})
+        numbers = (row["round"] for row in self.round_rows)
+        return [outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers]
 
-    def _entry(self, outcome: SiteOutcome) -> _OutcomeEntry:
+    def _entry(self, answer: Answer[CheckedReply]) -> _OutcomeEntry:
         reply = None
-        if outcome.reply is not None:
-            known, history = self.statements.get(outcome.site), outcome.reply.privacy.history
-            kept = _common(known.history, history) if known else 0
+        if answer.checked is not None:
+            stretch, privacy = answer.checked.stretch, answer.checked.privacy
+            known = self.statements.get(answer.site)
+            kept = _common(known.history, privacy.history) if known else 0
             reply = _ReplyEntry(
-                samples=len(outcome.reply.stretch.weights),
-                temperature=(
-                    outcome.reply.stretch.step_weight,
-                    outcome.reply.stretch.temperature,
-                    *outcome.reply.stretch.temperature_range,
-                ),
-                privacy=outcome.reply.privacy.model_dump(mode="json", exclude={"history"}),
+                samples=len(stretch.weights),
+                temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
+                privacy=privacy.model_dump(mode="json", exclude={"history"}),
                 kept=kept,
-                history=history[kept:],
+                history=privacy.history[kept:],
             )
         return _OutcomeEntry(
-            site=outcome.site, status=outcome.status, detail=outcome.detail, bytes_up=outcome.bytes_up, reply=reply
+            site=answer.site, status=answer.status, detail=answer.detail, bytes_up=answer.bytes_up, reply=reply
         )
 
     def _take(self, entry: _RoundEntry) -> None:
         """Add a round, new or read back, to what is known."""
         for outcome in entry.outcomes:
-            self.outcomes.setdefault(outcome.site, []).append(SiteOutcome(outcome.site, outcome.status, outcome.detail))
-            self._statuses.setdefault(outcome.site, {})[entry.round] = outcome.status
+            self.outcomes.setdefault(outcome.site, {})[entry.round] = outcome
             self._add_privacy(entry.round, outcome)
-        count = {status: sum(o.status == status for o in entry.outcomes) for status in STATUSES}
+        statuses = [outcome.status for outcome in entry.outcomes]
         self.round_rows.append(
             {
                 "round": entry.round,
                 "seconds": entry.seconds,
                 "sites_asked": len(entry.outcomes),
-                "sites_ok": count["OK"],
-                "sites_partial": count["PARTIAL"],
-                "sites_refused": count["REFUSED"],
-                "sites_failed": count["FAILED"],
-                "sites_rejected": count["REJECTED"],
+                **{f"sites_{status.lower()}": statuses.count(status) for status in STATUSES},
                 "bytes_up": sum(outcome.bytes_up for outcome in entry.outcomes),
                 "bytes_down": entry.bytes_down,
                 "samples_kept": sum(outcome.reply.samples for outcome in entry.outcomes if outcome.reply),
@@ -322,7 +276,6 @@ class RunRecord:
             stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
             statement = PrivacyStatement.model_construct(**stated)
             self.statements[outcome.site] = statement
-            self._temperatures.setdefault(outcome.site, []).append(reply.temperature)
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
         self.privacy_rows.append(row)
 

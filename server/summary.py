@@ -20,8 +20,8 @@ from server.convergence import (
     optimiser_warnings,
     temperature_warnings,
 )
-from server.fixed import Federation
 from server.recalibration import Recalibration
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.small_delta import largest_at_small_delta
 from server.strategies.fald import FALDStrategy
@@ -134,7 +134,7 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         "mu_kind": statement.mu_kind,
         "steps": statement.steps,
         "history": [list(row) for row in statement.history],
-        "rounds": sum(outcome.usable for outcome in record.outcomes.get(site, [])),
+        "rounds": record.rounds_used(site),
         "budget": float("inf") if statement.budget is None else statement.budget,
         "unit": statement.unit,
     }

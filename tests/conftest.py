@@ -1,6 +1,7 @@
 """A small federation that runs in this process."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,3 +163,12 @@ def table_site(tmp_path: Path):
     """Make nodes of hospitals, each in a folder of its own."""
     with task_identity():
         yield lambda name="site": TableSite(tmp_path / name)
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """The data folder, where there is one."""
+    folder = os.environ.get("FL_DPBAYES_DATA")
+    if not folder:
+        pytest.skip("FL_DPBAYES_DATA is not set: MNIST, PneumoniaMNIST and heart disease are not at hand")
+    return Path(folder)

@@ -1,19 +1,15 @@
 """What a scenario or a site file says about records: source, partition, shift."""
 
-import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.names import GroupText, Role, SiteName
+from fl_dpbayes.config.names import Role, SiteName
 from fl_dpbayes.config.prevalence import SitePrevalence, TrainedPrevalence
-from fl_dpbayes.config.synthetic_sources import Logistic2D, Radiographs
+from fl_dpbayes.config.sources import OfficialPart, Source
 
 Severity = Annotated[int, Field(ge=1, le=5)]
-OfficialPart = Literal["train", "validation", "test"]
-BuiltInSource = Literal["digits", "mnist", "pneumonia", "heart"]
 ImageShift = Literal[
     "gamma", "gamma_dark", "contrast", "exposure", "detector_noise", "blur", "resolution", "jpeg", "inversion",
     "border", "marker", "bias_field", "rotation",
@@ -22,139 +18,6 @@ ShiftKind = Literal[
     ImageShift, "shortcut_marker", "prevalence", "tilt", "missing_features", "label_flip", "under_reporting",
     "boundary_flip",
 ]  # fmt: skip
-
-
-class BuiltIn(Config):
-    """One of the data sets that the project knows; `folder` is the data folder (unused for digits)."""
-
-    kind: BuiltInSource
-    folder: Path | None = None
-
-
-class Table(Config):
-    """A CSV or Parquet table with a label column and numeric features.
-
-    A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient;
-    `group_columns` attributes such as sex by whose values calibration is measured too.
-    """
-
-    kind: Literal["table"] = "table"
-    path: Path
-    label: str
-    classes: Annotated[int, Field(ge=2, le=1000)]
-    features: Annotated[tuple[str, ...], Field(min_length=1)]
-    centers: tuple[float, ...] = ()
-    scales: tuple[float, ...] = ()
-    unit_column: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
-
-    @model_validator(mode="after")
-    def _constants_fit_features(self) -> "Table":
-        for key in ("centers", "scales"):
-            count = len(getattr(self, key))
-            if count not in (0, len(self.features)):
-                raise ValueError(f"{key} has {count} values for {len(self.features)} features: give one each, or none")
-        if any(scale <= 0 for scale in self.scales):
-            raise ValueError("a value of scales is not above 0")
-        return self
-
-
-class ImageFolder(Config):
-    """A folder with one sub-folder of images per class, in alphabetical order of their names.
-
-    `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
-    folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient, of
-    whatever class, are one privacy unit; without it each image is one.
-    """
-
-    kind: Literal["images"] = "images"
-    path: Path
-    height: PositiveInt
-    width: PositiveInt
-    channels: Literal[1, 3] = 1
-    patient_pattern: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-
-    @field_validator("patient_pattern")
-    @classmethod
-    def _pattern_has_one_group(cls, pattern: str | None) -> str | None:
-        try:
-            groups = 1 if pattern is None else re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        if groups != 1:
-            raise ValueError(
-                f"{pattern!r} has {groups} groups: put exactly one pair of parentheses, around what names the patient, "
-                "such as '^(P[0-9]+)_'"
-            )
-        return pattern
-
-
-ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
-SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
-
-
-def _only_train() -> dict[OfficialPart, str]:
-    return {"train": "train"}
-
-
-class HuggingFace(Config):
-    """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
-
-    Either `name` and `revision`, the commit whose files are read, so that every site and every later run reads the
-    same, or `path`. `features` is one image column, resized to `height` x `width`, or a list of numeric ones, centred
-    and scaled by public constants as in a table. `splits` says which split each official part is. `site_column` names
-    who collected a record, for a natural partition, `unit_column` the privacy unit.
-    """
-
-    kind: Literal["huggingface"] = "huggingface"
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$")] | None = None
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
-    path: Path | None = None
-    config: ColumnName | None = None
-    features: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
-    label: ColumnName
-    classes: Annotated[int, Field(ge=2, le=1000)]
-    height: PositiveInt | None = None
-    width: PositiveInt | None = None
-    channels: Literal[1, 3] = 1
-    centers: tuple[float, ...] = ()
-    scales: tuple[float, ...] = ()
-    splits: dict[OfficialPart, SplitName] = Field(default_factory=_only_train, min_length=1)
-    site_column: ColumnName | None = None
-    unit_column: ColumnName | None = None
-
-    @property
-    def image(self) -> str | None:
-        """The column of images; None where records are rows of numbers."""
-        return self.features if isinstance(self.features, str) else None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The numeric columns; none where records are images."""
-        return () if isinstance(self.features, str) else self.features
-
-    @model_validator(mode="after")
-    def _keys_fit(self) -> "HuggingFace":
-        if (self.name is None) == (self.path is None):
-            raise ValueError("give either name (and revision) or path, a local folder of Parquet files")
-        if (self.name is None) != (self.revision is None):
-            raise ValueError(
-                "revision is the commit of the hub's data set (40 hexadecimal digits, on its page under 'Files and "
-                "versions'): give it with name, and not with path"
-            )
-        sizes = (self.height is not None, self.width is not None)
-        if sizes != (self.image is not None,) * 2:
-            raise ValueError("height and width must be given exactly when features is one column of images")
-        for key in ("centers", "scales"):
-            if len(getattr(self, key)) not in (0, len(self.columns)):
-                raise ValueError(f"{key} must have one value for each of {len(self.columns)} numeric features, or none")
-        if any(scale <= 0 for scale in self.scales):
-            raise ValueError("a value of scales is not above 0")
-        return self
-
-
-Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")]
 
 
 class IIDPartition(Config):
@@ -250,15 +113,6 @@ class DataSpec(Config):
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     records: PositiveInt | None = None
     prevalence: TrainedPrevalence | None = None
-
-
-def with_absolute_path(data: DataSpec) -> DataSpec:
-    """Resolve the path of a source against the working directory, so that it means the same from any other."""
-    for key in ("path", "folder"):
-        place = getattr(data.source, key, None)
-        if place is not None:
-            return data.model_copy(update={"source": data.source.model_copy(update={key: place.resolve()})})
-    return data
 
 
 class SiteSpec(Config):

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, with_absolute_path
+from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
@@ -276,7 +276,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
     aggregation = scenario.aggregation.with_public_path(Path.resolve)
-    return scenario.model_copy(update={"data": with_absolute_path(scenario.data), "aggregation": aggregation})
+    data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
+    return scenario.model_copy(update={"data": data, "aggregation": aggregation})
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:

@@ -9,13 +9,14 @@ import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.data import OfficialPart, Shift, Source
+from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
 from fl_dpbayes.config.prevalence import SitePrevalence
 from fl_dpbayes.config.prevalence_checks import check_noised_estimate
+from fl_dpbayes.config.sources import OfficialPart, Source
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 
@@ -171,18 +172,17 @@ def write_site_file(site_file: SiteFile, path: Path) -> None:
 
 
 def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
-    changes: dict[str, object] = {"cache_folder": folder / site_file.cache_folder}
+    changes: dict[str, object] = {
+        "cache_folder": folder / site_file.cache_folder,
+        "source": site_file.source.with_place(lambda place: folder / place),
+    }
     for key in ("backbone_folder", "trace_folder"):
         value = getattr(site_file, key)
         if value is not None:
             changes[key] = folder / value
-    selection, ledger, source = site_file.selection, site_file.ledger, site_file.source
+    selection, ledger = site_file.selection, site_file.ledger
     if selection.indices is not None:
         changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})
     if ledger is not None:
         changes["ledger"] = ledger.model_copy(update={"path": folder / ledger.path, "witness": folder / ledger.witness})
-    for key in ("path", "folder"):
-        value = getattr(source, key, None)
-        if value is not None:
-            changes["source"] = source.model_copy(update={key: folder / value})
     return site_file.model_copy(update=changes)

@@ -7,7 +7,7 @@ from fl_dpbayes.config.features import BackboneFeatures
 from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.data.sources.public_records import read_public_records
+from fl_dpbayes.data.public_records import read_public_records
 from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.backbone import stored_weights
 from fl_dpbayes.models.build import model_input_shape

@@ -5,7 +5,6 @@ import json
 import uuid
 from pathlib import Path
 
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.file_list import file_entry
@@ -13,6 +12,7 @@ from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.config.scenario import Scenario, write_scenario
 from fl_dpbayes.config.site_file import Policy
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.declared_units import most_declared, most_in_part
 from fl_dpbayes.data.planned_samples import check_planned_samples
 from fl_dpbayes.data.task_fit import check_task_fit
@@ -126,16 +126,12 @@ def run_identifier(scenario: Scenario) -> str:
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex
     source = scenario.data.source
-    place: dict[str, Path | None] = {}
-    if isinstance(source, BuiltIn):
-        place = {"folder": None}
-    elif (path := getattr(source, "path", None)) is not None:
-        place = {"path": Path(path.name)}
-    data = scenario.data.model_copy(update={"source": source.model_copy(update=place)})
+    named = source.with_place(lambda place: None if isinstance(source, BuiltIn) else Path(place.name))
+    data = scenario.data.model_copy(update={"source": named})
     simulation = scenario.simulation.model_copy(update={"traces": False})
     aggregation = scenario.aggregation.with_public_path(lambda path: Path(path.name))
-    named = scenario.model_copy(update={"data": data, "simulation": simulation, "aggregation": aggregation})
+    repeated = scenario.model_copy(update={"data": data, "simulation": simulation, "aggregation": aggregation})
     # Seeded runs keep their names, hence their random numbers, from when scenarios had this section.
-    content = named.model_dump(mode="json") | {"transport": {"precision": "float32"}}
+    content = repeated.model_dump(mode="json") | {"transport": {"precision": "float32"}}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]

@@ -7,7 +7,6 @@ from pathlib import Path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile
 from fl_dpbayes.data.fingerprint import data_version
-from fl_dpbayes.data.load import source_unit
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
@@ -41,7 +40,7 @@ def cohort_of(site_file: SiteFile) -> Cohort:
     fractions = (split.test_fraction, split.recalibration_fraction) if site_file.role == "train" else (1.0, 0.0)
     return Cohort(
         name=settings.cohort,
-        unit=source_unit(site_file.source),
+        unit=site_file.source.unit,
         epsilon=settings.epsilon,
         delta=settings.delta,
         adjacency=settings.adjacency,

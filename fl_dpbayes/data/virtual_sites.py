@@ -8,27 +8,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import (
-    BuiltIn,
-    DataSpec,
-    FeaturePartition,
-    NaturalPartition,
-    OfficialPart,
-    Partition,
-    Shift,
-    SiteSpec,
-    Source,
-)
-from fl_dpbayes.config.data_folder import backbone_folder, known_folder
+from fl_dpbayes.config.data import DataSpec, FeaturePartition, NaturalPartition, Partition, Shift, SiteSpec
+from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.shared_records import with_part_of_owner
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Source
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.apply import kept_indices
-from fl_dpbayes.data.shifts.check import check_shift
+from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 Indices = npt.NDArray[np.int64]
@@ -108,7 +98,7 @@ def plan_virtual_sites(
         UserError: if the records do not suffice or a name is not one of the data set's own sites; the text names the
             scenario's key and the remedy.
     """
-    source = located_source(data.source, data_dir)
+    source = data.source.located(data_dir)
     sites = with_part_of_owner(sites)
     parts: dict[OfficialPart, Records] = {
         part: load_unscaled(source, part) for part in dict.fromkeys(spec.part for spec in sites.values())
@@ -141,15 +131,6 @@ def plan_virtual_sites(
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
         feature_total_variation=None if scores is None else feature_total_variation(scores, train),
     )
-
-
-def located_source(source: Source, data_dir: Path | None) -> Source:
-    """Resolve where a source lies: a built-in one in `data_dir`, else its own folder or the environment's."""
-    if isinstance(source, BuiltIn):
-        folder = known_folder(data_dir or source.folder)
-        return source.model_copy(update={"folder": None if folder is None else folder.resolve()})
-    path = getattr(source, "path", None)
-    return source if path is None else source.model_copy(update={"path": path.resolve()})
 
 
 def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> Pool:

@@ -15,8 +15,7 @@ from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.rule import PublicFile, PublicInputs
 from fl_dpbayes.config.task import Model, Task
-from fl_dpbayes.data.sources.public_records import MAX_VALUES, read_public_records
-from fl_dpbayes.data.sources.synthetic_inputs import made_up_inputs
+from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synthetic_inputs
 from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
@@ -67,7 +66,7 @@ def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled:
         description: dict[str, Any] = {"kind": "file", "file": public.path.name, "statement": public.statement}
     else:
         _check_size(public.count, task.input_shape)
-        inputs = made_up_inputs(public.pattern, public.count, task.input_shape, np.random.default_rng(public.seed))
+        inputs = synthetic_inputs(public.pattern, public.count, task.input_shape, np.random.default_rng(public.seed))
         description = {"kind": "synthetic", "pattern": public.pattern, "statement": ""}
     description |= {
         "count": len(inputs),

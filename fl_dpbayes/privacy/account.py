@@ -15,17 +15,10 @@ SMALL_DELTA = 1e-5
 
 @dataclass(frozen=True)
 class Account:
-    """The cost of a history.
+    """The cost of a history: every epsilon holds for delta.
 
-    Attributes:
-        delta: for which every epsilon holds.
-        adjacency: which data sets count as neighbours.
-        mu: parameter of Gaussian differential privacy.
-        mu_kind: `exact`, or `clt`: a limit, not an upper bound.
-        epsilon_pld: from the privacy-loss distribution, the tightest upper bound.
-        epsilon_rdp: from Renyi divergences, an upper bound.
-        epsilon_gdp: from mu, an upper bound only where mu_kind is `exact`.
-        epsilon_small_delta: `epsilon_pld` at `SMALL_DELTA`; None where delta is as small.
+    mu_kind is `exact`, or `clt`: a limit, not an upper bound, and then neither is epsilon_gdp. epsilon_small_delta is
+    epsilon_pld at `SMALL_DELTA`; None where delta is as small.
     """
 
     delta: float
@@ -39,15 +32,7 @@ class Account:
 
 
 def account(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> Account:
-    """Account for a history by every method.
-
-    Args:
-        history: what was done.
-        delta: in (0, 1).
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        The account; values are 0 for an empty history and infinite where a step had no noise.
+    """Account for a history at delta in (0, 1) by every method: 0 for an empty history, infinite without noise.
 
     Raises:
         ValueError: if delta lies outside (0, 1).

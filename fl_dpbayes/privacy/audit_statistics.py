@@ -1,13 +1,14 @@
-"""The statistical tests of an audit: each gives a probability that holds for a sound site, and what it finds.
+"""The statistical tests of an audit, and its verdicts: what was found, what is allowed, which fault would be missed.
 
-All are exact or conservative for Gaussian noise; what counts of joining units add is matched by mean and variance. The
-derivations stand in docs/audit.md.
+Each test gives a probability that holds for a sound site. All are exact or conservative for Gaussian noise; what counts
+of joining units add is matched by mean and variance. The derivations stand in docs/audit.md.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,9 @@ class Effect:
 
 @dataclass(frozen=True)
 class Finding:
-    """One test.
+    """One test: the probability that a sound site shows what was found, or more; where; and its effect.
 
-    Attributes:
-        probability: that a sound site shows what was found, or more.
-        where: what was tested, and what was found.
-        effect: level of the test -> the smallest fault that it misses with at most `MISS`.
+    `effect` maps the level of the test to the smallest fault that it misses with at most `MISS`.
     """
 
     probability: float
@@ -78,14 +76,8 @@ def count_kurtosis(count: float, rate: float) -> float:
     """Return the excess kurtosis of a binomial count, times 4, as `variance_test` needs it at a small level.
 
     The law that is matched by mean and variance has thinner tails than sums of squared counts: with the excess itself
-    they alarm up to 40 times as often as promised at a level of 1e-6, with four times as much less than twice.
-
-    Args:
-        count: n, number of units.
-        rate: q in (0, 1).
-
-    Returns:
-        4 max(0, 1 - 6 q (1 - q)) / (n q (1 - q)).
+    they alarm up to 40 times as often as promised at a level of 1e-6, with four times as much less than twice. It is
+    4 max(0, 1 - 6 q (1 - q)) / (n q (1 - q)) for n units that join at rate q.
     """
     return TAIL * max(0.0, 1 - 6 * rate * (1 - rate)) / (count * rate * (1 - rate))
 
@@ -149,3 +141,61 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
         )
         for i, j in combinations(range(len(labels)), 2)
     ]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One verdict of an audit.
+
+    Attributes:
+        part: of the mechanism: what was attacked.
+        what: what was checked, in words.
+        value: what was found: a probability, or a bound.
+        limit: what is allowed.
+        relation: whether the value must be at most or at least the limit.
+        where: what the value was found on, where it is the worst of several.
+        finds: which fault it misses at most once in a thousand audits.
+    """
+
+    part: str
+    what: str
+    value: float
+    limit: float
+    relation: Literal["at most", "at least"]
+    where: str = ""
+    finds: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the value is allowed; a value that is not a number never is."""
+        return self.value <= self.limit if self.relation == "at most" else self.value >= self.limit
+
+
+@dataclass(frozen=True)
+class Question:
+    """What several tests of one kind decide together, in words, and the tests."""
+
+    what: str
+    findings: Sequence[Finding]
+
+
+def verdicts(part: str, questions: Sequence[Question], false_alarm: float) -> list[Check]:
+    """Decide questions, so that a sound site fails any of them with at most the stated probability.
+
+    Each of Q questions has a share false_alarm / Q, and each of its m tests false_alarm / (Q m) (Bonferroni), whatever
+    depends on what.
+
+    Returns:
+        One check for each question that has tests; its value is the smallest probability found, its limit the level of
+        one test.
+    """
+    asked = [question for question in questions if question.findings]
+    checks = []
+    for question in asked:
+        level = false_alarm / len(asked) / len(question.findings)
+        worst = min(question.findings, key=lambda finding: finding.probability)
+        weakest = max(question.findings, key=lambda finding: finding.effect(level).size)
+        where = f"worst of {len(question.findings)}: {worst.where}" if len(question.findings) > 1 else worst.where
+        finds = weakest.effect(level).words
+        checks.append(Check(part, question.what, worst.probability, level, "at least", where, finds))
+    return checks

@@ -7,11 +7,10 @@ from functools import lru_cache
 import numpy as np
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
+from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_of, read_history
 from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE
-from fl_dpbayes.privacy.pld.levels import has_noise, levels_of
 from fl_dpbayes.privacy.pld.loss_distribution import composition_work, pld_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement
 
@@ -82,14 +81,6 @@ def epsilon_bounds(history: History, delta: float, adjacency: Adjacency) -> tupl
 
     Both are its epsilon where that takes a fraction of a second. Else steps share as many kinds as do, with more noise
     and a lower sampling rate for the lower bound, less noise and a higher rate for the upper one.
-
-    Args:
-        history: what was done.
-        delta: in (0, 1).
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        Lower and upper bound, equal where exact.
     """
     kinds, whole = _kinds(history)
     if len(kinds) <= MOST_KINDS:

@@ -5,6 +5,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+import numpy.typing as npt
+
+# More kinds of step than this share noise levels, rounded down: an upper bound, at most 1 % apart in noise over four
+# decades of it.
+MOST_LEVELS = 1000
+# Between these the square of a noise multiplier stays inside float64. More noise is counted as this much.
+LEAST_NOISE, MOST_NOISE = 1e-150, 1e100
+
 
 @dataclass(frozen=True)
 class GaussianEvent:
@@ -42,18 +51,15 @@ History = tuple[GaussianEvent, ...]
 
 
 def history_of_steps(noise_multipliers: Iterable[float], sampling_rate: float) -> History:
-    """Turn per-step noise multipliers at one sampling rate into a history, joining equal neighbours.
-
-    Args:
-        noise_multipliers: sigma_t of each step in turn.
-        sampling_rate: probability with which each unit joins a batch.
-
-    Returns:
-        Events in the order of the steps.
-    """
+    """Turn sigma_t of steps at one sampling rate into events in their order, joining equal neighbours."""
     return tuple(
         GaussianEvent(float(sigma), sampling_rate, len(list(group))) for sigma, group in groupby(noise_multipliers)
     )
+
+
+def noise_of_steps(history: History) -> npt.NDArray[np.float64]:
+    """Write a history's noise multipliers step by step, shape (T,)."""
+    return np.repeat([event.noise_multiplier for event in history], [event.steps for event in history]).astype(float)
 
 
 def joined(history: Iterable[GaussianEvent]) -> History:
@@ -63,13 +69,7 @@ def joined(history: Iterable[GaussianEvent]) -> History:
 
 
 def read_history(rows: Sequence[Sequence[float]]) -> History:
-    """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`.
-
-    Args:
-        rows: parsed JSON.
-
-    Returns:
-        One event per row.
+    """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`, one event per row.
 
     Raises:
         ValueError: if a row has another form or a value outside its range.
@@ -88,3 +88,53 @@ def read_history(rows: Sequence[Sequence[float]]) -> History:
 def write_history(history: History) -> list[list[float]]:
     """Write a history as rows `[noise_multiplier, sampling_rate, steps]`."""
     return [[event.noise_multiplier, event.sampling_rate, event.steps] for event in history]
+
+
+def has_noise(history: History) -> bool:
+    """Say whether every step that cost anything had noise, more than 1e-150: less is none in float64."""
+    return all(event.is_free or event.noise_multiplier > LEAST_NOISE for event in history)
+
+
+def levels_of(history: History) -> History:
+    """Join equal steps, and all steps without subsampling into one Gaussian release, which composes exactly.
+
+        q = 1:  N(0, sigma_1^2), ..., N(0, sigma_T^2) together cost one release with 1/sigma^2 = sum 1/sigma_t^2
+
+    Sorted, so that histories that differ only in order or grouping give the same levels.
+
+    Args:
+        history: what was done, with noise in every step (see `has_noise`).
+
+    Returns:
+        Events with distinct (noise_multiplier, sampling_rate), at most `MOST_LEVELS` per sampling rate.
+
+    Source:
+        Dong, Roth and Su (2022), corollary 3.3, for the joining of Gaussian releases.
+    """
+    steps: dict[tuple[float, float], int] = {}
+    for event in history:
+        if not event.is_free:
+            key = (event.sampling_rate, min(event.noise_multiplier, MOST_NOISE))
+            steps[key] = steps.get(key, 0) + event.steps
+    levels = []
+    for rate in sorted({q for q, _ in steps}):
+        of_rate = {sigma: count for (q, sigma), count in sorted(steps.items()) if q == rate}
+        if rate == 1:
+            precision = math.fsum(count / sigma**2 for sigma, count in of_rate.items())
+            levels.append(GaussianEvent(1 / math.sqrt(precision), 1.0, 1))
+            continue
+        if len(of_rate) > MOST_LEVELS:
+            of_rate = _rounded_down(of_rate)
+        levels.extend(GaussianEvent(sigma, rate, count) for sigma, count in of_rate.items())
+    return tuple(levels)
+
+
+def _rounded_down(steps: dict[float, int]) -> dict[float, int]:
+    edges = np.geomspace(min(steps), max(steps), MOST_LEVELS)
+    # The first edge must not exceed the smallest noise by a rounding error.
+    edges[0] = min(steps)
+    rounded: dict[float, int] = {}
+    below = edges[np.searchsorted(edges, list(steps), side="right") - 1]
+    for edge, count in zip(below.tolist(), steps.values(), strict=True):
+        rounded[edge] = rounded.get(edge, 0) + count
+    return rounded

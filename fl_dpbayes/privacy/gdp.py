@@ -16,11 +16,9 @@ LARGEST_MU = 1e150
 
 @dataclass(frozen=True)
 class GdpMu:
-    """The parameter of Gaussian differential privacy, and whether it is a guarantee.
+    """The separation mu >= 0 of N(0, 1) and N(mu, 1), may be infinite, and whether it is a guarantee.
 
-    Attributes:
-        mu: separation of N(0, 1) and N(mu, 1), 0 or more, may be infinite.
-        kind: `exact` (every sampling rate is 1) or `clt`, a limit for many steps that is not an upper bound.
+    It is `exact` where every sampling rate is 1; `clt` is a limit for many steps that is not an upper bound.
     """
 
     mu: float
@@ -34,14 +32,8 @@ def gdp_mu(history: History, adjacency: Adjacency = "add_or_remove_one") -> GdpM
         q < 1:  mu^2 = sum q_t^2 (exp(1 / sigma_t^2) - 1), the limit for add or remove
                 mu^2 = sum 4 q_t^2 sinh(1 / sigma_t^2), the same limit of the pair that `replace_one` compares
 
-    In a history that mixes them, each event adds its own term and the kind is `clt`.
-
-    Args:
-        history: what was done.
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        mu and its kind; an empty history costs 0, a step without noise is infinite.
+    In a history that mixes them, each event adds its own term and the kind is `clt`. An empty history costs 0, a step
+    without noise is infinite.
 
     Source:
         Dong, Roth and Su (2022), corollary 3.3; Bu et al. (2020), theorem 5. The limit for `replace_one` is the same
@@ -65,16 +57,9 @@ def _mu_squared(event: GaussianEvent, adjacency: Adjacency) -> float:
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """Return delta(epsilon) of mu-Gaussian differential privacy.
+    """Return delta(epsilon) in [0, 1] of mu-Gaussian differential privacy; mu and epsilon may be infinite.
 
         delta = Phi(a) - exp(epsilon) Phi(b),   a = mu / 2 - epsilon / mu,   b = a - mu
-
-    Args:
-        mu: 0 or more, may be infinite.
-        epsilon: 0 or more, may be infinite.
-
-    Returns:
-        delta in [0, 1].
 
     Source:
         Dong, Roth and Su (2022), corollary 2.13. exp(epsilon) Phi(b) = phi(a) Phi(b) / phi(b) avoids overflow.
@@ -89,12 +74,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 def gdp_epsilon(mu: float, delta: float) -> float:
     """Return the smallest epsilon with delta(epsilon) <= delta under mu-Gaussian differential privacy.
 
-    Args:
-        mu: 0 or more, may be infinite.
-        delta: in [0, 1].
-
-    Returns:
-        epsilon, 0 or more, to a relative 1e-12 (infinite for infinite mu, or for delta = 0 and mu > 0).
+    epsilon is 0 or more, to a relative 1e-12 (infinite for infinite mu, or for delta = 0 and mu > 0).
     """
     if mu == 0 or delta >= 1:
         return 0.0

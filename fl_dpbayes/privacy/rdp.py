@@ -8,8 +8,7 @@ import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.pld.levels import Level, has_noise, levels_of
+from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_of
 
 Array = npt.NDArray[np.float64]
 
@@ -25,8 +24,7 @@ def renyi_divergences(
 ) -> Array:
     """Return an upper bound on the Renyi divergence of a whole history at each order.
 
-    The value of a history is the sum of the values of its events, in whatever order they come. (A history of more than
-    a thousand kinds of step is bounded from above by one whose noise is rounded down.)
+    The value of a history is the sum of the values of its events, in whatever order they come (see `levels_of`).
 
     Args:
         history: what was done.
@@ -55,44 +53,25 @@ def renyi_divergences(
 
 
 def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
-    """Return the epsilon that Renyi accounting proves at delta, over `ORDERS`.
-
-    Args:
-        history: what was done.
-        delta: in (0, 1).
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        epsilon, an upper bound, 0 or more, may be infinite; 0 for an empty history.
-    """
-    divergences = renyi_divergences(history, ORDERS, adjacency)
-    if not divergences.any():
-        return 0.0
-    return epsilon_of_divergences(ORDERS, divergences, delta)
-
-
-def epsilon_of_divergences(orders: Sequence[float], divergences: Array, delta: float) -> float:
-    """Turn Renyi divergences into an epsilon at delta.
+    """Return the epsilon that Renyi accounting proves at delta in (0, 1), over `ORDERS`.
 
         epsilon = min_alpha  D_alpha + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1)
 
-    Args:
-        orders: alpha, each above 1, shape (A,).
-        divergences: D_alpha of everything that was done, shape (A,).
-        delta: in (0, 1).
-
     Returns:
-        epsilon, 0 or more, may be infinite.
+        epsilon, an upper bound, 0 or more, may be infinite; 0 for an empty history.
 
     Source:
         Canonne, Kamath and Steinke (2020), proposition 12.
     """
-    alpha = np.asarray(orders, dtype=np.float64)
+    divergences = renyi_divergences(history, ORDERS, adjacency)
+    if not divergences.any():
+        return 0.0
+    alpha = np.asarray(ORDERS, dtype=np.float64)
     epsilon = divergences + np.log1p(-1 / alpha) - (np.log(alpha) + math.log(delta)) / (alpha - 1)
     return max(0.0, float(np.min(epsilon)))
 
 
-def _divergences(level: Level, alpha: Array, adjacency: Adjacency, removal: "_Removal") -> Array:
+def _divergences(level: GaussianEvent, alpha: Array, adjacency: Adjacency, removal: "_Removal") -> Array:
     """Return D_alpha of one step.
 
     Without subsampling D_alpha = alpha k^2 / (2 sigma^2), k = 1 or (replace) 2; subsampling only lowers it. With it,

@@ -26,16 +26,12 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 
 @dataclass(frozen=True)
 class SolvedNoise:
-    """The noise of every planned step, and what it costs.
+    """The noise of every planned step, and what it costs by its privacy-loss distribution.
 
     Attributes:
         noise_multipliers: sigma_t, shape (T,).
         noise_multiplier: sigma of the couplings `constant` and `floor`; 0 where `floor` never needs its floor.
         temperature: tau of the couplings `temperature`, `langevin` and `floor`.
-        history: the planned steps as events.
-        epsilon: of the whole plan, from the privacy-loss distribution.
-        delta: for which epsilon holds.
-        adjacency: which data sets count as neighbours.
     """
 
     noise_multipliers: Array
@@ -48,15 +44,10 @@ class SolvedNoise:
 
 
 def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
-    """Fix the noise of every step of a whole plan, all its chains together.
+    """Fix the noise of every step of a whole plan, all its chains together, at a site of so many privacy units.
 
-    Args:
-        plan: the run's plan.
-        units: n, number of privacy units that the site declares, above zero.
-
-    Returns:
-        The noise and its cost. Without privacy the noise is a standard deviation on the sum, and whatever it is, the
-        history says that there was none: epsilon is infinite.
+    Without privacy the noise is a standard deviation on the sum, and whatever it is, the history says that there was
+    none: epsilon is infinite.
 
     Raises:
         UserError: if no noise meets the budget.
@@ -88,9 +79,6 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: f
         step_sizes: a_t of the whole plan, shape (T,), above zero.
         units: n, number of privacy units that the site declares, above zero.
         friction: alpha of Hamiltonian dynamics in (0, 1], which the Langevin noise follows.
-
-    Returns:
-        The noise and its cost.
 
     Raises:
         UserError: if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
@@ -135,7 +123,7 @@ def largest_prefix(
     delta: float,
     adjacency: Adjacency = "add_or_remove_one",
 ) -> int:
-    """Return how many first steps of a schedule fit a budget.
+    """Return the largest t in 0 .. T whose first t steps meet the budget by their privacy-loss distribution.
 
     Args:
         noise_multipliers: sigma_t, shape (T,).
@@ -143,17 +131,14 @@ def largest_prefix(
         epsilon: the budget, 0 or more.
         delta: in (0, 1).
         adjacency: which data sets count as neighbours.
-
-    Returns:
-        The largest t in 0 .. T for which the privacy-loss distribution of the first t steps meets the budget.
     """
 
     def cost(steps: int) -> float:
         return pld_epsilon(history_of_steps(noise_multipliers[:steps], sampling_rate), delta, adjacency)
 
-    if cost(len(noise_multipliers)) <= epsilon:
-        return len(noise_multipliers)
     fits, fails = 0, len(noise_multipliers)
+    if cost(fails) <= epsilon:
+        return fails
     while fails - fits > 1:
         middle = (fits + fails) // 2
         if cost(middle) <= epsilon:
@@ -166,17 +151,7 @@ def largest_prefix(
 def solve_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, adjacency: Adjacency = "add_or_remove_one"
 ) -> float:
-    """Return the constant noise multiplier with which `steps` steps cost epsilon.
-
-    Args:
-        epsilon: budget, above zero.
-        delta: in (0, 1).
-        sampling_rate: q, in (0, 1].
-        steps: how many, 1 or more.
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        sigma, at which the cost is within 0.1 % below epsilon and never above.
+    """Return the constant noise multiplier with which `steps` steps cost at most epsilon, and 0.1 % less at least.
 
     Raises:
         UserError: if no noise multiplier between 0.001 and a million does so.

@@ -1,16 +1,6 @@
 """Which units are kept for testing and recalibration: decided for each unit alone, so parts are disjoint and stay so.
 
-Each unit is in exactly one part, and a part has the whole budget. Fitting a recalibration map on its part reads the
-posterior that the training part released, so the second mechanism depends on the output of the first. The cost is
-still the larger of the two, not their sum: a neighbouring data set differs in one part alone. If it is the later part,
-the earlier release is distributed as before and the later mechanism is private for every value of it; if it is the
-earlier part, the later mechanism does not read the unit and is post-processing of a private release (Zhang et al.
-2022, A closer look at the calibration of differentially private learners, Proposition A.1). The argument needs a
-split that no other unit moves, and noise that is independent between parts.
-
-Under `replace_one` neighbours differ in the records of one unit whose name stays, as when a patient's rows are
-corrected or a table's row is overwritten: the unit stays in its part. Exchanging a unit for one of another name is
-removing one and adding one, which may touch two parts, and costs what both parts spend.
+docs/proofs/parallel-parts.md shows why each part has the whole budget.
 """
 
 import hashlib
@@ -26,9 +16,6 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
     """Give each privacy unit a uniform score that depends on its name and a secret key only.
 
         score = floor(BLAKE2b(unit; key) / 2^11) / 2^53
-
-    Because no other unit enters, adding or removing one moves no other between parts: the parts are disjoint under
-    both neighbouring data sets, and what is released from them composes in parallel (McSherry 2009, Theorem 4).
 
     Args:
         units: N names of units; a text, a number and bytes are different units even where they look alike.
@@ -50,15 +37,7 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
 
 
 def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> npt.NDArray[np.bool_]:
-    """Say which units belong to the test part: those whose score is below `test_fraction`.
-
-    Args:
-        units: N names of units.
-        key_hex: the secret key in hexadecimal.
-        test_fraction: expected share of the test part, in [0, 1]; 0 keeps none, 1 all.
-
-    Returns:
-        Booleans of shape (N,).
+    """Say which of N units belong to the test part: those whose score is below `test_fraction`, in [0, 1].
 
     Raises:
         ValueError: if the fraction lies outside [0, 1] or the key is not hexadecimal.
@@ -71,16 +50,7 @@ def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> n
 def in_recalibration_part(
     units: Sequence[Unit], key_hex: str, test_fraction: float, recalibration_fraction: float
 ) -> npt.NDArray[np.bool_]:
-    """Say which units belong to the recalibration part: those whose score lies in [test, test + recalibration).
-
-    Args:
-        units: N names of units.
-        key_hex: the secret key in hexadecimal.
-        test_fraction: expected share of the test part, in [0, 1].
-        recalibration_fraction: expected share of the recalibration part, in [0, 1]; 0 keeps none.
-
-    Returns:
-        Booleans of shape (N,), true nowhere that `in_test_part` is.
+    """Say which of N units belong to the recalibration part: those whose score lies in [test, test + recalibration).
 
     Raises:
         ValueError: if a fraction lies outside [0, 1], they exceed 1 together, or the key is not hexadecimal.
@@ -95,16 +65,7 @@ def in_recalibration_part(
 
 
 def split_name(key_hex: str, test_fraction: float, recalibration_fraction: float = 0.0) -> str:
-    """Name a split without giving its key away: equal for equal key and fractions, different otherwise.
-
-    Args:
-        key_hex: the secret key in hexadecimal, 1 to 64 bytes.
-        test_fraction: share of the test part.
-        recalibration_fraction: share of the recalibration part.
-
-    Returns:
-        32 hexadecimal characters.
-    """
+    """Name a split, in 32 hexadecimal characters, without giving its key away: equal for equal key and fractions."""
     # Without a recalibration part the name is the one that ledgers made before there was one hold.
     shares = [test_fraction, recalibration_fraction] if recalibration_fraction else [test_fraction]
     text = " ".join(repr(float(share)) for share in shares)

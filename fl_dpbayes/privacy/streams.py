@@ -40,26 +40,17 @@ class Streams:
 
     @classmethod
     def from_insecure_seed(cls, seed: int, context: str) -> "Streams":
-        """Make repeatable streams, for simulation and tests; what is released is then not private.
+        """Make streams that equal seed and context repeat, for simulation and tests; nothing released is then private.
 
         Args:
             seed: any whole number; all its bits count.
             context: what must not share streams, in one text: site, run, round, chain, first step.
-
-        Returns:
-            Streams that are equal for equal seed and context, and unrelated otherwise.
         """
         text = json.dumps([int(seed), context])
         return cls(hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(), seeded=True)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Hand out the stream of a purpose, once.
-
-        Args:
-            purpose: what the numbers are for, such as "noise" or "batches".
-
-        Returns:
-            A generator at the start of its stream.
+        """Hand out the stream of a purpose, such as "noise" or "batches", from its start, once.
 
         Raises:
             ValueError: if the stream of this purpose was handed out before.

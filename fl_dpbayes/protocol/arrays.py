@@ -1,21 +1,33 @@
-"""Named arrays from outside: bounded in number and size, finite, of the expected names, shapes and type."""
+"""Named arrays from outside: bounded in number and size, finite, of the expected names, shapes and type.
+
+What a message says of its arrays is compared and never followed: nothing is allocated before the size is known to be
+the expected one, and no general reader of the format is called.
+"""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.outside_text import outside_text
+
 Arrays = dict[str, npt.NDArray[np.float32]]
 ValueT = TypeVar("ValueT")
+STYPE = "numpy.ndarray"
+MAGIC = b"\x93NUMPY\x01\x00"
+# numpy pads its header with blanks to a multiple of 64 bytes, and leaves room for a first axis that grows.
+MOST_HEADER = 512
+# The cavity of partitioned variational inference: the diagonal Gaussian that a request gives a site as its prior. It is
+# a function of other sites' released samples and public constants, so it costs this site no privacy, whatever it is: a
+# prior stays outside the clip. Its bounds only keep the arithmetic in float32's range.
+CAVITY = "cavity"
+LEAST_PRECISION, MOST_PRECISION = 1e-12, 1e12
+MOST_MEAN = 1e6
 
 
 def check_arrays(arrays: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that arrays are exactly the expected ones: same names, shapes, float32, finite.
-
-    Args:
-        arrays: name -> array, from a message.
-        shapes: name -> expected shape.
+    """Check that arrays of a message are exactly those of the expected names and shapes, float32 and finite.
 
     Raises:
         ValueError: at the first array that is missing, unexpected, of another shape or type, or not finite.
@@ -42,3 +54,76 @@ def without_prefix(prefix: str, arrays: Mapping[str, npt.NDArray]) -> dict[str, 
     """Take out the arrays whose name starts with `prefix/`, and drop that prefix."""
     start = f"{prefix}/"
     return {name[len(start) :]: array for name, array in arrays.items() if name.startswith(start)}
+
+
+def cavity_shapes(parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a cavity's arrays, `mean/<parameter name>` and `precision/<parameter name>`."""
+    return prefixed("mean", parameter_shapes) | prefixed("precision", parameter_shapes)
+
+
+def check_cavity(arrays: Mapping[str, npt.NDArray], parameter_shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that arrays are a proper cavity: finite, means and precisions within the public bounds.
+
+    Raises:
+        ValueError: at the first array that does not fit.
+    """
+    check_arrays(arrays, cavity_shapes(parameter_shapes))
+    for name, precision in without_prefix("precision", arrays).items():
+        if not ((precision >= LEAST_PRECISION) & (precision <= MOST_PRECISION)).all():
+            raise ValueError(
+                f"a precision of {name!r} lies outside [{LEAST_PRECISION:g}, {MOST_PRECISION:g}]: the cavity is no "
+                "proper Gaussian"
+            )
+    for name, mean in without_prefix("mean", arrays).items():
+        if not (abs(mean) <= MOST_MEAN).all():
+            raise ValueError(f"a mean of {name!r} lies outside [-{MOST_MEAN:g}, {MOST_MEAN:g}]")
+
+
+class SentArray(Protocol):
+    """An array of a message, as Flower hands it over."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: bytes
+
+
+def read_sent_arrays(
+    sent: Mapping[str, SentArray], layout: Mapping[str, tuple[tuple[int, ...], np.dtype]]
+) -> dict[str, npt.NDArray]:
+    """Read exactly the arrays of these names, shapes and types, each into memory of its own, all values finite.
+
+    Raises:
+        ValueError: at the first difference, in words of this module but for a name, which is cut short.
+    """
+    if len(sent) > len(layout) or set(sent) != set(layout):
+        missing = next((repr(name) for name in layout if name not in sent), "none")
+        extra = next((repr(outside_text(name, 24)) for name in sent if name not in layout), "none")
+        raise ValueError(f"array names differ: missing {missing}, unexpected {extra}")
+    return {name: _read(name, sent[name], shape, dtype) for name, (shape, dtype) in layout.items()}
+
+
+def _read(name: str, sent: SentArray, shape: tuple[int, ...], dtype: np.dtype) -> npt.NDArray:
+    if sent.stype != STYPE:
+        raise ValueError(f"array {name!r} is not stored as {STYPE}")
+    if tuple(sent.shape) != tuple(shape):
+        raise ValueError(f"array {name!r} declares a shape other than {tuple(shape)}")
+    if sent.dtype != dtype.name:
+        raise ValueError(f"array {name!r} declares another type, not {dtype}")
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    start = len(sent.data) - size
+    if not len(MAGIC) + 2 < start <= MOST_HEADER:
+        raise ValueError(f"array {name!r} does not have the {size} bytes of its shape")
+    length = start - len(MAGIC) - 2
+    header = sent.data[len(MAGIC) + 2 : start]
+    if sent.data[: len(MAGIC) + 2] != MAGIC + length.to_bytes(2, "little") or header.rstrip() != _header(shape, dtype):
+        raise ValueError(f"the data of array {name!r} are not {dtype} of shape {tuple(shape)}")
+    array = np.frombuffer(sent.data, dtype, offset=start).reshape(shape).copy()
+    if not np.isfinite(array).all():
+        raise ValueError(f"array {name!r} has a value that is not finite")
+    return array
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    lengths = tuple(int(length) for length in shape)
+    return f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {lengths}, }}".encode()

@@ -17,8 +17,7 @@ PRIOR_CORRECTED = "prior_corrected"
 MAX_GROUPS = 20
 # Of one reply; the server keeps those of every site. Without it 20 subgroups of 100 classes would take 230 MiB.
 MAX_SUBGROUP_BYTES = 32 * 2**20
-
-
+Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
 Group = tuple[GroupText, GroupText]  # an attribute and its value
 
 
@@ -30,9 +29,6 @@ def most_groups(group_bytes: int) -> int:
 def subgroup_prefix(number: int) -> str:
     """Return what stands before the names of a subgroup's arrays; `number` is its place in the reply's `groups`."""
     return f"group-{number}"
-
-
-Weights = Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=10_000)]
 
 
 class EvaluateRequest(Message):
@@ -64,16 +60,10 @@ class EvaluateRequest(Message):
         return (*self.predictors, *(name for name, given in further.items() if given is not None))
 
     @model_validator(mode="after")
-    def _prevalence_fits(self) -> "EvaluateRequest":
-        if self.trained_prevalence is None:
-            return self
-        if "posterior" not in self.predictors or len(self.trained_prevalence) != self.task.classes:
+    def _parts_fit(self) -> "EvaluateRequest":
+        shares, mapping = self.trained_prevalence, self.recalibration
+        if shares is not None and ("posterior" not in self.predictors or len(shares) != self.task.classes):
             raise ValueError("trained_prevalence needs the predictor 'posterior' and one share for each class")
-        return self
-
-    @model_validator(mode="after")
-    def _recalibration_fits(self) -> "EvaluateRequest":
-        mapping = self.recalibration
         if mapping is None:
             return self
         if "posterior" not in self.predictors:

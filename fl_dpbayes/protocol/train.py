@@ -66,17 +66,7 @@ class TrainRequest(Message):
 
 
 def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:
-    """Count the bytes of the arrays in a reply: the samples that the steps keep, and the last state.
-
-    Args:
-        plan: the plan of the run.
-        first_step: first step of the round, 0-based.
-        steps: number of steps, >= 1.
-        parameters: number of the model's parameters.
-
-    Returns:
-        Bytes, without the few of headers.
-    """
+    """Count the bytes of a reply's arrays: the samples that steps from `first_step` on keep, and the last state."""
     kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
     return 4 * parameters * (kept + len(state_slots(plan.sampler)))
 
@@ -106,9 +96,7 @@ class PrivacyStatement(Message):
 class TrainReply(Message):
     """What a site releases: kept samples `samples/<name>` of shape (M, ...) and the last state `last/<name>`.
 
-    Which steps they come from, their
-    weights and temperatures follow from the plan, so they are not stated.
-
+    Which steps they come from, their weights and temperatures follow from the plan, so they are not stated.
     PARTIAL: only a prefix of the steps fitted the budget.
     """
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from fl_dpbayes.config.base import Message
+from fl_dpbayes.config.base import Message, digest
 from fl_dpbayes.config.outside_text import outside_text
 
 # The largest honest headers list weights of 20,000 samples, or the noise of each of tens of thousands of steps.
@@ -31,14 +31,7 @@ def write_header(record: Message) -> str:
 def read_header(kind: type[MessageT], text: object) -> MessageT:
     """Read and validate the JSON text of a message.
 
-    Its size, and the number of its keys and values, are bounded before it is parsed.
-
-    Args:
-        kind: the record that is expected.
-        text: what the message holds; anything may come.
-
-    Returns:
-        The validated record.
+    Anything may come: its size, and the number of its keys and values, are bounded before it is parsed.
 
     Raises:
         ValueError: if it is not text, too long, or not a valid record; the message names the first bad field and
@@ -93,3 +86,8 @@ def arrays_digest(arrays: Mapping[str, npt.NDArray]) -> str:
         hasher.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
         hasher.update(array.reshape(-1).view(np.uint8).data)
     return hasher.hexdigest()
+
+
+def request_digest(request: Message) -> str:
+    """Return the digest of all of a request but the ledger head that it echoes, which may differ on a resend."""
+    return digest(request.model_copy(update={"ledger_head": None}))

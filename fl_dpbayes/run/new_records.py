@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config.data import BuiltIn, HuggingFace, ImageFolder, Table
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.synthetic_sources import Radiographs
+from fl_dpbayes.config.sources import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.sources.images import image_pixels
 

@@ -35,8 +35,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
         UserError: if the folder holds no run or that of another scenario, a file that the run goes on from is missing
             or damaged, another process works on it, or the run failed.
     """
-    from server.checkpoint import read_checkpoint
-    from server.stored_run import check_run_files, read_run_journal
+    from server.checkpoint import check_run_files, read_checkpoint, read_run_journal
 
     folder = folder.resolve()
     file = folder / SCENARIO_FILE

@@ -16,13 +16,13 @@ from fl_dpbayes.calibration.scores import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.build import build_model

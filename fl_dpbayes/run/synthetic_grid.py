@@ -11,9 +11,8 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.request_digest import request_digest
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import read_header, write_header
+from fl_dpbayes.protocol.wire import read_header, request_digest, write_header
 
 UNITS = 1000
 

@@ -11,8 +11,7 @@ from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSample
 from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -29,8 +28,8 @@ class FALDStrategy(PosteriorStrategy):
     `burn_in` and `thinning` of the scenario apply to the averaged chain: at most one of its states is kept per round.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, FALD)
         self._rule = rule

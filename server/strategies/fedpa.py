@@ -7,12 +7,10 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.rules.combine import Aggregate
-from fl_dpbayes.posterior.samples import PosteriorSamples, SiteSamples, concatenate, point_of
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, concatenate, point_of
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -25,8 +23,8 @@ class FedPAStrategy(PosteriorStrategy):
     A momentum or moment of a site's chain does not outlive the round: it belongs to that site's own posterior.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, FedPA)
         ends = [(number + 1) * self.plan.steps_per_round for number in range(self.plan.rounds)]
@@ -68,10 +66,10 @@ class FedPAStrategy(PosteriorStrategy):
         return state
 
     def _moved(self, sites: list[str], round_number: int, chain: int, arrays: Arrays) -> Arrays:
-        def combined(of: list[str]) -> Aggregate:
-            return fedpa.combine(
+        def combined(of: list[str]) -> tuple[Arrays, tuple[str, ...]]:
+            return fedpa.server_step(
                 without_prefix("parameters", arrays),
-                SiteSamples(of, lambda site: self.bank.round_samples(site, round_number, chain)),
+                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)),
                 self.site_weights,
                 shrinkage=self._shrinkage,
                 prior_scale=prior_scale(self.federation.scenario.sampler),
@@ -79,7 +77,7 @@ class FedPAStrategy(PosteriorStrategy):
             )
 
         try:
-            aggregate = combined(sites)
+            moved, warnings = combined(sites)
         except ValueError as error:
             # What one site sent must not cost the others their round, whose privacy is spent.
             fitting = []
@@ -91,10 +89,10 @@ class FedPAStrategy(PosteriorStrategy):
                     self.record.warn(f"round {round_number}: {site} is left out: {reason}")
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
-            aggregate = combined(fitting)
-        for warning in aggregate.warnings:
+            moved, warnings = combined(fitting)
+        for warning in warnings:
             self.record.warn(warning)
-        return {name: array[0] for name, array in aggregate.samples.arrays.items()}
+        return moved
 
     def posterior(self) -> PosteriorSamples | None:
         """Return the server's last state of each chain: FedPA gives points."""

@@ -15,8 +15,7 @@ from fl_dpbayes.posterior.samples import AnySamples, PerSite, PosteriorSamples, 
 from fl_dpbayes.posterior.student import prepare_student
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -27,8 +26,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
     The server state never changes. A site that released too few samples for the rule is left out, with a warning.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         scenario, task = federation.scenario, federation.roster.task
         self.rule, model = scenario.aggregation, scenario.model
         parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())

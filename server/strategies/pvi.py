@@ -11,13 +11,11 @@ from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.combine import posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples, SiteSamples, point_of
-from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.cavity import check_cavity
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, point_of
+from fl_dpbayes.protocol.arrays import Arrays, check_cavity, prefixed
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from server.check_reply import CheckedReply
-from server.fixed import Federation
-from server.progress import EventLog
+from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
 
@@ -52,8 +50,8 @@ class PVIStrategy(PosteriorStrategy):
     can present a factor that its released samples do not have, and a server that was stopped finds them again.
     """
 
-    def __init__(self, federation: Federation, record: RunRecord, events: EventLog) -> None:
-        super().__init__(federation, record, events)
+    def __init__(self, federation: Federation, record: RunRecord) -> None:
+        super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, PVI)
         self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites
@@ -89,7 +87,7 @@ class PVIStrategy(PosteriorStrategy):
             self.record.warn(warning)
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
-        return posterior_aggregate(draws, self.federation.shapes, ()).samples
+        return posterior_aggregate(draws, self.federation.shapes, ()).samples.in_memory()
 
     def _factor_warnings(self) -> tuple[str, ...]:
         """Say how much evidence is used and how noisy factors are; the remedy of the one worsens the other."""
@@ -190,7 +188,7 @@ class PVIStrategy(PosteriorStrategy):
         )
 
     def _combined(self, state: PVIState, sites: list[str], round_number: int) -> PVIState:
-        samples = SiteSamples(sites, lambda site: self._samples(site, round_number))
+        samples = PerSite(sites, lambda site: self._samples(site, round_number))
         updated = update_from_samples(state, samples, damping=self._damping)
         for site in self.site_weights:
             check_cavity(self._arrays(updated.cavity(site)), self.federation.shapes)

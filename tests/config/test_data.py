@@ -1,7 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import BuiltIn, DataSpec, SiteSpec
+from fl_dpbayes.config.data import DataSpec, SiteSpec
+from fl_dpbayes.config.sources import BuiltIn
 
 
 def test_a_source_may_be_named_by_its_kind():

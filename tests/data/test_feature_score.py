@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
 from fl_dpbayes.data.load import load_source, load_unscaled
 

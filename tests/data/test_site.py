@@ -4,9 +4,10 @@ import numpy as np
 import pandas
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn, Shift, Table
+from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read_site_file, write_site_file
+from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
 

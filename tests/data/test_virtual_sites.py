@@ -5,7 +5,6 @@ import pandas
 import pytest
 
 from fl_dpbayes.config.data import (
-    BuiltIn,
     ClassesPartition,
     DataSpec,
     DirichletPartition,
@@ -15,10 +14,10 @@ from fl_dpbayes.config.data import (
     QuantityPartition,
     Shift,
     SiteSpec,
-    Table,
 )
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place

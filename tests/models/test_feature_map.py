@@ -9,7 +9,8 @@ from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
-from fl_dpbayes.data.sources.mnist import mnist_records
+from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 
 
@@ -89,7 +90,11 @@ def test_linear_head_on_mnist():
     folder = os.environ.get("FL_DPBAYES_DATA")
     if not folder:
         pytest.skip("FL_DPBAYES_DATA is not set: MNIST is not at hand")
-    chosen = mnist_records(Path(folder), "train").subset(np.random.default_rng(0).permutation(60_000)[:3000]).scaled()
+    chosen = (
+        load_source(BuiltIn(kind="mnist", folder=Path(folder)), "train")
+        .subset(np.random.default_rng(0).permutation(60_000)[:3000])
+        .scaled()
+    )
     features = feature_map(ScatteringFeatures(), (1, 28, 28))(chosen.features)
     head = LogisticRegression(C=1e-3, max_iter=60, tol=1e-2).fit(features[:2000], chosen.labels[:2000])
     assert head.score(features[2000:], chosen.labels[2000:]) > 0.95

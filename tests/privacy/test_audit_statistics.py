@@ -7,14 +7,15 @@ import pytest
 from scipy.signal import fftconvolve
 from scipy.stats import binom
 
-from fl_dpbayes.privacy.audit_check import Question, verdicts
 from fl_dpbayes.privacy.audit_statistics import (
     MISS,
     Finding,
+    Question,
     correlation_tests,
     count_kurtosis,
     mean_test,
     variance_test,
+    verdicts,
 )
 
 RUNS = 100_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
+from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, noise_of_steps
 from fl_dpbayes.privacy.filter import (
     Budget,
     SpendingRule,
@@ -16,7 +16,6 @@ from fl_dpbayes.privacy.filter import (
     choose_rule,
     filter_epsilon,
     filter_orders,
-    noise_of_steps,
     renyi_epsilon,
 )
 from fl_dpbayes.privacy.gdp import gdp_epsilon

@@ -1,6 +1,5 @@
 """Disjoint parts compose in parallel: a cohort costs what its dearest part does (Zhang et al. 2022, Prop. A.1)."""
 
-import numpy as np
 import pytest
 
 from fl_dpbayes.config.errors import UserError
@@ -9,7 +8,6 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved
 from fl_dpbayes.privacy.ledger.state import PARTS, Cohort, Spending
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 EPSILON, DELTA = 3.0, 1e-5
 COHORT = Cohort("cohort", "patient", EPSILON, DELTA, "add_or_remove_one")
@@ -60,23 +58,3 @@ def test_a_part_that_is_spent_leaves_the_others_theirs(tmp_path) -> None:
             answer = spend(ledger, "recalibration", f"{number}" * 16)
         assert isinstance(answer, Refused)
         assert spend(ledger, "train").steps == 100
-
-
-def test_a_unit_is_in_exactly_one_part_and_stays_there_limit() -> None:
-    units = [f"patient-{number}" for number in range(5000)]
-    key = "5e" * 16
-    test, recalibration = in_test_part(units, key, 0.2), in_recalibration_part(units, key, 0.2, 0.1)
-    assert not (test & recalibration).any()
-    assert abs(recalibration.mean() - 0.1) < 4 * np.sqrt(0.09 / 5000)
-    one_more = in_recalibration_part(["somebody", *units], key, 0.2, 0.1)
-    assert np.array_equal(one_more[1:], recalibration)
-    # A share for recalibration is taken from training, so the test part stays what it was.
-    assert np.array_equal(in_test_part(units, key, 0.2), test)
-    assert not in_recalibration_part(units, key, 0.2, 0.0).any()
-    assert (in_recalibration_part(units, key, 0.2, 0.8) | test).all()
-
-
-@pytest.mark.parametrize("fractions", [(0.6, 0.5), (-0.1, 0.2), (0.2, -0.1), (0.2, float("nan"))])
-def test_fractions_that_do_not_fit_are_refused(fractions) -> None:
-    with pytest.raises(ValueError, match="at most 1 together"):
-        in_recalibration_part(["a"], "5e" * 16, *fractions)

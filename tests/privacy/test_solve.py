@@ -1,4 +1,5 @@
 import math
+import time
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
 from fl_dpbayes.privacy.events import history_of_steps
+from fl_dpbayes.privacy.filter import Budget, admitted_steps, choose_rule, filter_orders
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
 from fl_dpbayes.samplers.noise import temperatures
@@ -27,8 +29,10 @@ def plan(coupling: str, rate: float, epsilon: float = 2.0, **parameters: float) 
 @pytest.mark.parametrize("rate", [1.0, 0.05])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
 @pytest.mark.parametrize("coupling", ["constant", "temperature", "langevin", "floor"])
-def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: ConstantStepSize, rate: float) -> None:
-    sizes = step_sizes(schedule, 60)
+def test_solved_noise_costs_the_budget_and_one_step_more_of_a_prefix_too_much(
+    coupling: str, schedule: ConstantStepSize, rate: float
+) -> None:
+    sizes = step_sizes(schedule, 30)
     # A temperature at which the Langevin noise alone would cost too much.
     given = {"temperature": 0.01} if coupling == "floor" else {}
     solved = solve_noise(plan(coupling, rate, **given), sizes, UNITS)
@@ -40,13 +44,21 @@ def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: Cons
         sizes, solved.noise_multipliers, clip_norm=2.0, expected_batch_size=rate * UNITS, units=UNITS
     )
     if coupling == "langevin":
-        assert resulting == pytest.approx(np.full(60, solved.temperature), rel=1e-12)
+        assert resulting == pytest.approx(np.full(30, solved.temperature), rel=1e-12)
     if coupling == "floor":
         assert np.all(resulting >= 0.01 * (1 - 1e-12))
         assert np.all(solved.noise_multipliers >= solved.noise_multiplier)
     if coupling in ("constant", "floor"):
         assert solved.noise_multiplier is not None
         assert solved.noise_multiplier > 0
+    for epsilon in (0.5, 1.2):
+        steps = largest_prefix(solved.noise_multipliers, rate, epsilon, 1e-4)
+        fits, fails = (
+            pld_epsilon(history_of_steps(solved.noise_multipliers[:number], rate), 1e-4)
+            for number in (steps, steps + 1)
+        )
+        assert steps < 30
+        assert fits <= epsilon < fails
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,23 @@ def test_largest_prefix_of_no_noise_is_empty() -> None:
 
 @pytest.mark.slow
 def test_five_hundred_kinds_of_step_are_solved() -> None:
-    sizes = step_sizes(PolynomialStepSize(initial=0.05, power=0.51), 500)
+    sizes = step_sizes(SCHEDULES[2], 500)
     solved = solve_noise(plan("langevin", 0.01), sizes, UNITS)
     assert len(set(solved.noise_multipliers)) == 500
     assert 0.999 * 2.0 <= solved.epsilon <= 2.0
+
+
+def test_whether_one_more_round_fits_is_answered_in_milliseconds() -> None:
+    # What a site asks of its ledger's rule, with fifty rounds of distinct noise behind it.
+    rounds = [history_of_steps(np.full(20, 1.2 * 0.985**index), 0.01) for index in range(51)]
+    for epsilon, name in ((30.0, "rdp filter"), (5.5, "fixed schedule")):
+        budget = Budget(epsilon, 1e-5, "add_or_remove_one", filter_orders(epsilon, 1e-5))
+        rule = choose_rule(tuple(event for events in rounds for event in events), budget)
+        assert rule.name == name
+        spent = tuple(event for events in rounds[:50] for event in events)
+        seconds = []
+        for _ in range(5):
+            start = time.process_time()
+            admitted_steps(rule, spent, rounds[50], budget)
+            seconds.append(time.process_time() - start)
+        assert min(seconds) < 0.05

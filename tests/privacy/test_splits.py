@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.privacy.splits import in_test_part, split_name, unit_scores
+from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part, split_name, unit_scores
 
 KEY = "00112233445566778899aabbccddeeff"
 units_strategy = st.lists(st.one_of(st.text(max_size=8), st.binary(max_size=8), st.integers()), min_size=1, max_size=30)
@@ -68,3 +68,23 @@ def test_name_of_a_split_tells_keys_and_fractions_apart():
     assert split_name(KEY, 0.2, 0.0) == split_name(KEY, 0.2)
     assert len({split_name(KEY, 0.2), split_name(KEY, 0.2, 0.1), split_name(KEY, 0.1, 0.2)}) == 3
     assert KEY not in "".join(names)
+
+
+def test_a_unit_is_in_exactly_one_part_and_stays_there_limit() -> None:
+    units = [f"patient-{number}" for number in range(5000)]
+    key = "5e" * 16
+    test, recalibration = in_test_part(units, key, 0.2), in_recalibration_part(units, key, 0.2, 0.1)
+    assert not (test & recalibration).any()
+    assert abs(recalibration.mean() - 0.1) < 4 * np.sqrt(0.09 / 5000)
+    one_more = in_recalibration_part(["somebody", *units], key, 0.2, 0.1)
+    assert np.array_equal(one_more[1:], recalibration)
+    # A share for recalibration is taken from training, so the test part stays what it was.
+    assert np.array_equal(in_test_part(units, key, 0.2), test)
+    assert not in_recalibration_part(units, key, 0.2, 0.0).any()
+    assert (in_recalibration_part(units, key, 0.2, 0.8) | test).all()
+
+
+@pytest.mark.parametrize("fractions", [(0.6, 0.5), (-0.1, 0.2), (0.2, -0.1), (0.2, float("nan"))])
+def test_fractions_that_do_not_fit_are_refused(fractions) -> None:
+    with pytest.raises(ValueError, match="at most 1 together"):
+        in_recalibration_part(["a"], "5e" * 16, *fractions)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from fl_dpbayes.protocol.npy import MAGIC, STYPE, read_sent_arrays
+from fl_dpbayes.protocol.arrays import MAGIC, STYPE, read_sent_arrays
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dpbayes.config.data import BuiltIn, ImageFolder, Table
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import BuiltIn, ImageFolder, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.run.new_records import read_new_records
 

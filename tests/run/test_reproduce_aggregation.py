@@ -13,7 +13,7 @@ import pytest
 
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.posterior.rules.predbayes import combine
+from fl_dpbayes.posterior.rules.predbayes import between, product_and_mixture
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.arrays import Arrays
@@ -100,7 +100,7 @@ def test_mixture_and_predbayes_follow_from_each_hospital_alone(found: dict[str, 
     alone = found[predictors.ALONE].probabilities
     # Three sites of equal size: the mixture is the plain mean.
     np.testing.assert_allclose(found["mixture"].probabilities[0], alone.mean(axis=0), atol=1e-9)
-    np.testing.assert_allclose(found[predictors.PREDICTIONS].probabilities[0], combine(alone, beta=1.0))
+    np.testing.assert_allclose(found[predictors.PREDICTIONS].probabilities[0], between(product_and_mixture(alone), 1.0))
     assert np.abs(found[predictors.PREDICTIONS].probabilities[0] - alone.mean(axis=0)).max() > 0.01
 
 

@@ -9,9 +9,9 @@ import sqlite3
 import pytest
 from rich.console import Console
 
-from fl_dpbayes.config.data import BuiltIn, Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
+from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending

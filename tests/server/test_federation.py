@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.report.html import write_report
-from server.ordered_grid import OrderedGrid
+from server.grid import OrderedGrid
 
 SUMMARY_KEYS = {
     "scenario", "seed", "versions", "adjacency", "sites", "privacy", "calibration", "bytes", "seconds",

@@ -29,14 +29,12 @@ from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
-from server.admission import admission_rules
 from server.evaluation_stage import EvaluationStage
 from server.federation import STRATEGIES
-from server.fixed import Federation
-from server.progress import EventLog
+from server.ledger_heads import LedgerHeads
 from server.recalibration import recalibrate_sites
-from server.roster import call_roster
-from server.run_record import RunRecord
+from server.roster import Federation, admission_rules, call_roster
+from server.run_record import EVENTS_FILE, RunRecord
 from server.strategies.independent_chains import IndependentChainsStrategy
 
 # Every test here asks real sites first.
@@ -69,18 +67,6 @@ SCENARIOS = {
     ],
 }
 counts: Counter[tuple[str, str, str]] = Counter()
-
-
-class Events(EventLog):
-    """Keeps what is written, too."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.kept: list[dict[str, Any]] = []
-
-    def write(self, event: str, **details: Any) -> None:
-        super().write(event, **details)
-        self.kept.append({"event": event, **details})
 
 
 class Answering:
@@ -237,14 +223,14 @@ class Sites:
     def train_requests(self, folder: Path):
         federation = self.federation(folder)
         kind = STRATEGIES.get(self.scenario.aggregation.rule, IndependentChainsStrategy)
-        strategy = kind(federation, record_in(folder), Events(folder))
+        strategy = kind(federation, record_in(folder))
         start = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
         return strategy, numbered(strategy.configure_train(1, start, ConfigRecord(), self.grid))
 
     def train(self, answer, folder: Path):
         strategy, requests = self.train_requests(folder)
         strategy.aggregate_train(1, answer(requests))
-        outcome = strategy.record.outcomes[HOSTILE][-1]
+        outcome = strategy.record.outcomes[HOSTILE][1]
         posterior = folder / "posterior.safetensors"
         save_posterior(
             posterior, strategy.posterior(), model=self.scenario.model, task=self.fixed.roster.task,
@@ -255,14 +241,12 @@ class Sites:
         # A site may have spent much before this run, and its history is as long as a header may be.
         assert (folder / "checkpoint.safetensors").stat().st_size < 2**22
         assert all(text.isprintable() and len(text) < 250 for text in strategy.record.warnings)
-        return posterior.read_bytes(), "" if outcome.usable else outcome.detail
+        return posterior.read_bytes(), "" if outcome.reply else outcome.detail
 
     def recalibrated(self, answer, folder: Path):
         record = record_in(folder)
-        found = recalibrate_sites(
-            Answering(lambda messages: answer(messages)), self.federation(folder), self.posterior, {}, record,
-            Events(folder),
-        )  # fmt: skip
+        grid = Answering(lambda messages: answer(messages))
+        found = recalibrate_sites(grid, self.federation(folder), self.posterior, LedgerHeads(None), record)
         said = [text for text in record.warnings if text.startswith(f"{HOSTILE} did not recalibrate: ")]
         assert all(text.isprintable() and len(text) < 350 for text in record.warnings)
         return found, said[0].split(": ", 1)[1] if said else ""
@@ -272,15 +256,16 @@ class Sites:
         return (found.average, dict(found.own), dict(found.statements)), said
 
     def evaluation_requests(self, folder: Path):
-        record, events = record_in(folder), Events(folder)
-        stage = EvaluationStage(self.federation(folder), 1, self.maps, {}, record, events)
+        record = record_in(folder)
+        stage = EvaluationStage(self.federation(folder), 1, self.maps, LedgerHeads(None), record)
         requests = numbered(stage.requests({"last": self.last, "posterior": self.posterior}))
-        return (stage, record, events), requests
+        return (stage, record), requests
 
     def evaluate(self, answer, folder: Path):
-        (stage, record, events), requests = self.evaluation_requests(folder)
+        (stage, record), requests = self.evaluation_requests(folder)
         stage.collect(answer(requests))
-        said = [event["problem"] for event in events.kept if event.get("site") == HOSTILE]
+        events = map(json.loads, (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
+        said = [event["problem"] for event in events if event.get("site") == HOSTILE]
         assert all(text.isprintable() and len(text) < 350 for text in record.warnings)
         parts = {(part.card.name, part.predictor): sums_of(part.statistics) for part in stage.evaluation.parts}
         return parts, said[0] if said else "no reply"

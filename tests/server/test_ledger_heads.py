@@ -9,7 +9,14 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.sealed_json import write_sealed_json
 from fl_dpbayes.data.simulation import SITES_FOLDER
 from server.federation import run_federation
-from server.ledger_heads import HEADS_FILE, MOST_SITES, keep_heads, read_heads
+from server.ledger_heads import HEADS_FILE, MOST_SITES, LedgerHeads, read_heads
+
+
+def keep_heads(path, heads) -> None:
+    known = LedgerHeads(path)
+    for site, head in heads.items():
+        known.note(site, head)
+    known.keep()
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from flwr.app import Array, Error, Message
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.protocol.arrays import without_prefix
-from fl_dpbayes.protocol.cavity import MOST_MEAN
+from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
 
@@ -67,7 +66,7 @@ def test_factors_follow_from_the_bank_alone(federation, monkeypatch: pytest.Monk
     run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
     run.run()
     ran = strategies[0]
-    restarted = PVIStrategy(ran.federation, ran.record, ran.events)
+    restarted = PVIStrategy(ran.federation, ran.record)
     for name, array in posterior_of(run).items():
         np.testing.assert_array_equal(restarted.posterior().arrays[name], array)
     for name, array in ran.initial_state(1).items():
@@ -164,7 +163,7 @@ def test_site_that_goes_to_the_bound_of_cavities_does_not_end_the_round_of_the_o
     run = federation("aggregation={rule='pvi', damping=0.25}", *FOUR, TRAINING)
     run.run()
     ran = strategies[0]
-    restarted = PVIStrategy(ran.federation, ran.record, ran.events)
+    restarted = PVIStrategy(ran.federation, ran.record)
     honest = restarted._samples("north", 1)
 
     def around(mean: float):

@@ -7,7 +7,7 @@ import pytest
 
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
-from server.reachable import check_reachable
+from server.check_reply import check_reachable
 
 PLAN = TrainingPlan(
     rounds=1,

@@ -10,10 +10,10 @@ from scipy.special import entr
 
 from fl_dpbayes.calibration.recalibration import recalibrate
 from fl_dpbayes.calibration.scores import exact_auroc
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.models.build import build_model

@@ -22,7 +22,7 @@ def test_round_too_large_for_a_message_is_refused_before_anything_is_spent(feder
 
 
 def test_site_refuses_a_round_too_large_for_its_ledger(federation, monkeypatch) -> None:
-    monkeypatch.setattr("server.check_size.MAX_REPLY_BYTES", 10**12)
+    monkeypatch.setattr("server.check_reply.MAX_REPLY_BYTES", 10**12)
     monkeypatch.setattr("clients.policy.MAX_REPLY_BYTES", 10_000)
     run = federation(MIXTURE, "training={rounds=1, steps_per_round=8, thinning=2}")
     with pytest.raises(UserError, match=r"BAD_REQUEST plan\.thinning"):

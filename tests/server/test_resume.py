@@ -170,7 +170,7 @@ def connected(run, nodes) -> None:
 
 
 def test_run_goes_on_without_a_site_that_is_gone(federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.1)
+    monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
     run = federation(
         "training={rounds=3, steps_per_round=4, burn_in=2, thinning=2}",
         "aggregation.rule=mixture",
@@ -194,7 +194,7 @@ def test_run_goes_on_without_a_site_that_is_gone(federation, monkeypatch: pytest
 
 
 def test_missing_site_comes_back_to_a_resumed_run(federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.1)
+    monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
     run = federation("training={rounds=4, steps_per_round=4, burn_in=2, thinning=2}", "aggregation.rule=mixture")
     cut_after(run, len(run.scenario.sites) + 5)
     before = len(run.grid.requests)
@@ -212,7 +212,7 @@ def test_missing_site_comes_back_to_a_resumed_run(federation, monkeypatch: pytes
 
 
 def test_run_with_too_few_of_its_sites_is_not_resumed_and_loses_nothing(federation, monkeypatch) -> None:
-    monkeypatch.setattr("server.federation.NODE_SECONDS", 0.1)
+    monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
     run = federation("resources.min_sites=3", "resources.start_nodes=5")
     cut_after(run, len(run.scenario.sites) + 5)
     kept = (run.folder / CHECKPOINT_FILE).read_bytes()

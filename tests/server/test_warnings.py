@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Array
 from rich.console import Console
 
-from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 

@@ -1,18 +1,79 @@
 """Acquisition shift: another scanner, protocol or export, the patients unchanged."""
 
+from io import BytesIO
+
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from fl_dpbayes.config.data import ImageShift
-from fl_dpbayes.data.shifts.bias_field import bias_fields
-from fl_dpbayes.data.shifts.jpeg import compress_as_jpeg
-from fl_dpbayes.data.shifts.markers import add_markers
-from fl_dpbayes.data.shifts.severity import image_severity
 
 Images = npt.NDArray[np.float32]
+Ladder = tuple[float, float, float, float, float]
+
+# Sides from which on an image counts as the resolution below; 8 and 28 pixels are those of digits and MNIST.
+SMALL_BELOW, MIDDLE_BELOW = 16, 112
+
+# What the severities 1 to 5 mean at 8, 28 and 224 pixels: MedMNIST-C, arXiv 2406.17536, and CIFAR-C, Hendrycks and
+# Dietterich 2019. The values at 8 pixels and those of inversion, border, marker, bias field, rotation and, at 28
+# pixels, resolution are this project's.
+SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
+    # Exponent, below 1: brighter; MedMNIST-C gamma_down.
+    "gamma": dict.fromkeys((8, 28, 224), (0.9, 0.8, 0.7, 0.6, 0.4)),
+    # Exponent, above 1: darker; MedMNIST-C gamma_up.
+    "gamma_dark": dict.fromkeys((8, 28, 224), (1.1, 1.2, 1.3, 1.4, 1.6)),
+    # Factor about the image's mean; MedMNIST-C contrast_down.
+    "contrast": dict.fromkeys((8, 28, 224), (0.9, 0.8, 0.7, 0.6, 0.4)),
+    # Expected quanta in a white pixel; 28: CIFAR-C shot noise, 224: MedMNIST-C.
+    "exposure": {
+        8: (300.0, 200.0, 100.0, 50.0, 25.0),
+        28: (500.0, 250.0, 100.0, 75.0, 50.0),
+        224: (300.0, 200.0, 150.0, 100.0, 80.0),
+    },
+    # Standard deviation; 28: CIFAR-C gaussian noise, 224: MedMNIST-C.
+    "detector_noise": {
+        8: (0.05, 0.10, 0.15, 0.20, 0.25),
+        28: (0.04, 0.06, 0.08, 0.09, 0.10),
+        224: (0.04, 0.05, 0.06, 0.07, 0.08),
+    },
+    # Standard deviation in pixels; 28: CIFAR-C, 224: MedMNIST-C.
+    "blur": {8: (0.4, 0.5, 0.6, 0.7, 0.8), 28: (0.4, 0.6, 0.7, 0.8, 1.0), 224: (0.8, 1.1, 1.4, 1.7, 2.0)},
+    # Share of the pixels left along each side; 224: MedMNIST-C pixelate.
+    "resolution": {
+        8: (0.875, 0.75, 0.625, 0.5, 0.375),
+        28: (0.9, 0.8, 0.7, 0.6, 0.5),
+        224: (0.8, 0.7, 0.6, 0.5, 0.4),
+    },
+    # Quality; 28: CIFAR-C, 224: MedMNIST-C.
+    "jpeg": {
+        8: (60.0, 40.0, 25.0, 15.0, 8.0),
+        28: (80.0, 65.0, 58.0, 50.0, 40.0),
+        224: (50.0, 30.0, 15.0, 10.0, 7.0),
+    },
+    # Share of the images.
+    "inversion": dict.fromkeys((8, 28, 224), (0.1, 0.25, 0.5, 0.75, 1.0)),
+    # Thickness as a share of the shorter side.
+    "border": {8: (0.05, 0.10, 0.15, 0.20, 0.25)} | dict.fromkeys((28, 224), (0.03, 0.06, 0.09, 0.12, 0.15)),
+    # Opacity of the letter.
+    "marker": dict.fromkeys((8, 28, 224), (0.2, 0.4, 0.6, 0.8, 1.0)),
+    # Bound of the coefficients of the log field; the last is TorchIO's default.
+    "bias_field": dict.fromkeys((8, 28, 224), (0.1, 0.2, 0.3, 0.4, 0.5)),
+    # Degrees.
+    "rotation": {8: (4.0, 8.0, 12.0, 16.0, 20.0)} | dict.fromkeys((28, 224), (2.0, 4.0, 6.0, 8.0, 10.0)),
+}
+
+# P(marker | y > 0) of a marker that goes with the label.
+MARKER_RATES = (0.6, 0.7, 0.8, 0.9, 0.95)
+LETTERS = {
+    "L": ("100", "100", "100", "100", "111"),
+    "R": ("110", "101", "110", "101", "101"),
+}
+# A stroke is one pixel wide at 28 pixels, so that the letter covers the same share of a film at 224.
+PIXELS_PER_STROKE = 28
+BIAS_FIELD_ORDER = 3
 
 
 def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.random.Generator) -> Images:
@@ -25,7 +86,7 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
             motion), `resolution` (fewer pixels, scaled back), `jpeg` (lossy export), `inversion` (a share of the films
             with the other photometric interpretation), `border` (collimation: a black frame), `marker` (a letter L or
             R in a corner, whatever the label), `bias_field` (uneven brightness), `rotation` (positioning).
-        severity: 1 to 5; the values per resolution are in `severity.py`.
+        severity: 1 to 5, a value of `SEVERITIES` at the images' shorter side.
         generator: where all draws come from; they do not depend on the severity.
 
     Returns:
@@ -34,7 +95,9 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020 (taxonomy); Hendrycks and Dietterich 2019,
     MedMNIST-C, arXiv 2406.17536 (corruptions).
     """
-    value = image_severity(kind, severity, min(images.shape[-2:]))
+    count, _, height, width = images.shape
+    side = min(height, width)
+    value = SEVERITIES[kind][8 if side < SMALL_BELOW else 28 if side < MIDDLE_BELOW else 224][severity - 1]
     pixels = torch.from_numpy(images)
     match kind:
         case "gamma" | "gamma_dark":
@@ -42,57 +105,97 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
         case "contrast":
             shifted = functional.adjust_contrast(pixels, value)
         case "exposure":
-            shifted = _exposure(pixels, value, generator)
+            # Poisson(dose x) / dose by its normal limit: unlike Poisson draws, normal ones can be scaled by severity.
+            shifted = pixels + torch.sqrt(pixels / value) * _normal(pixels, generator)
         case "detector_noise":
             shifted = pixels + value * _normal(pixels, generator)
         case "blur":
             # A kernel of three standard deviations either way; it may not reach past the opposite edge.
-            radius = min(int(np.ceil(3 * value)), min(images.shape[-2:]) - 1)
+            radius = min(int(np.ceil(3 * value)), side - 1)
             shifted = functional.gaussian_blur(pixels, kernel_size=[2 * radius + 1] * 2, sigma=[value] * 2)
         case "resolution":
-            shifted = _resolution(pixels, value)
+            # Anti-aliased triangles, not block means: those lose less at a factor of one half than just above it.
+            fewer = [max(1, round(value * length)) for length in (height, width)]
+            shifted = functional.resize(functional.resize(pixels, fewer, antialias=True), [height, width],
+                                        antialias=True)  # fmt: skip
         case "jpeg":
             shifted = torch.from_numpy(compress_as_jpeg(images, int(value)))
         case "inversion":
-            chosen = torch.from_numpy(generator.random(len(images)) < value)
+            chosen = torch.from_numpy(generator.random(count) < value)
             shifted = torch.where(chosen[:, None, None, None], functional.invert(pixels), pixels)
         case "border":
-            shifted = pixels * _frame(images.shape[-2], images.shape[-1], value)
+            rows, columns = (_uncovered(length, value * side) for length in (height, width))
+            shifted = pixels * (rows[:, None] * columns[None, :])
         case "marker":
-            shifted = torch.from_numpy(add_markers(images, np.full(len(images), value, np.float32), generator))
+            shifted = torch.from_numpy(add_markers(images, np.full(count, value, np.float32), generator))
         case "bias_field":
-            fields = bias_fields(len(images), images.shape[-2], images.shape[-1], value, generator)
-            shifted = pixels * torch.from_numpy(fields)[:, None]
+            shifted = pixels * torch.from_numpy(_bias_fields(count, height, width, value, generator))[:, None]
         case "rotation":
             shifted = _rotation(pixels, value, generator)
     return shifted.clamp(0, 1).numpy()
 
 
-def _exposure(pixels: torch.Tensor, dose: float, generator: np.random.Generator) -> torch.Tensor:
-    # Poisson(dose x) / dose by its normal limit: unlike Poisson draws, normal draws can be scaled by the severity.
-    return pixels + torch.sqrt(pixels / dose) * _normal(pixels, generator)
+def compress_as_jpeg(images: Images, quality: int) -> Images:
+    """Write each image, of 1 or 3 channels in [0, 1], as JPEG with 256 levels at quality 1 to 95, and read it back.
+
+    Source: `jpeg_compression` of ImageNet-C, Hendrycks and Dietterich 2019, which uses Pillow too; torchvision's
+    transform is deprecated since 0.29.
+    """
+    levels = np.round(images * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    # Pillow wants grey images without a channel axis.
+    pictures = levels[..., 0] if levels.shape[-1] == 1 else levels
+    compressed = np.stack([_round_trip(picture, quality) for picture in pictures])
+    return compressed.reshape(levels.shape).transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
 
 
-def _resolution(pixels: torch.Tensor, factor: float) -> torch.Tensor:
-    # Anti-aliased triangles, not block means: those lose less at a factor of one half than just above it.
-    sides = pixels.shape[-2:]
-    fewer = functional.resize(pixels, [max(1, round(factor * side)) for side in sides], antialias=True)
-    return functional.resize(fewer, list(sides), antialias=True)
+def add_markers(images: Images, opacity: npt.NDArray[np.float32], generator: np.random.Generator) -> Images:
+    """Draw a laterality marker into an upper corner of each image: L on the right or R on the left, by a fair coin.
+
+        x' = x + opacity (1 - x) on the letter's strokes, x elsewhere
+
+    `opacity`, (N,) in [0, 1], does not change the draws; at 0 an image stays as it is.
+
+    Source: markers as a confounder, Zech et al., PLOS Medicine 2018, 10.1371/journal.pmed.1002683.
+    """
+    height, width = images.shape[-2:]
+    left = generator.random(len(images)) < 0.5
+    strokes = np.where(left[:, None, None], _strokes("L", height, width), _strokes("R", height, width))
+    return images + (opacity[:, None, None] * strokes)[:, None] * (1 - images)
+
+
+def films_marked(labels: npt.NDArray[np.int64], severity: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Decide which films carry a marker, mostly those of the sick: what a model learns instead of the disease.
+
+        P(marker | y > 0) = rate,  P(marker | y = 0) = 1 - rate
+
+    Positives marked at one severity are marked at every higher one, negatives left unmarked stay so.
+
+    Source: shortcuts by markers, DeGrave, Janizek and Lee, Nat. Mach. Intell. 2021, s42256-021-00338-7.
+    """
+    rate = MARKER_RATES[severity - 1]
+    return generator.random(len(labels)) < np.where(labels > 0, rate, 1 - rate)
+
+
+def truth_given_marker(
+    truth: npt.NDArray[np.float64], marked: npt.NDArray[np.bool_], severity: int
+) -> npt.NDArray[np.float64]:
+    """Return the label's probabilities, (N, C), once the marker of `films_marked` is seen, which depends on the label.
+
+    p(y | x, m) = p(y | x) p(m | y) / sum_c p(c | x) p(m | c)
+    """
+    rate = MARKER_RATES[severity - 1]
+    of_positive, of_negative = np.where(marked, rate, 1 - rate), np.where(marked, 1 - rate, rate)
+    joint = truth * np.where(np.arange(truth.shape[1]) > 0, of_positive[:, None], of_negative[:, None])
+    return joint / joint.sum(axis=1, keepdims=True)
 
 
 def _normal(pixels: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
     return torch.from_numpy(generator.standard_normal(tuple(pixels.shape), dtype=np.float32))
 
 
-def _frame(height: int, width: int, fraction: float) -> torch.Tensor:
+def _uncovered(length: int, thickness: float) -> torch.Tensor:
     # Edge pixels keep the share that the frame does not cover, so that a frame thinner than a pixel has an effect.
-    thickness = fraction * min(height, width)
-    rows, columns = (_uncovered(size, thickness) for size in (height, width))
-    return rows[:, None] * columns[None, :]
-
-
-def _uncovered(size: int, thickness: float) -> torch.Tensor:
-    distance = torch.arange(size, dtype=torch.float32)
+    distance = torch.arange(length, dtype=torch.float32)
     nearest_edge = torch.minimum(distance, distance.flip(0))
     return (nearest_edge + 1 - thickness).clamp(0, 1)
 
@@ -103,3 +206,36 @@ def _rotation(pixels: torch.Tensor, angle: float, generator: np.random.Generator
     for side, degrees in ((clockwise, -angle), (~clockwise, angle)):
         turned[side] = functional.rotate(pixels[side], degrees, interpolation=InterpolationMode.BILINEAR)
     return turned
+
+
+def _bias_fields(count: int, height: int, width: int, size: float, generator: np.random.Generator) -> Images:
+    """Draw smooth positive fields, (count, height, width), as of the anode's heel or an uneven detector.
+
+        f(u, v) = exp(size sum_{i + j <= 3} a_ij u^i v^j),  a_ij ~ U(-1, 1),  u, v in [-1, 1] over the image
+
+    Source: polynomial field of van Leemput et al., IEEE TMI 18(10), 1999, as in TorchIO's RandomBiasField.
+    """
+    powers = [(i, j) for i in range(BIAS_FIELD_ORDER + 1) for j in range(BIAS_FIELD_ORDER + 1 - i)]
+    u, v = np.linspace(-1, 1, width, dtype=np.float32), np.linspace(-1, 1, height, dtype=np.float32)
+    terms = np.stack([np.outer(v**j, u**i).ravel() for i, j in powers])
+    coefficients = generator.uniform(-1, 1, (count, len(powers))).astype(np.float32)
+    return np.exp(np.float32(size) * (coefficients @ terms)).reshape(count, height, width)
+
+
+def _round_trip(levels: npt.NDArray[np.uint8], quality: int) -> npt.NDArray[np.uint8]:
+    file = BytesIO()
+    Image.fromarray(levels).save(file, format="JPEG", quality=quality)
+    return np.asarray(Image.open(file))
+
+
+def _strokes(letter: str, height: int, width: int) -> Images:
+    stroke = max(1, min(height, width) // PIXELS_PER_STROKE)
+    bitmap = np.array([[int(pixel) for pixel in row] for row in LETTERS[letter]], dtype=np.float32)
+    # One stroke of margin; what does not fit into a small image is cut off.
+    bitmap = np.pad(np.kron(bitmap, np.ones((stroke, stroke), dtype=np.float32)), stroke)[:height, :width]
+    canvas = np.zeros((height, width), dtype=np.float32)
+    if letter == "L":
+        canvas[: bitmap.shape[0], width - bitmap.shape[1] :] = bitmap
+    else:
+        canvas[: bitmap.shape[0], : bitmap.shape[1]] = bitmap
+    return canvas

@@ -1,62 +1,68 @@
 """Apply a shift of any family to a site's records."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import Shift
+from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.annotation import FLIP_RATES, flip_labels, under_report, under_reporting_flips
-from fl_dpbayes.data.shifts.annotation_truth import flipped_truth, symmetric_flips
-from fl_dpbayes.data.shifts.boundary_flip import boundary_flips, centroid_closeness
-from fl_dpbayes.data.shifts.check import check_shift
-from fl_dpbayes.data.shifts.markers import add_markers
-from fl_dpbayes.data.shifts.missing_features import lose_features
-from fl_dpbayes.data.shifts.population import prevalence_indices, prevalence_shares, subsampled_truth
-from fl_dpbayes.data.shifts.shortcut_marker import films_marked, truth_given_marker
-from fl_dpbayes.data.shifts.tilt import tilt_indices
+from fl_dpbayes.data.shifts import annotation, population
+
+ONLY_IMAGES = (*get_args(ImageShift), "shortcut_marker")
+ONLY_TABLES = ("tilt", "missing_features")
 
 
 def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
-    """Change records as another scanner, population or labelling practice would.
+    """Change the records of one site as another scanner, population or labelling practice would.
 
     Draws do not depend on the severity, which only scales them: the same generator state gives the same patients at
     every severity (common random numbers), so that severities can be compared in pairs. Known truth becomes that of the
     shifted site: flips mix its classes, dropping records of a class makes it rarer, and another scanner leaves it.
 
-    Args:
-        records: records of one site.
-        shift: kind, severity and, for a tilt, the feature.
-        generator: where all draws come from.
-
     Returns:
         The shifted records; prevalence shifts and tilts return fewer of them, in their order.
 
     Raises:
-        UserError: if these records do not allow the shift, see `check_shift`, or all have one value of a tilt's
-            feature.
+        UserError: if these records do not allow the shift, see `check_shift` and `kept_indices`.
     """
     check_shift(records, shift)
-    severity = shift.severity
+    severity, classes = shift.severity, records.task.classes
     match shift.kind:
         case "prevalence":
             return _prevalence(records, shift, generator)
         case "tilt":
             return records.subset(kept_indices(records, shift, generator))
         case "missing_features":
-            return replace(records, features=lose_features(records.features, severity, generator))
+            return replace(records, features=population.lose_features(records.features, severity, generator))
         case "label_flip":
-            return _label_flip(records, shift, generator)
+            labels = annotation.flip_labels(records.labels, classes, severity, generator)
+            return _relabelled(
+                records, labels, annotation.symmetric_flips(classes, annotation.FLIP_RATES[severity - 1])
+            )
         case "under_reporting":
-            return _under_reported(records, severity, generator)
+            labels = annotation.under_report(records.labels, severity, generator)
+            return _relabelled(
+                records, labels, annotation.under_reporting_flips(classes, annotation.FLIP_RATES[severity - 1])
+            )
         case "boundary_flip":
-            return _flipped_at_boundary(records, severity, generator)
-        case "shortcut_marker":
-            return _marked_by_label(records, severity, generator)
-    from fl_dpbayes.data.shifts.acquisition import shift_images
+            # Rates that hung on the labels, as by class means, would leave no truth to follow.
+            closeness = records.truth
+            if closeness is None:
+                closeness = annotation.centroid_closeness(records.features, records.labels, classes)
+            flips = annotation.boundary_flips(closeness, severity)
+            return _relabelled(records, flips.flip(records.labels, generator), flips.matrices(classes))
+    # Only images need torchvision.
+    from fl_dpbayes.data.shifts import acquisition
 
-    return replace(records, features=shift_images(records.features, shift.kind, severity, generator))
+    if shift.kind != "shortcut_marker":
+        return replace(records, features=acquisition.shift_images(records.features, shift.kind, severity, generator))
+    marked = acquisition.films_marked(records.labels, severity, generator)
+    truth = None if records.truth is None else acquisition.truth_given_marker(records.truth, marked, severity)
+    features = acquisition.add_markers(records.features, marked.astype(np.float32), generator)
+    return replace(records, features=features, truth=truth)
 
 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -74,51 +80,54 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
         UserError: if all records have one value of a tilt's feature.
     """
     if shift.kind == "prevalence":
-        return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
+        return population.prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
     if shift.feature is not None:
         column = records.features[:, records.feature_names.index(shift.feature)]
-        return tilt_indices(column, shift.severity, generator)
+        return population.tilt_indices(column, shift.severity, generator)
     return np.arange(len(records))
 
 
+def check_shift(records: Records, shift: Shift) -> None:
+    """Refuse a shift that the records of a site do not allow, before anything is computed.
+
+    Raises:
+        UserError: if there are no records, the kind is for images or for tables only, `feature` names none of the
+            records' features, or labels of one class only leave no boundary to flip them at.
+    """
+    if not len(records):
+        raise UserError("the site has no records: check selection and shift")
+    images = len(records.task.input_shape) == 3
+    refused = ONLY_TABLES if images else ONLY_IMAGES
+    if shift.kind in refused:
+        allowed = ", ".join(repr(kind) for kind in get_args(ShiftKind) if kind not in refused)
+        raise UserError(
+            f"shift.kind {shift.kind!r} needs {'a table' if images else 'images'}, these records have shape "
+            f"{records.task.input_shape}: choose one of {allowed}"
+        )
+    if shift.feature is not None and shift.feature not in records.feature_names:
+        raise UserError(
+            f"shift.feature is {shift.feature!r}, which is no feature of the source: "
+            + (f"choose one of {', '.join(records.feature_names)}" if records.feature_names else "it names none")
+        )
+    if shift.kind == "boundary_flip" and records.truth is None and len(np.unique(records.labels)) < 2:
+        raise UserError(
+            "shift.kind 'boundary_flip' needs records of two classes, the site has one: choose 'label_flip', or "
+            "another partition"
+        )
+
+
 def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
-    classes = records.task.classes
-    kept = records.subset(prevalence_indices(records.labels, classes, shift.severity, generator))
+    kept = records.subset(kept_indices(records, shift, generator))
     if kept.truth is None:
         return kept
+    classes = records.task.classes
     before, after = (np.bincount(labels, minlength=classes) for labels in (records.labels, kept.labels))
     # Records are kept whole, so the realised shares are the truth of those left; of an absent class there is none.
-    shares = np.divide(after, before, out=prevalence_shares(classes, shift.severity), where=before > 0)
-    return replace(kept, truth=subsampled_truth(kept.truth, shares))
+    planned = population.prevalence_shares(classes, shift.severity)
+    shares = np.divide(after, before, out=planned, where=before > 0)
+    return replace(kept, truth=population.subsampled_truth(kept.truth, shares))
 
 
-def _label_flip(records: Records, shift: Shift, generator: np.random.Generator) -> Records:
-    classes = records.task.classes
-    truth = records.truth
-    if truth is not None:
-        truth = flipped_truth(truth, symmetric_flips(classes, FLIP_RATES[shift.severity - 1]))
-    return replace(records, labels=flip_labels(records.labels, classes, shift.severity, generator), truth=truth)
-
-
-def _under_reported(records: Records, severity: int, generator: np.random.Generator) -> Records:
-    truth = records.truth
-    if truth is not None:
-        truth = flipped_truth(truth, under_reporting_flips(records.task.classes, severity))
-    return replace(records, labels=under_report(records.labels, severity, generator), truth=truth)
-
-
-def _flipped_at_boundary(records: Records, severity: int, generator: np.random.Generator) -> Records:
-    classes, truth = records.task.classes, records.truth
-    if truth is None:
-        flips = boundary_flips(centroid_closeness(records.features, records.labels, classes), severity)
-    else:
-        # Rates that hung on the labels, as by class means, would leave no truth to follow.
-        flips = boundary_flips(truth, severity)
-        truth = flipped_truth(truth, flips.matrices(classes))
-    return replace(records, labels=flips.flip(records.labels, generator), truth=truth)
-
-
-def _marked_by_label(records: Records, severity: int, generator: np.random.Generator) -> Records:
-    marked = films_marked(records.labels, severity, generator)
-    truth = None if records.truth is None else truth_given_marker(records.truth, marked, severity)
-    return replace(records, features=add_markers(records.features, marked.astype(np.float32), generator), truth=truth)
+def _relabelled(records: Records, labels: npt.NDArray[np.int64], flips: npt.NDArray[np.float64]) -> Records:
+    truth = None if records.truth is None else annotation.flipped_truth(records.truth, flips)
+    return replace(records, labels=labels, truth=truth)

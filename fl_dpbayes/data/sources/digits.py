@@ -3,21 +3,18 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
 MAX_PIXEL = 16.0
 
 
-def digits_records() -> Records:
-    """Load the digits, grey levels 0 to 16 scaled to [0, 1].
-
-    Returns:
-        1,797 records of shape (1, 8, 8); each record is its own privacy unit.
+def load(source: BuiltIn, part: OfficialPart) -> Records:
+    """Load the digits, each its own privacy unit, grey levels 0 to 16 scaled to [0, 1].
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test part).
     """
     bunch = load_digits()
     labels = bunch.target.astype(np.int64)
     features = (bunch.images / MAX_PIXEL).astype(np.float32)[:, None]
-    return Records(features, labels, np.arange(len(labels)), None, BUILT_IN_TASKS["digits"], "record")
+    return Records(features, labels, np.arange(len(labels)), None, source.task, "record")

@@ -1,13 +1,10 @@
 """UCI heart disease: 740 patients of four real hospitals, from the data folder."""
 
-from pathlib import Path
-
 import numpy as np
-import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
 from fl_dpbayes.config.data_folder import check_rows, damaged, data_file
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
 ORIGIN = "https://archive.ics.uci.edu/dataset/45/heart+disease"
@@ -43,25 +40,19 @@ FEATURE_NAMES = (
 )
 
 
-def heart_records(folder: Path | None) -> Records:
+def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load the four hospitals' patients by FLamby's rule: drop slope, ca, thal, then rows with a missing value.
 
     Eight features are centred and scaled by public constants; chest pain type (4) and resting ECG (3) become
-    indicators. Label 1 is any diagnosis above 0.
-
-    Args:
-        folder: the data folder, which holds `heart-disease`; None for the environment's.
-
-    Returns:
-        303 + 261 + 46 + 130 records of 15 features, `natural_site` their hospital, `groups` their
-        sex and age; each is one patient.
+    indicators. Label 1 is any diagnosis above 0. Each of the 303 + 261 + 46 + 130 records is one patient;
+    `natural_site` is the hospital, `groups` are sex and age.
 
     Raises:
         UserError: if a file is missing, damaged or another one.
 
     Source: Detrano et al., Am. J. Cardiol. 64, 1989; Ogier du Terrail et al., FLamby, NeurIPS 2022, Fed-Heart-Disease.
     """
-    tables = {hospital: _complete_rows(folder, hospital) for hospital in HOSPITALS}
+    tables = {hospital: _complete_rows(source, hospital) for hospital in HOSPITALS}
     table = pandas.concat(tables.values(), ignore_index=True)
     columns = [(table[name] - center) / scale for name, (center, scale) in CENTERS_AND_SCALES.items()]
     columns += [table["cp"] == code for code in CHEST_PAIN_TYPES]
@@ -72,7 +63,7 @@ def heart_records(folder: Path | None) -> Records:
         labels=(table["num"] > 0).to_numpy(dtype=np.int64),
         units=np.arange(len(table)),
         natural_site=hospitals,
-        task=BUILT_IN_TASKS["heart"],
+        task=source.task,
         unit="patient",
         feature_names=FEATURE_NAMES,
         groups={
@@ -82,8 +73,8 @@ def heart_records(folder: Path | None) -> Records:
     )
 
 
-def _complete_rows(folder: Path | None, hospital: str) -> pandas.DataFrame:
-    path = data_file(folder, f"heart-disease/processed.{hospital}.data", ORIGIN)
+def _complete_rows(source: BuiltIn, hospital: str) -> pandas.DataFrame:
+    path = data_file(source.folder, f"heart-disease/processed.{hospital}.data", ORIGIN)
     try:
         table = pandas.read_csv(path, header=None, names=list(COLUMNS), na_values="?", dtype=np.float64)
     except ValueError as error:
@@ -92,10 +83,6 @@ def _complete_rows(folder: Path | None, hospital: str) -> pandas.DataFrame:
     count, checksum = HOSPITALS[hospital]
     if len(table) != count:
         raise damaged(path, f"{len(table)} complete rows, not {count}", ORIGIN)
-    check_rows(_rows(table.to_numpy(dtype="<f8")), checksum, path, ORIGIN)
-    return table
-
-
-def _rows(values: npt.NDArray[np.float64]) -> list[bytes]:
     # Adding zero turns -0.0 into 0.0, which is the same value with other bytes.
-    return [row.tobytes() for row in values + 0.0]
+    check_rows([row.tobytes() for row in table.to_numpy(dtype="<f8") + 0.0], checksum, path, ORIGIN)
+    return table

@@ -8,17 +8,13 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets import ImageFolder as TorchvisionImageFolder
 
-from fl_dpbayes.config.data import ImageFolder
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.sources import ImageFolder, OfficialPart
 from fl_dpbayes.data.records import Records
 
 
-def image_records(source: ImageFolder) -> Records:
+def load(source: ImageFolder, part: OfficialPart) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
-
-    Args:
-        source: path, size, channels (1: converted to grey), and on request how a path names the patient.
 
     Returns:
         One record per image in alphabetical order, label = position of its class folder; a privacy unit is a patient,
@@ -28,7 +24,7 @@ def image_records(source: ImageFolder) -> Records:
         UserError: if the folder is absent, has fewer than two classes or no image, an image cannot be read, or a path
             names no patient.
     """
-    task = image_task(source)
+    task = source.task
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
     if not folder.samples:
         raise UserError(f"image folder {source.path} has no images")
@@ -43,7 +39,7 @@ def image_records(source: ImageFolder) -> Records:
         units=np.array([_unit(source, Path(path).relative_to(source.path)) for path, _ in folder.samples]),
         natural_site=None,
         task=task,
-        unit="patient" if source.patient_pattern else "image",
+        unit=source.unit,
     )
 
 
@@ -60,40 +56,8 @@ def _unit(source: ImageFolder, path: Path) -> str:
     return found[1]
 
 
-def image_task(source: ImageFolder) -> Task:
-    """Say what a folder's images are: the stated size, one class per sub-folder (an empty one counts).
-
-    Args:
-        source: path, size and channels.
-
-    Returns:
-        Shape of a record and number of classes.
-
-    Raises:
-        UserError: if the folder is absent or has fewer than two sub-folders.
-    """
-    if not source.path.is_dir():
-        raise UserError(f"image folder {source.path} does not exist")
-    classes = sum(entry.is_dir() for entry in source.path.iterdir())
-    if classes < 2:
-        raise UserError(
-            f"image folder {source.path} has {classes} sub-folders: make one per class, at least two (a class without "
-            "images is an empty one)"
-        )
-    return Task(input_shape=(source.channels, source.height, source.width), classes=classes)
-
-
 def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
-    """Read one image as pixels in [0, 1], resized (bilinear, anti-aliased).
-
-    Args:
-        path: the image file.
-        height: rows wanted.
-        width: columns wanted.
-        channels: 1 (converted to grey) or 3.
-
-    Returns:
-        Float32, (channels, height, width).
+    """Read one image as pixels in [0, 1], float32, (channels, height, width), as `grey_levels` does.
 
     Raises:
         UserError: if the image cannot be read.
@@ -107,16 +71,9 @@ def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.N
 
 
 def grey_levels(image: Image.Image, *, height: int, width: int, channels: int) -> npt.NDArray[np.uint8]:
-    """Return an open image as grey levels 0 to 255, resized (bilinear, anti-aliased).
+    """Return an image of any size and mode as grey levels 0 to 255, resized (bilinear, anti-aliased).
 
-    Args:
-        image: of any size and mode.
-        height: rows wanted.
-        width: columns wanted.
-        channels: 1 (converted to grey) or 3.
-
-    Returns:
-        Uint8, (channels, height, width).
+    Uint8, (channels, height, width); `channels` is 1 (converted to grey) or 3.
     """
     resized = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
     levels = np.asarray(resized)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import OfficialPart
-from fl_dpbayes.config.synthetic_sources import Logistic2D
+from fl_dpbayes.config.sources import Logistic2D, OfficialPart
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.synthetic_records import (
     draw_labels,
@@ -58,7 +57,7 @@ def site_laws(source: Logistic2D) -> SiteLaws:
     )
 
 
-def logistic_2d_records(source: Logistic2D, part: OfficialPart) -> Records:
+def load(source: Logistic2D, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
     Averaged over the records in a confidence bin, their truth is E[y | bin], by the tower property.

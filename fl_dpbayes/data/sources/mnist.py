@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.config.data import OfficialPart
 from fl_dpbayes.config.data_folder import damaged, data_file, file_version
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
 ORIGIN = "torchvision.datasets.MNIST(DIR, download=True)"
@@ -26,22 +25,15 @@ FILES = {
 }
 
 
-def mnist_records(folder: Path | None, part: OfficialPart) -> Records:
-    """Load an official part of MNIST, grey levels not yet scaled.
-
-    Args:
-        folder: the data folder, which holds `MNIST/raw`; None for the environment's.
-        part: `train` (60,000 records) or `test` (10,000).
-
-    Returns:
-        Records of shape (1, 28, 28), uint8; each is its own privacy unit.
+def load(source: BuiltIn, part: OfficialPart) -> Records:
+    """Load 60,000 records for training or 10,000 for testing, grey levels not yet scaled; each is its own privacy unit.
 
     Raises:
         UserError: if a file is missing or its checksum differs.
 
     Source: LeCun et al., Gradient-based learning applied to document recognition, 1998.
     """
-    images, labels = (data_file(folder, name, ORIGIN) for name, _ in FILES[part])
+    images, labels = (data_file(source.folder, name, ORIGIN) for name, _ in FILES[part])
     return _read(part, file_version(images), file_version(labels))
 
 
@@ -54,7 +46,7 @@ def _read(part: OfficialPart, images: tuple[str, int, int], labels: tuple[str, i
     targets = read_label_file(labels[0]).numpy().astype(np.int64)
     for array in (pixels, targets):
         array.flags.writeable = False
-    return Records(pixels, targets, np.arange(len(targets)), None, BUILT_IN_TASKS["mnist"], "record")
+    return Records(pixels, targets, np.arange(len(targets)), None, BuiltIn(kind="mnist").task, "record")
 
 
 def _check(path: Path, md5: str) -> None:

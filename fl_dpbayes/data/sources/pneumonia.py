@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.built_in_tasks import BUILT_IN_TASKS
-from fl_dpbayes.config.data import OfficialPart
 from fl_dpbayes.config.data_folder import check_rows, damaged, data_file, file_version
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.data.records import Records
 
 NAME = "pneumoniamnist.npz"
@@ -21,24 +20,18 @@ PARTS = {
 }
 
 
-def pneumonia_records(folder: Path | None, part: OfficialPart) -> Records:
+def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load an official part of PneumoniaMNIST, grey levels not yet scaled; label 1 is pneumonia.
 
-    Its parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`.
-
-    Args:
-        folder: the data folder; None for the environment's.
-        part: `train` (4,708 records), `validation` (524) or `test` (624).
-
-    Returns:
-        Records of shape (1, 28, 28), uint8; each is its own privacy unit, as the file does not name the patients.
+    Its parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`. Each record is its
+    own privacy unit, as the file does not name the patients.
 
     Raises:
         UserError: if the file is missing, damaged or another one.
 
     Source: Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
     """
-    return _read(part, file_version(data_file(folder, NAME, ORIGIN)))
+    return _read(part, file_version(data_file(source.folder, NAME, ORIGIN)))
 
 
 # Every message to a virtual site reads its records anew; these are public.
@@ -58,4 +51,4 @@ def _read(part: OfficialPart, version: tuple[str, int, int]) -> Records:
     check_rows(rows, checksum, path, ORIGIN)
     for array in (pixels, labels):
         array.flags.writeable = False
-    return Records(pixels[:, None], labels, np.arange(count), None, BUILT_IN_TASKS["pneumonia"], "record")
+    return Records(pixels[:, None], labels, np.arange(count), None, BuiltIn(kind="pneumonia").task, "record")

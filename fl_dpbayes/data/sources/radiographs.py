@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.data import OfficialPart
-from fl_dpbayes.config.synthetic_sources import Radiographs
+from fl_dpbayes.config.sources import OfficialPart, Radiographs
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.sources.synthetic_records import (
     draw_labels,
@@ -87,7 +86,7 @@ def acquisition(source: Radiographs) -> Acquisition:
 
 # Every message to a virtual site reads its records anew; these are public, and drawing them takes longer than a step.
 @lru_cache(maxsize=2)
-def radiograph_records(source: Radiographs, part: OfficialPart) -> Records:
+def load(source: Radiographs, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
         c ~ U(0, 1),  P(y = 1 | c) = sigmoid(steepness (c - threshold) + intercept_k)

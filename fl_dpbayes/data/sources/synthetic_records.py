@@ -4,8 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fl_dpbayes.config.data import OfficialPart
-from fl_dpbayes.config.synthetic_sources import SyntheticSites
+from fl_dpbayes.config.sources import OfficialPart, SyntheticSites
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 

@@ -4,24 +4,23 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from fl_dpbayes.config.data import Table
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.names import MAX_GROUP_TEXT, group_text
+from fl_dpbayes.config.sources import OfficialPart, Table
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.sources.table_groups import table_groups
+from fl_dpbayes.protocol.evaluate import MAX_GROUPS
+
+MAX_VALUES = 10
+MISSING = "missing"
 
 
-def table_records(source: Table) -> Records:
+def load(source: Table, part: OfficialPart) -> Records:
     """Load a table: the listed features, centred and scaled by the public constants that the source states.
 
         feature = (value - center) / scale
 
-    Args:
-        source: path, columns, constants. Without `unit_column` a row is its own privacy unit, known by its position:
-            append new rows at the end, or name a column of patient numbers.
-
-    Returns:
-        One record per row, in the file's order.
+    Without `unit_column` a row is its own privacy unit, known by its position: append new rows at the end, or name a
+    column of patient numbers. Records keep the file's order.
 
     Raises:
         UserError: if the file is missing or unreadable, or a column is absent or has a value that is not allowed; the
@@ -31,14 +30,7 @@ def table_records(source: Table) -> Records:
 
 
 def framed_records(table: pandas.DataFrame, source: Table) -> Records:
-    """Make records of rows that hold the columns which a source names.
-
-    Args:
-        table: (N, columns), N at least 1.
-        source: columns and constants; its path is named in errors.
-
-    Returns:
-        One record per row, in their order.
+    """Make one record of each row, at least one; the source gives columns, constants and the path that errors name.
 
     Raises:
         UserError: if a column has a value that is not allowed; the text names the column.
@@ -53,10 +45,10 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
         labels=_labels(table, source),
         units=np.arange(len(table)) if source.unit_column is None else _units(table, source, source.unit_column),
         natural_site=None,
-        task=Task(input_shape=(len(source.features),), classes=source.classes),
-        unit=source.unit_column or "record",
+        task=source.task,
+        unit=source.unit,
         feature_names=source.features,
-        groups=table_groups(table, source),
+        groups=_groups(table, source),
     )
 
 
@@ -114,3 +106,35 @@ def _units(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
             f"{missing[0] + 1}): every row needs its privacy unit"
         )
     return table[name].astype(str).to_numpy(dtype=np.str_)
+
+
+def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
+    """Read each row's subgroup from the columns of text or small whole numbers that the source names, (N,) text."""
+    groups = {name: _texts(table[name]) for name in source.group_columns}
+    counts = {name: len(np.unique(values)) for name, values in groups.items()}
+    for name, count in counts.items():
+        if count > MAX_VALUES:
+            raise UserError(
+                f"table {source.path}: column {name!r} of group_columns has {count} values: at most {MAX_VALUES}; join "
+                "values, for example ages to age groups, in a column of their own"
+            )
+        for value in np.unique(groups[name]):
+            try:
+                group_text(str(value))
+            except ValueError:
+                raise UserError(
+                    f"table {source.path}: column {name!r} of group_columns has the value {str(value)[:80]!r}: values "
+                    f"must be 1 to {MAX_GROUP_TEXT} printable characters"
+                ) from None
+    if sum(counts.values()) > MAX_GROUPS:
+        raise UserError(
+            f"table {source.path}: group_columns have {sum(counts.values())} values together: at most {MAX_GROUPS}; "
+            "name fewer columns, or join values"
+        )
+    return groups
+
+
+def _texts(column: pandas.Series) -> npt.NDArray:
+    if pandas.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
+        column = column.astype("Int64")  # whole numbers of a column with gaps
+    return column.astype(object).where(column.notna(), MISSING).astype(str).to_numpy(dtype=np.str_)

@@ -31,10 +31,8 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
     """
     if (rule.robust, rule.move_bound) != ("none", "none"):
         # Moves count from the mean of the chains' starts.
-        start = {
-            name: np.mean([start[name] for start in released.starts], axis=0, dtype=np.float32)
-            for name in released.starts[0]
-        }
+        stacks = {name: np.stack([start[name] for start in released.starts]) for name in released.starts[0]}
+        start = {name: stack.mean(axis=0, dtype=np.float32) for name, stack in stacks.items()}
         found = average_of_states(posterior_means(released.samples), start, rule, released.weights)
         return Aggregate(point_of(prefixed("parameters", found.state)), found.warnings)
     shapes = sample_shapes(released.samples)

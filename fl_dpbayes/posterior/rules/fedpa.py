@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes
-from fl_dpbayes.posterior.rules.combine import Aggregate, point_aggregate
+from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes, state_of
 from fl_dpbayes.posterior.samples import AnySamples
+from fl_dpbayes.protocol.arrays import Arrays
 
 Array = npt.NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     return (move - rows.T @ solved) * (1 + (size - 1) * shrinkage)
 
 
-def combine(
+def server_step(
     start: Mapping[str, npt.NDArray],
     site_samples: Mapping[str, AnySamples],
     site_weights: Mapping[str, float],
@@ -59,7 +59,7 @@ def combine(
     shrinkage: float,
     prior_scale: float,
     learning_rate: float,
-) -> Aggregate:
+) -> tuple[Arrays, tuple[str, ...]]:
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
     Args:
@@ -72,7 +72,7 @@ def combine(
             eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken covariance.
 
     Returns:
-        The new state as one sample at temperature 0.
+        The new state, float32, and warnings, each once.
 
     Raises:
         ValueError: if no site with weight sent a sample, or the step is not finite.
@@ -90,6 +90,6 @@ def combine(
     if not weight > 0:
         raise ValueError("no site with a positive weight sent a sample")
     moved = state - learning_rate * total / weight
-    if not np.isfinite(moved).all():
+    if not (np.abs(moved) <= np.finfo(np.float32).max).all():
         raise ValueError("the FedPA step is not finite: lower the learning rate or the shrinkage")
-    return point_aggregate(moved[np.newaxis], shapes, warnings)
+    return state_of(moved, shapes), tuple(dict.fromkeys(warnings))

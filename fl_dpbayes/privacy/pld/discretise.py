@@ -1,20 +1,6 @@
 """The privacy loss of one step on a grid, never understated: connect the dots.
 
-A direction compares P with Q, mixtures of two unit-separated normal distributions:
-
-    remove   P = (1-q) N(0, s^2) + q N(1, s^2)    Q = N(0, s^2)
-    add      the same two, exchanged
-    replace  P = (1-q) N(0, s^2) + q N(1, s^2)    Q = (1-q) N(0, s^2) + q N(-1, s^2)
-
-The loss L(x) = log P(x)/Q(x) rises with x, so a bin of the loss is an interval of x. The P-mass p and the Q-mass r of
-the bin [e, e + h] are kept by putting mass on its two ends:
-
-    upper = (p - exp(e) r) / (1 - exp(-h)),   lower = p - upper
-
-which gives exact hockey-stick divergences at the grid points and chords (in exp(e)) between them: never below the
-truth.
-
-Source: Doroshenko et al. (2022), algorithm 1; the pairs are those of dp-accounting, Zhu, Dong and Wang (2022).
+docs/proofs/privacy-loss-distribution.md defines the directions `remove`, `add` and `replace`, and has the proof.
 """
 
 import math
@@ -25,7 +11,7 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.pld.levels import Level
+from fl_dpbayes.privacy.events import GaussianEvent
 
 Array = npt.NDArray[np.float64]
 SMALLEST_BIN = 1e-290
@@ -33,30 +19,15 @@ SMALLEST_BIN = 1e-290
 
 @dataclass(frozen=True)
 class LossMass:
-    """A discrete privacy loss: mass[i] at the loss (first + i) h, and the rest at infinity.
-
-    Attributes:
-        first: index of the first grid point.
-        mass: shape (N,), 0 or more.
-        infinite: mass that was cut from the upper tail.
-    """
+    """A discrete privacy loss: mass[i] at the loss (first + i) h, and what was cut from the upper tail at infinity."""
 
     first: int
     mass: Array
     infinite: float
 
 
-def losses_at(x: Array, level: Level, adjacency: Adjacency) -> Array:
-    """Return log P(x)/Q(x) in the direction `remove` (or `replace`).
-
-    Args:
-        x: outputs in units of the clip norm, any shape; broadcasts.
-        level: noise and sampling rate.
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        Losses, the shape of x.
-    """
+def losses_at(x: Array, level: GaussianEvent, adjacency: Adjacency) -> Array:
+    """Return log P(x)/Q(x) in the direction `remove` (or `replace`), x in units of the clip norm, of any shape."""
     s, q = level.noise_multiplier, level.sampling_rate
     keep = math.log1p(-q) if q < 1 else -math.inf
     raised = np.logaddexp(keep, math.log(q) + (x - 0.5) / s**2)
@@ -65,19 +36,11 @@ def losses_at(x: Array, level: Level, adjacency: Adjacency) -> Array:
     return raised
 
 
-def outputs_at(loss: Array, level: Level, adjacency: Adjacency) -> Array:
-    """Return x with L(x) = loss, -infinity below the range of L.
+def outputs_at(loss: Array, level: GaussianEvent, adjacency: Adjacency) -> Array:
+    """Return x with L(x) = loss, -infinity below the range of L; rising as the losses do.
 
-        remove   x = s^2 log((exp(loss) - 1 + q) / q) + 1/2
-        replace  x = s^2 [loss / 2 + arsinh((1-q)/q exp(1 / (2 s^2)) sinh(loss / 2))]
-
-    Args:
-        loss: shape (N,).
-        level: noise and sampling rate.
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        x, shape (N,), rising.
+    remove   x = s^2 log((exp(loss) - 1 + q) / q) + 1/2
+    replace  x = s^2 [loss / 2 + arsinh((1-q)/q exp(1 / (2 s^2)) sinh(loss / 2))]
     """
     s, q = level.noise_multiplier, level.sampling_rate
     keep = math.log1p(-q) if q < 1 else -math.inf
@@ -91,14 +54,10 @@ def outputs_at(loss: Array, level: Level, adjacency: Adjacency) -> Array:
         return s**2 * (loss + np.log(np.maximum(-np.expm1(keep - loss), 0.0)) - math.log(q)) + 0.5
 
 
-def discretise(level: Level, adjacency: Adjacency, spacing: float, reach: float) -> tuple[LossMass, ...]:
+def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach: float) -> tuple[LossMass, ...]:
     """Put the loss of one step on the grid of multiples of `spacing`, for each direction.
 
-    Args:
-        level: noise and sampling rate of the step.
-        adjacency: which data sets count as neighbours.
-        spacing: h, above zero.
-        reach: standard deviations of the noise beyond which its tails are cut; what is cut is counted in full.
+    The tails of the noise are cut `reach` standard deviations out; what is cut is counted in full.
 
     Returns:
         (remove, add), or (replace,), which is its own mirror image.
@@ -118,13 +77,13 @@ def discretise(level: Level, adjacency: Adjacency, spacing: float, reach: float)
     return _split(first, loss, p, centred, spacing), backwards
 
 
-def loss_span(level: Level, adjacency: Adjacency, reach: float) -> float:
+def loss_span(level: GaussianEvent, adjacency: Adjacency, reach: float) -> float:
     """Return the length of the interval of one step's losses for noise within `reach` standard deviations."""
     lowest, highest = _ends(level, adjacency, reach)
     return highest - lowest
 
 
-def _ends(level: Level, adjacency: Adjacency, reach: float) -> tuple[float, float]:
+def _ends(level: GaussianEvent, adjacency: Adjacency, reach: float) -> tuple[float, float]:
     noise = reach * level.noise_multiplier
     lowest = -noise - (1.0 if adjacency == "replace_one" else 0.0)
     ends = losses_at(np.array([lowest, 1.0 + noise]), level, adjacency)

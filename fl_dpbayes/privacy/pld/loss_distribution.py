@@ -1,34 +1,21 @@
 """Epsilon of a composed history from its privacy-loss distribution: an upper bound, with its errors counted in.
 
-Each kind of step is put on one grid by connect the dots (`pld_discretise`), tilted by exp(lambda loss) so that losses
-near epsilon become typical, transformed once, raised to its number of steps, multiplied, and transformed back. What the
-bound consists of:
-
-- discretisation: the grid distribution dominates the true one, and domination survives composition;
-- truncation: mass cut from a step's upper tail counts as an infinite loss (a union bound over the steps);
-- wrapping: losses beyond the window of the cyclic transform count in full, P(L >= top) <= exp(K - lambda top);
-- rounding: a forward error bound of the transforms, exp(K - lambda epsilon) times the bound below, is added to delta.
-
-Sources: Koskela, Jalko and Honkela (2020) for the transform; Zhu, Dong and Wang (2022), theorem 10, for domination
-under composition; Canonne, Kamath and Steinke (2020) for the tail bound; Higham (2002), theorem 24.2, for the rounding.
+docs/proofs/privacy-loss-distribution.md says what the bound consists of.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
+from scipy.fft import irfft, rfft
+from scipy.signal import lfilter
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History
+from fl_dpbayes.privacy.events import History, has_noise, levels_of
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.pld.direction import Direction
-from fl_dpbayes.privacy.pld.discretise import discretise
-from fl_dpbayes.privacy.pld.grid import Grid
-from fl_dpbayes.privacy.pld.levels import Level, chance_of_use, has_noise, levels_of, without_subsampling
-
-# Once a composition is extended its grid is chosen for this many times its steps, and kept while it serves.
-GROWTH = 1.5
+from fl_dpbayes.privacy.pld.discretise import LossMass, discretise
+from fl_dpbayes.privacy.pld.grid import ABOVE, Grid
 
 
 def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:
@@ -45,123 +32,130 @@ def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
     Returns:
         epsilon, 0 or more; 0 for a history without a step, infinite where a step had no noise. It is exact (1e-12)
         where every sampling rate is 1.
+
+    Raises:
+        ValueError: if delta lies outside (0, 1).
     """
-    return PldComposition.of(history, delta, adjacency).epsilon(delta)
+    if not 0 < delta < 1:
+        raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")
+    if not has_noise(history):
+        return math.inf
+    levels = levels_of(history)
+    if _chance_of_use(levels) <= delta:
+        return 0.0
+    unsampled = gdp_epsilon(_mu_without_subsampling(levels, adjacency), delta)
+    if _in_closed_form(levels, adjacency):
+        return unsampled
+    grid, directions = composed(levels, adjacency, delta)
+    return min(unsampled, max(direction.epsilon(delta, grid.spacing) for direction in directions))
 
 
-def composition_work(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> int:
-    """Return how many grid points `pld_epsilon` would transform, kinds of step times size of the grid.
+def composition_work(history: History, delta: float, adjacency: Adjacency) -> int:
+    """Return how many grid points `pld_epsilon` transforms, kinds of step times size of the grid.
 
-    Args:
-        history: what was done.
-        delta: in (0, 1).
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        0 where a closed form is used; some 10^7 points take a second.
+    0 where a closed form is used; some 10^7 points take a second.
     """
     levels = levels_of(history) if has_noise(history) else ()
     return 0 if _in_closed_form(levels, adjacency) else len(levels) * Grid.of(levels, adjacency, delta).size
 
 
-def _in_closed_form(levels: tuple[Level, ...], adjacency: Adjacency) -> bool:
-    return all(level.sampling_rate == 1 for level in levels) or without_subsampling(levels, adjacency) > 1e6
+def composed(levels: History, adjacency: Adjacency, delta: float) -> tuple[Grid, list["Direction"]]:
+    """Compose at least one level on a grid chosen for delta, in the directions (remove, add) or (replace,)."""
+    grid = Grid.of(levels, adjacency, delta)
+    empty = Direction(grid.order, np.ones(grid.size // 2 + 1, dtype=np.complex128), grid.size)
+    directions = [empty] if adjacency == "replace_one" else [empty, empty]
+    for level in levels:
+        losses = discretise(level, adjacency, grid.spacing, grid.reach)
+        directions = [
+            direction.after(loss, level.steps, grid.spacing) for direction, loss in zip(directions, losses, strict=True)
+        ]
+    return grid, directions
 
 
 @dataclass(frozen=True, eq=False)
-class PldComposition:
-    """A composed history that can be extended cheaply.
+class Direction:
+    """The composed privacy loss in one direction, as the transform of its tilted masses.
 
     Attributes:
-        history: what was composed.
-        adjacency: which data sets count as neighbours.
-        delta: for which the grid was chosen; epsilon at another delta is an upper bound too, but a looser one.
-        levels: its kinds of step.
-        grid: on which it was composed.
-        directions: composed losses; empty where a closed form is used (no subsampling, or no noise at all).
+        order: lambda.
+        spectrum: transform of the normalised tilted masses, composed, shape (size // 2 + 1,).
+        size: number of grid points of the window.
+        cumulant: K = log of the composed mass before normalisation.
+        infinite: mass at an infinite loss, summed over the steps.
+        steps: how many steps are composed.
     """
 
-    history: History
-    adjacency: Adjacency
-    delta: float
-    levels: tuple[Level, ...]
-    grid: Grid | None
-    directions: tuple[Direction, ...]
+    order: float
+    spectrum: npt.NDArray[np.complex128]
+    size: int
+    cumulant: float = 0.0
+    infinite: float = 0.0
+    steps: int = 0
 
-    @classmethod
-    def of(
-        cls, history: History, delta: float, adjacency: Adjacency = "add_or_remove_one", growth: float = 1.0
-    ) -> "PldComposition":
-        """Compose a history on a grid chosen for one delta.
-
-        Args:
-            history: what was done.
-            delta: in (0, 1).
-            adjacency: which data sets count as neighbours.
-            growth: the grid serves until the history has grown by this factor, 1 or more.
-
-        Returns:
-            The composition.
-
-        Raises:
-            ValueError: if delta lies outside (0, 1).
-        """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta is {delta}: it must lie above 0 and below 1")
-        history = tuple(history)
-        levels = levels_of(history) if has_noise(history) else ()
-        if _in_closed_form(levels, adjacency):
-            return cls(history, adjacency, delta, levels, None, ())
-        grid = Grid.of(
-            tuple(replace(level, steps=math.ceil(growth * level.steps)) for level in levels), adjacency, delta
+    def after(self, loss: LossMass, steps: int, spacing: float) -> "Direction":
+        """Compose `steps` more steps with the given discrete loss."""
+        index = np.arange(loss.first, loss.first + loss.mass.size)
+        with np.errstate(divide="ignore", under="ignore", invalid="ignore"):
+            exponent = np.log(loss.mass) + self.order * spacing * index
+            largest = exponent.max()
+            tilted = np.exp(exponent - largest)
+            total = tilted.sum()
+            wrapped = np.bincount(index % self.size, weights=tilted / total, minlength=self.size)
+            transform = rfft(wrapped)
+            spectrum = self.spectrum * (transform if steps == 1 else transform**steps)
+        return replace(
+            self,
+            spectrum=spectrum,
+            cumulant=self.cumulant + steps * (float(largest) + math.log(total)),
+            infinite=self.infinite + steps * loss.infinite,
+            steps=self.steps + steps,
         )
-        empty = Direction(grid.order, np.ones(grid.size // 2 + 1, dtype=np.complex128), grid.size)
-        directions = (empty,) if adjacency == "replace_one" else (empty, empty)
-        composition = cls(history, adjacency, delta, levels, grid, directions)
-        return replace(composition, directions=composition._after(grid, levels))
 
-    def extended(self, events: History) -> "PldComposition":
-        """Compose more events, on the same grid while it holds them.
-
-        Args:
-            events: what is done next.
-
-        Returns:
-            A new composition; this one stays as it is.
-        """
-        history = self.history + tuple(events)
-        added = levels_of(events) if has_noise(events) else ()
-        if self.grid is not None and added and self.grid.admits(self.levels + added):
-            directions = self._after(self.grid, added)
-            if directions[0].cumulant <= self.grid.cumulant:
-                return replace(self, history=history, levels=self.levels + added, directions=directions)
-        return PldComposition.of(history, self.delta, self.adjacency, GROWTH)
-
-    def epsilon(self, delta: float) -> float:
-        """Return epsilon at delta, an upper bound.
-
-        Args:
-            delta: in (0, 1).
-
-        Returns:
-            epsilon, 0 or more, may be infinite.
-        """
-        if not has_noise(self.history):
+    def epsilon(self, delta: float, spacing: float) -> float:
+        """Return the smallest epsilon in the window whose delta, errors included, is at most delta; else infinity."""
+        order = self.order
+        highest = (self.cumulant - math.log(delta) + ABOVE) / order
+        first = math.ceil(highest / spacing) - self.size
+        index = np.arange(first, first + self.size)
+        tilted = np.maximum(irfft(self.spectrum, self.size)[index % self.size], 0.0)
+        chernoff = np.exp(self.cumulant - order * spacing * index)
+        above = np.cumsum((chernoff * tilted)[::-1])[::-1] - chernoff * tilted
+        # delta_m = sum_{k > m} p_k (1 - exp(e_m - e_k)) obeys delta_m = (1 - g) sum_{k > m} p_k + g delta_{m+1}
+        decay = math.exp(-spacing)
+        deltas = lfilter([1.0], [1.0, -decay], -math.expm1(-spacing) * above[::-1])[::-1]
+        beyond = math.exp(self.cumulant - order * spacing * (first + self.size))
+        deltas = deltas + self._rounding() * chernoff + beyond + self.infinite
+        enough = np.flatnonzero(deltas <= delta)
+        if enough.size == 0:
             return math.inf
-        if chance_of_use(self.levels) <= delta:
-            return 0.0
-        unsampled = gdp_epsilon(without_subsampling(self.levels, self.adjacency), delta)
-        if self.grid is None:
-            return unsampled
-        spacing = self.grid.spacing
-        return min(unsampled, max(direction.epsilon(delta, spacing) for direction in self.directions))
+        m = int(enough[0])
+        if m == 0:
+            return max(0.0, first * spacing)
+        # Between grid points delta is linear in exp(epsilon).
+        share = (deltas[m - 1] - delta) / (deltas[m - 1] - deltas[m])
+        with np.errstate(divide="ignore"):
+            beyond_last = np.logaddexp(np.log1p(-share), np.log(share) + spacing)
+        return max(0.0, (first + m - 1) * spacing + float(beyond_last))
 
-    def _after(self, grid: Grid, levels: Sequence[Level]) -> tuple[Direction, ...]:
-        directions = self.directions
-        for level in levels:
-            losses = discretise(level, self.adjacency, grid.spacing, grid.reach)
-            directions = tuple(
-                direction.after(loss, level.steps, grid.spacing)
-                for direction, loss in zip(directions, losses, strict=True)
-            )
-        return directions
+    def _rounding(self) -> float:
+        # A share of exp(K - lambda epsilon): docs/proofs/privacy-loss-distribution.md, "Rounding".
+        unit = np.finfo(np.float64).eps / 2
+        g = unit * (8 * math.log2(self.size) + 128)
+        return g * (self.steps * 2 * (2 + 2 / math.pi * math.log(self.size)) + 2 * float(np.abs(self.spectrum).sum()))
+
+
+def _mu_without_subsampling(levels: History, adjacency: Adjacency) -> float:
+    """Return mu of Gaussian differential privacy if every unit took part in each step: subsampling only lowers it."""
+    shift = 2.0 if adjacency == "replace_one" else 1.0
+    return shift * math.sqrt(math.fsum(level.steps / level.noise_multiplier**2 for level in levels))
+
+
+def _in_closed_form(levels: History, adjacency: Adjacency) -> bool:
+    return all(level.sampling_rate == 1 for level in levels) or _mu_without_subsampling(levels, adjacency) > 1e6
+
+
+def _chance_of_use(levels: History) -> float:
+    """Return 1 - prod (1 - q_t), the chance that a unit joins any step: no delta above it needs an epsilon."""
+    if any(level.sampling_rate == 1 for level in levels):
+        return 1.0
+    return -math.expm1(math.fsum(level.steps * math.log1p(-level.sampling_rate) for level in levels))

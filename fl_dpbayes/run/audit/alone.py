@@ -7,8 +7,7 @@ import numpy as np
 
 from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import mean_test
+from fl_dpbayes.privacy.audit_statistics import Check, Question, mean_test, verdicts
 from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan, private_settings
 from fl_dpbayes.run.audit.canary_site import (
     DELTA,

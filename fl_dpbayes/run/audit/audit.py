@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
-from fl_dpbayes.privacy.audit_check import Check
-from fl_dpbayes.privacy.audit_membership import MembershipScore
+from fl_dpbayes.privacy.audit_attacks import MembershipScore
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.run.audit.alone import audit_alone
 from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canaries import CanaryAudit, audit_canaries

@@ -21,10 +21,9 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.privacy.audit_check import Check
-from fl_dpbayes.privacy.audit_epsilon import gaussian_epsilon_bound, log_likelihood_ratios, one_run_epsilon_bound
-from fl_dpbayes.privacy.events import GaussianEvent, read_history
-from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.audit_attacks import gaussian_epsilon_bound, log_likelihood_ratios, one_run_epsilon_bound
+from fl_dpbayes.privacy.audit_statistics import Check
+from fl_dpbayes.privacy.events import GaussianEvent, noise_of_steps, read_history
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed

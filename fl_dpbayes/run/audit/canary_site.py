@@ -13,12 +13,11 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from PIL import Image
 
 from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.data import HuggingFace, Source, Table
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
+from fl_dpbayes.config.sources import HuggingFace, Source, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import source_task
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy.splits import unit_scores
 from fl_dpbayes.protocol.arrays import Arrays
@@ -70,7 +69,7 @@ class CanarySite:
 
 def canary_task(scenario: Scenario) -> Task:
     """Return the task of the audited sites: the scenario's, its records flattened where the model flattens them."""
-    task, model = source_task(scenario.data.source), scenario.model
+    task, model = scenario.data.source.task, scenario.model
     flattens = model.kind != "cnn" and model.features is None and model.frozen_body is None
     size = math.prod(task.input_shape)
     return task.model_copy(update={"input_shape": (size,)}) if flattens and size <= MOST_COLUMNS else task

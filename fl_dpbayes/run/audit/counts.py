@@ -26,8 +26,7 @@ from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import correlation_tests, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import Check, Question, correlation_tests, mean_test, variance_test, verdicts
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest

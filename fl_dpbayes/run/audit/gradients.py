@@ -46,7 +46,7 @@ def start_vector(model: Model, task: Task, generator: np.random.Generator, scale
 def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     """Return what the scenario's trained layers see of records: themselves, or their public features."""
     from clients.model_inputs import model_inputs
-    from fl_dpbayes.config.data import Table
+    from fl_dpbayes.config.sources import Table
 
     features = levels.astype(np.float32) / np.float32(GREY_LEVELS)
     count = len(features)

@@ -16,7 +16,7 @@ from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.privacy.audit_membership import MembershipScore, loss_threshold_attack
+from fl_dpbayes.privacy.audit_attacks import MembershipScore, loss_threshold_attack
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest

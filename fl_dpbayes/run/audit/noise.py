@@ -17,8 +17,7 @@ from fl_dpbayes.config.sampler import Adam, BayesByBackprop
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import correlation_tests, variance_test
+from fl_dpbayes.privacy.audit_statistics import Check, Question, correlation_tests, variance_test, verdicts
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.run.audit.audited_plan import own_plan, with_step_size
 from fl_dpbayes.run.audit.canary_site import (

@@ -21,8 +21,7 @@ from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.models.variational import divergence_gradient
-from fl_dpbayes.privacy.events import read_history
-from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.events import noise_of_steps, read_history
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout, state_slots
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.privacy.audit_check import Check
-from fl_dpbayes.privacy.audit_membership import MembershipScore
+from fl_dpbayes.privacy.audit_attacks import MembershipScore
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit
 from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS

@@ -2,7 +2,7 @@
 
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
-from fl_dpbayes.privacy.audit_check import Check
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canary_site import canary_task
 from fl_dpbayes.samplers.algorithm import build_algorithm

@@ -15,8 +15,15 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.privacy.audit_check import Check, Question, verdicts
-from fl_dpbayes.privacy.audit_statistics import Finding, count_kurtosis, mean_test, variance_test
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    Finding,
+    Question,
+    count_kurtosis,
+    mean_test,
+    variance_test,
+    verdicts,
+)
 from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan
 from fl_dpbayes.run.audit.canary_site import (
     DELTA,

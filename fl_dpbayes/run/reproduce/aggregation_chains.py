@@ -183,11 +183,10 @@ def fedpa_point(hospitals: Hospitals, settings: ChainSettings, budget: Budget, r
         if counts == {0}:
             state = average_states({name: end.last for name, end in ends.items()}, uniform)
             continue
-        moved = fedpa.combine(
+        state, _ = fedpa.server_step(
             state, {name: end.samples for name, end in ends.items()}, uniform,
             shrinkage=1.0, prior_scale=PRIOR_SCALE, learning_rate=1 / max(counts),
         )  # fmt: skip
-        state = {name: array[0] for name, array in moved.samples.arrays.items()}
     point = PosteriorSamples({name: array[np.newaxis] for name, array in state.items()}, np.ones(1), np.zeros(1))
     return Chains({"server state": point}, solved.history)
 

@@ -41,10 +41,10 @@ def distilled_mixture(
         The network and how far it is from its teacher at those inputs.
     """
     # Imported here: the server's side loads Flower, which only the methods that run need.
-    from fl_dpbayes.posterior.student import server_inputs
+    from fl_dpbayes.posterior.student import prepare_student
 
     public = SyntheticInputs(pattern=pattern, count=settings.inputs, seed=seed)
-    inputs = server_inputs(public, hospitals.task, hospitals.model, labelled=False).features
+    inputs = prepare_student(public, hospitals.task, hospitals.model, labelled=False).features
     module = build_model(hospitals.model, hospitals.task, seed=0)
     start = {name: array[0] for name, array in vector_to_arrays(to_vector(module)[None], module).items()}
     teacher = probabilities_of(module, mixture, inputs)

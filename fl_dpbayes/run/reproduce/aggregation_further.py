@@ -4,7 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from fl_dpbayes.posterior.rules import mixture
+from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.run.reproduce.aggregation_chains import Budget, ChainSettings, independent_chains
 from fl_dpbayes.run.reproduce.aggregation_distillation import DistillationSettings, distilled_mixture
@@ -75,11 +78,12 @@ def further_predictors(
         return
     chains = independent_chains(hospitals, settings.teacher, budget, 1.0, seed)
     units = {name: len(records.labels) for name, records in hospitals.training.items()}
-    teacher = mixture.combine(chains.samples, unit_weights(units))
+    teacher = mixture.joined(chains.samples, unit_weights(units)).in_memory()
     for method, pattern in patterns.items():
         found = distilled_mixture(hospitals, teacher, pattern, settings.distillation, seed)
         said = [f"the network differs from its teacher by {found.divergence:.3g} nats at the average input"]
         if not found.converged:
             said.append(f"its fit stopped at {settings.distillation.iterations} iterations before it converged")
-        probabilities = predicted(hospitals, found.aggregate.samples)[None]
-        yield Predictor(method, probabilities, chains.history, (*said, *found.aggregate.warnings))
+        point = {name: array[None] for name, array in found.parameters.items()}
+        probabilities = predicted(hospitals, PosteriorSamples(point, np.ones(1), np.zeros(1)))[None]
+        yield Predictor(method, probabilities, chains.history, tuple(said))

@@ -14,13 +14,11 @@ from fl_dpbayes.config.aggregation import (
     FedBE,
     Mixture,
     Product,
-    prior_share,
-    weighing,
 )
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.site_weights import uniform_weights, unit_weights
+from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.run.reproduce.aggregation_chains import (
     STEPS,
@@ -44,7 +42,7 @@ FALD, FALD_FEW, FEDPA = f"fald, {STEPS} rounds", "fald, 6 rounds", f"fedpa, {FED
 HALFWAY, PREDICTIONS = "predbayes, beta 0.5", "predbayes, beta 1"
 RULES: Mapping[str, Aggregation] = {
     "mixture": Mixture(),
-    "fedavg": FedAvg(rule="fedavg"),
+    "fedavg": FedAvg(rule="fedavg", move_bound="none"),
     "fedbe": FedBE(rule="fedbe"),
     "consensus-uniform": Consensus(rule="consensus-uniform", draws=DRAWS),
     "consensus-diagonal": Consensus(rule="consensus-diagonal", draws=DRAWS),
@@ -116,7 +114,9 @@ def predictors(
             of_site, history = of_sites(settings), chains(settings, 1.0).history
             warnings: tuple[str, ...] = ()
             if method != ALONE:
-                of_site = predbayes.combine(of_site, beta=0.5 if method == HALFWAY else 1.0)[np.newaxis]
+                of_site = predbayes.between(predbayes.product_and_mixture(of_site), 0.5 if method == HALFWAY else 1.0)[
+                    np.newaxis
+                ]
                 warnings = predbayes.temperature_warnings(chains(settings, 1.0).samples)
             yield Predictor(method, of_site, history, warnings)
         else:
@@ -132,22 +132,17 @@ def _by_rule(
     seed: int,
 ) -> Predictor:
     # Imported here: the server's side loads Flower, which only the methods that run need.
-    from fl_dpbayes.posterior.rules.combine import combine_sites
+    from fl_dpbayes.posterior.rules.combine import Released, combine_sites
 
     rule, sites = RULES[method], len(hospitals.training)
-    share = prior_share(rule, sites)
+    share = rule.prior_share(sites)
     found = chains(settings, share)
     units = {name: len(records.labels) for name, records in hospitals.training.items()}
-    aggregate = combine_sites(
-        rule,
-        found.samples,
-        (unit_weights if weighing(rule) == "units" else uniform_weights)(units),
-        sampler=plan_of(settings, budget, prior_share=share).sampler,
-        sites=sites,
-        start={},
-        generator=np.random.default_rng(seed),
-    )
-    return Predictor(method, predicted(hospitals, aggregate.samples)[np.newaxis], found.history, aggregate.warnings)
+    sampler = plan_of(settings, budget, prior_share=share).sampler
+    weights, _ = weigh_sites(rule, units)
+    aggregate = combine_sites(rule, Released(found.samples, weights, sampler, sites, np.random.default_rng(seed)))
+    samples = aggregate.samples.in_memory()
+    return Predictor(method, predicted(hospitals, samples)[np.newaxis], found.history, aggregate.warnings)
 
 
 def predicted(hospitals: Hospitals, samples: PosteriorSamples) -> Floats:

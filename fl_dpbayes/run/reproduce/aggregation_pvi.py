@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fl_dpbayes.config.aggregation import LEAST_SAMPLES, pvi_plan
+from fl_dpbayes.config.aggregation import LEAST_FOR_PRECISION, PVI
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.posterior.chains import unflatten
@@ -77,7 +77,9 @@ def refined_posterior(hospitals: Hospitals, settings: PVISettings, budget: Budge
         start = {name: array[0] for name, array in unflatten(state.posterior.mean[np.newaxis], shapes).items()}
     drawn = state.posterior.sample(draws, np.random.default_rng(seed))
     return Refined(
-        posterior_aggregate(drawn, shapes, ()).samples, solved.history, (*state.warnings, *state.noisy_factors)
+        posterior_aggregate(drawn, shapes, ()).samples.in_memory(),
+        solved.history,
+        (*state.warnings, *state.noisy_factors),
     )
 
 
@@ -85,8 +87,8 @@ def _plan(settings: PVISettings, budget: Budget) -> TrainingPlan:
     chain = ChainSettings(settings.step_size, settings.clip_norm)
     whole = plan_of(chain, budget, prior_share=1.0, rounds=ROUNDS)
     steps = STEPS // ROUNDS
-    own = {"burn_in": steps - LEAST_SAMPLES, "thinning": 1}
-    return pvi_plan(TrainingPlan.model_validate(whole.model_dump() | own))
+    own = {"burn_in": steps - LEAST_FOR_PRECISION, "thinning": 1}
+    return PVI(rule="pvi").site_plan(TrainingPlan.model_validate(whole.model_dump() | own))
 
 
 def _cavity(gaussian: NaturalGaussian) -> Cavity:

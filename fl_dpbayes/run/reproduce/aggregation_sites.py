@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import BuiltIn, OfficialPart, SiteSpec
+from fl_dpbayes.config.data import SiteSpec
 from fl_dpbayes.config.features import Features
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.sources import BuiltIn, OfficialPart
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records

@@ -43,7 +43,7 @@ class HostileGrid(InlineGrid):
         return reply
 
     def _spoil(self, message: Message, reply: Message) -> None:
-        from server.reachable import reachable
+        from server.check_reply import reachable
 
         request = read_header(TrainRequest, message.content.config_records["config"]["record"])
         record = read_header(TrainReply, reply.content.config_records["config"]["record"])

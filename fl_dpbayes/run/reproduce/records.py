@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_dpbayes.config.data import BuiltIn
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.records import Records
 

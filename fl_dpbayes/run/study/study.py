@@ -22,7 +22,6 @@ from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.study_file import Study, load_study, same_study, write_study
 from fl_dpbayes.data.load import load_unscaled
-from fl_dpbayes.data.virtual_sites import located_source
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock
@@ -184,7 +183,7 @@ def _check_sources(cells: Sequence[StudyCell], data_dir: Path | None) -> None:
     """Load each source once: where records are missing every cell would fail, one after the other."""
     sources = {digest(cell.scenario.data.source): cell.scenario.data.source for cell in cells}
     for source in sources.values():
-        load_unscaled(located_source(source, data_dir), "train")
+        load_unscaled(source.located(data_dir), "train")
 
 
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fl_dpbayes.data.shifts.annotation_truth import flipped_truth, symmetric_flips
+from fl_dpbayes.data.shifts.annotation import flipped_truth, symmetric_flips
 
 
 def test_symmetric_flips_mix_with_the_other_classes():

@@ -5,11 +5,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn, ImageShift
+from fl_dpbayes.config.data import ImageShift
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.shifts.acquisition import shift_images
-from fl_dpbayes.data.shifts.severity import SEVERITIES
-from fl_dpbayes.data.sources.synthetic_inputs import synthetic_inputs
+from fl_dpbayes.data.public_records import synthetic_inputs
+from fl_dpbayes.data.shifts.acquisition import SEVERITIES, shift_images
 
 KINDS = get_args(ImageShift)
 SEEDS = range(3)
@@ -132,7 +132,7 @@ def test_tiny_images_are_shifted_too(side):
 
 
 def test_jpeg_at_high_quality_is_nearly_the_image(pictures):
-    from fl_dpbayes.data.shifts.jpeg import compress_as_jpeg
+    from fl_dpbayes.data.shifts.acquisition import compress_as_jpeg
 
     # 1/255 for rounding to 256 levels, about two more for a quality of 95 on smooth pictures.
     images = pictures["smooth at 28"]

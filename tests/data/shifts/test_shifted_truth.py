@@ -6,7 +6,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import ImageShift, Logistic2D, Radiographs, Shift
+from fl_dpbayes.config.data import ImageShift, Shift
+from fl_dpbayes.config.sources import Logistic2D, Radiographs
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.shifts.apply import apply_shift
 

@@ -3,8 +3,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn, ImageShift, Shift
+from fl_dpbayes.config.data import ImageShift, Shift
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records

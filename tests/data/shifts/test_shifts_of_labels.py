@@ -5,16 +5,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn, Shift
+from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.annotation import FLIP_RATES, under_report
+from fl_dpbayes.data.shifts.acquisition import MARKER_RATES, add_markers, films_marked
+from fl_dpbayes.data.shifts.annotation import FLIP_RATES, boundary_flips, centroid_closeness, under_report
 from fl_dpbayes.data.shifts.apply import apply_shift
-from fl_dpbayes.data.shifts.boundary_flip import boundary_flips, centroid_closeness
-from fl_dpbayes.data.shifts.markers import add_markers
-from fl_dpbayes.data.shifts.shortcut_marker import MARKER_RATES, films_marked
 
 SEVERITIES = range(1, 6)
 

@@ -5,15 +5,21 @@ import pandas
 import pytest
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import BuiltIn, DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec, Table
+from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift, kept_indices
-from fl_dpbayes.data.shifts.missing_features import MISSING_SHARES, lose_features
-from fl_dpbayes.data.shifts.tilt import HIGHEST_STANDARD_SCORE, TILT_RATES, tilt_indices
+from fl_dpbayes.data.shifts.population import (
+    HIGHEST_STANDARD_SCORE,
+    MISSING_SHARES,
+    TILT_RATES,
+    lose_features,
+    tilt_indices,
+)
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites

@@ -3,21 +3,21 @@ import shutil
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import BuiltIn
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
+from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.data.load import load_source, load_unscaled
 
 
 def test_digits_golden():
     source = BuiltIn(kind="digits")
     records = load_source(source, "train")
-    assert records.features.shape == (1797, *source_task(source).input_shape)
+    assert records.features.shape == (1797, *source.task.input_shape)
     assert records.features.dtype == np.float32
     assert records.features.min() == 0
     assert records.features.max() == 1
     assert np.bincount(records.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert len(np.unique(records.units)) == 1797
-    assert records.unit == source_unit(source) == "record"
+    assert records.unit == source.unit == "record"
     # The first scan's top row, in grey levels.
     assert (records.features[0, 0, 0] * 16).tolist() == [0, 0, 5, 13, 9, 1, 0, 0]
 
@@ -26,7 +26,7 @@ def test_digits_golden():
 def test_mnist_golden(data_folder, part, count, ones):
     source = BuiltIn(kind="mnist", folder=data_folder)
     records = load_unscaled(source, part)
-    assert records.features.shape == (count, *source_task(source).input_shape)
+    assert records.features.shape == (count, *source.task.input_shape)
     assert (records.labels == 1).sum() == ones
     sample = records.subset(np.arange(100)).scaled()
     assert sample.features.dtype == np.float32
@@ -57,7 +57,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path,
 def test_pneumonia_golden(data_folder, part, count, positives):
     source = BuiltIn(kind="pneumonia", folder=data_folder)
     records = load_source(source, part)
-    assert records.features.shape == (count, *source_task(source).input_shape)
+    assert records.features.shape == (count, *source.task.input_shape)
     assert records.features.dtype == np.float32
     assert 0 <= records.features.min() < records.features.max() <= 1
     assert records.labels.sum() == positives
@@ -84,8 +84,8 @@ def test_pneumonia_refuses_a_file_that_is_no_archive(tmp_path):
 def test_heart_golden_counts_and_prevalence(data_folder):
     source = BuiltIn(kind="heart", folder=data_folder)
     records = load_source(source, "train")
-    assert records.features.shape == (740, *source_task(source).input_shape)
-    assert records.unit == source_unit(source) == "patient"
+    assert records.features.shape == (740, *source.task.input_shape)
+    assert records.unit == source.unit == "patient"
     assert records.features.dtype == np.float32
     found = {}
     for hospital in ("cleveland", "hungarian", "switzerland", "va"):

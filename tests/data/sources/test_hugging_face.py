@@ -6,13 +6,14 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import DataSpec, HuggingFace, IIDPartition, NaturalPartition, SiteSpec
+from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.sources import hugging_face
+from fl_dpbayes.data.sources import huggingface as hugging_face
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 
@@ -75,8 +76,8 @@ def test_images_of_a_local_folder(tmp_path, cache):
         np.testing.assert_array_equal(records.features, levels[:, None] / np.float32(255))
         assert records.labels.tolist() == [number % 2 for number in range(count)]
         assert records.units.tolist() == list(range(count))
-        assert records.task == source_task(source) == Task(input_shape=(1, 10, 12), classes=2)
-        assert records.unit == source_unit(source) == "image"
+        assert records.task == source.task == Task(input_shape=(1, 10, 12), classes=2)
+        assert records.unit == source.unit == "image"
     # A hospital's records are not copied into its user's home.
     assert not list(cache.rglob("*.arrow"))
 
@@ -96,8 +97,8 @@ def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
     assert records.units.tolist() == ["p", "q", "q"]
     assert records.natural_site.tolist() == ["rome", "oslo", "rome"]
     assert records.feature_names == ("age", "sex")
-    assert (records.unit, source_unit(source)) == ("patient", "patient")
-    assert records.task == source_task(source)
+    assert (records.unit, source.unit) == ("patient", "patient")
+    assert records.task == source.task
 
 
 def test_a_folder_becomes_sites(tmp_path):

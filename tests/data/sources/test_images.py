@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dpbayes.config.data import ImageFolder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
-from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.config.sources import ImageFolder
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
 
 
@@ -23,8 +23,8 @@ def test_images_are_resized_and_labelled_by_folder(folder, channels):
     source = ImageFolder(path=folder, height=6, width=4, channels=channels)
     records = load_source(source, "train")
     assert records.features.shape == (5, channels, 6, 4)
-    assert records.task == source_task(source)
-    assert records.unit == source_unit(source) == "image"
+    assert records.task == source.task
+    assert records.unit == source.unit == "image"
     assert records.labels.tolist() == [0, 0, 1, 1, 1]
     assert records.features.dtype == np.float32
     assert (records.features == records.labels[:, None, None, None]).all()
@@ -34,7 +34,7 @@ def test_images_are_resized_and_labelled_by_folder(folder, channels):
 def test_an_empty_class_counts(folder):
     (folder / "unseen").mkdir()
     source = ImageFolder(path=folder, height=6, width=4)
-    assert source_task(source).classes == 3
+    assert source.task.classes == 3
     assert load_source(source, "train").task.classes == 3
 
 
@@ -46,10 +46,10 @@ def test_a_damaged_image_is_named(folder):
 
 def test_a_folder_without_classes_or_images_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
-        source_task(ImageFolder(path=tmp_path / "none", height=6, width=4))
+        load_source(ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
     (tmp_path / "only").mkdir()
     with pytest.raises(UserError, match="has 1 sub-folders"):
-        source_task(ImageFolder(path=tmp_path, height=6, width=4))
+        load_source(ImageFolder(path=tmp_path, height=6, width=4), "train")
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError, match="has no images"):
         load_source(ImageFolder(path=tmp_path, height=6, width=4), "train")
@@ -71,7 +71,7 @@ def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, patt
             Image.new("L", (8, 8)).save(path)
     records = load_source(patients(tmp_path, pattern), "train")
     assert records.units.tolist() == ["P1", "P1", "P2"] * 2
-    assert records.unit == source_unit(patients(tmp_path, pattern)) == "patient"
+    assert records.unit == patients(tmp_path, pattern).unit == "patient"
 
 
 def test_no_patient_lies_in_training_and_test(tmp_path):

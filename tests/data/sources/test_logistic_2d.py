@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.data import Logistic2D
-from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.config.sources import Logistic2D
+from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 
 SOURCE = Logistic2D(records=60_000, test_records=9000, sites=3, heterogeneity=0.8, intercept=-0.5, seed=4)
@@ -47,8 +47,8 @@ def test_truth_is_that_of_the_labels(records, check_truth):
 
 
 def test_records_are_as_described(records):
-    assert records.task == source_task(SOURCE)
-    assert records.unit == source_unit(SOURCE)
+    assert records.task == SOURCE.task
+    assert records.unit == SOURCE.unit
     assert records.features.dtype == np.float32
     assert records.features.shape == (60_000, 2)
     assert len(np.unique(records.units)) == 60_000

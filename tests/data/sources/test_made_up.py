@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.data.sources.synthetic_inputs import synthetic_inputs
+from fl_dpbayes.data.public_records import synthetic_inputs
 
 
 @pytest.mark.parametrize(("pattern", "shape"), [("noise", (3, 7, 12)), ("noise", (1, 1, 1)), ("strokes", (1, 8, 8))])

@@ -1,5 +1,7 @@
 """What made-up sources have in common: bounds, seeds, parts, and a place in a simulation."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -8,18 +10,16 @@ from fl_dpbayes.config.data import (
     DataSpec,
     DirichletPartition,
     IIDPartition,
-    Logistic2D,
     NaturalPartition,
-    Radiographs,
     Shift,
     SiteSpec,
-    with_absolute_path,
 )
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, read_site_file
+from fl_dpbayes.config.sources import Logistic2D, Radiographs
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.sources.radiographs import radiograph_records
+from fl_dpbayes.data.sources import radiographs
 from fl_dpbayes.data.virtual_site_files import write_virtual_sites
 from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 
@@ -42,7 +42,7 @@ def by_kind(value):
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
 def test_equal_seeds_give_equal_records_and_parts_differ(source):
     first = load_source(source, "train")
-    radiograph_records.cache_clear()
+    radiographs.load.cache_clear()
     again = load_source(source, "train")
     assert first.labels is not again.labels
     np.testing.assert_array_equal(first.features, again.features)
@@ -57,8 +57,7 @@ def test_equal_seeds_give_equal_records_and_parts_differ(source):
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
 def test_a_name_alone_is_a_source(source):
     assert DataSpec(source=source.kind).source == type(source)()
-    data = DataSpec(source=source)
-    assert with_absolute_path(data) == data
+    assert source.with_place(Path.resolve) == source.located(None) == source
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from PIL import Image
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.sources import public_records
-from fl_dpbayes.data.sources.public_records import read_public_records
+from fl_dpbayes.data import public_records
+from fl_dpbayes.data.public_records import read_public_records
 
 PIXELS = Task(input_shape=(1, 2, 2), classes=3)
 NUMBERS = Task(input_shape=(2,), classes=3)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fl_dpbayes.config.data import Radiographs
-from fl_dpbayes.data.load import load_source, load_unscaled, source_task, source_unit
-from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures, radiograph_records
+from fl_dpbayes.config.sources import Radiographs
+from fl_dpbayes.data.load import load_source, load_unscaled
+from fl_dpbayes.data.sources import radiographs
+from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
 
 SOURCE = Radiographs(records=6000, test_records=1500, sites=3, heterogeneity=0.8, seed=2)
 ALIKE = SOURCE.model_copy(update={"heterogeneity": 0.0})
@@ -27,8 +28,8 @@ def of_site(records, number):
 
 
 def test_pictures_are_as_described(records):
-    assert records.task == source_task(SOURCE)
-    assert records.unit == source_unit(SOURCE)
+    assert records.task == SOURCE.task
+    assert records.unit == SOURCE.unit
     assert records.features.shape == (6000, 1, 28, 28)
     assert records.features.dtype == np.float32
     assert 0 <= records.features.min() < 0.1
@@ -103,12 +104,12 @@ def test_smallest_and_largest_side(side):
     records = load_unscaled(Radiographs(side=side, records=20, test_records=20), "test")
     assert records.features.shape == (20, 1, side, side)
     assert records.features.dtype == np.uint8
-    assert records.task == source_task(Radiographs(side=side))
+    assert records.task == Radiographs(side=side).task
 
 
 def test_pictures_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     source = Radiographs(records=50, test_records=50)
     whole = load_unscaled(source, "train").features
-    radiograph_records.cache_clear()
+    radiographs.load.cache_clear()
     monkeypatch.setattr("fl_dpbayes.data.sources.radiographs.PIXELS_AT_ONCE", 7 * 28 * 28)
     np.testing.assert_array_equal(load_unscaled(source, "train").features, whole)

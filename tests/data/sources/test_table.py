@@ -3,9 +3,9 @@ import pandas
 import pytest
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import Table
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.data.load import load_source, source_task, source_unit
+from fl_dpbayes.config.sources import Table
+from fl_dpbayes.data.load import load_source
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_features_are_scaled_by_the_stated_constants(tmp_path, table, suffix):
     assert records.labels.tolist() == [0, 1, 0, 2]
     # "007" and "7" are two patients: a unit's name is text, not a number.
     assert records.units.tolist() == ["007", "7", "007", "b"]
-    assert records.unit == source_unit(spec) == "patient"
-    assert records.task == source_task(spec)
+    assert records.unit == spec.unit == "patient"
+    assert records.task == spec.task
 
 
 def test_without_a_unit_column_a_row_is_a_unit(tmp_path, table):
@@ -45,7 +45,7 @@ def test_without_a_unit_column_a_row_is_a_unit(tmp_path, table):
     spec = source(tmp_path / "t.csv")
     records = load_source(spec, "train")
     assert records.units.tolist() == [0, 1, 2, 3]
-    assert records.unit == source_unit(spec) == "record"
+    assert records.unit == spec.unit == "record"
     np.testing.assert_array_equal(records.features[:, 0], [50, 61, 50, 33])
 
 

@@ -51,22 +51,6 @@ def test_empty_sites_leave_the_prior_limit(linear_gaussian):
     np.testing.assert_allclose(state.posterior.precision, prior_of(linear_gaussian).precision, rtol=1e-12)
 
 
-def test_one_site_is_the_identity_limit(linear_gaussian):
-    state = PVIState(prior_of(linear_gaussian))
-    answer = state.cavity("b") + likelihood(linear_gaussian, "b")
-    posterior = update(state, {"b": answer}, damping=1.0).posterior
-    np.testing.assert_allclose(posterior.precision, answer.precision, rtol=1e-12)
-    np.testing.assert_allclose(posterior.precision_mean, answer.precision_mean, rtol=1e-12)
-
-
-def test_order_of_sites_does_not_matter(linear_gaussian):
-    state = PVIState(prior_of(linear_gaussian))
-    answers = {s: state.cavity(s) + likelihood(linear_gaussian, s) for s in linear_gaussian.sites}
-    one = update(state, answers, damping=0.4).posterior
-    other = update(state, dict(reversed(answers.items())), damping=0.4).posterior
-    np.testing.assert_array_equal(one.precision, other.precision)
-
-
 @pytest.mark.parametrize("damping", [0.3, 1.0])
 def test_wider_answer_moves_the_mean_only_and_is_said(damping):
     state = PVIState(NaturalGaussian(np.ones(2), np.zeros(2)))
@@ -126,9 +110,3 @@ def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal, random_sa
     mean, covariance = orthogonal.posterior
     assert_within_standard_errors(means, mean)
     assert_within_standard_errors(precisions, 1 / np.diag(covariance))
-
-
-@pytest.mark.parametrize("damping", [0.0, 1.5])
-def test_damping_outside_is_refused(damping):
-    with pytest.raises(ValueError, match="damping is"):
-        update(PVIState(NaturalGaussian(np.ones(1), np.zeros(1))), {}, damping=damping)

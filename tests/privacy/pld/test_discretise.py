@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.pld.discretise import LossMass, discretise, losses_at, outputs_at
-from fl_dpbayes.privacy.pld.levels import Level
 
-STEPS = [Level(1.0, 0.01, 1), Level(0.3, 0.2, 1), Level(5.0, 0.9, 1), Level(2.0, 1.0, 1), Level(0.05, 0.001, 1)]
+KINDS = [(1.0, 0.01), (0.3, 0.2), (5.0, 0.9), (2.0, 1.0), (0.05, 0.001)]
+STEPS = [GaussianEvent(sigma, rate, 1) for sigma, rate in KINDS]
 SPACING = 0.01
 
 
@@ -17,7 +18,7 @@ def of_grid(loss: LossMass, epsilons: np.ndarray) -> np.ndarray:
     return gain @ loss.mass + loss.infinite
 
 
-def exact(level: Level, epsilons: np.ndarray, direction: str) -> np.ndarray:
+def exact(level: GaussianEvent, epsilons: np.ndarray, direction: str) -> np.ndarray:
     """Hockey-stick divergences of the two mixtures, by the densities' crossing point."""
     s, q = level.noise_multiplier, level.sampling_rate
     if direction == "remove":
@@ -32,14 +33,14 @@ def exact(level: Level, epsilons: np.ndarray, direction: str) -> np.ndarray:
     return p - np.exp(epsilons) * ((1 - q) * ndtr(-x / s) + q * ndtr((-1 - x) / s))
 
 
-def discretised(level: Level, reach: float = 9.0) -> dict[str, LossMass]:
+def discretised(level: GaussianEvent, reach: float = 9.0) -> dict[str, LossMass]:
     remove, add = discretise(level, "add_or_remove_one", SPACING, reach)
     (replace,) = discretise(level, "replace_one", SPACING, reach)
     return {"remove": remove, "add": add, "replace": replace}
 
 
 @pytest.mark.parametrize("level", STEPS, ids=str)
-def test_divergences_are_exact_on_the_grid_and_above_between(level: Level) -> None:
+def test_divergences_are_exact_on_the_grid_and_above_between(level: GaussianEvent) -> None:
     for direction, loss in discretised(level).items():
         grid = SPACING * np.arange(-100, 500, 7)
         assert of_grid(loss, grid) == pytest.approx(exact(level, grid, direction), rel=1e-7, abs=1e-13)
@@ -52,7 +53,7 @@ def test_divergences_are_exact_on_the_grid_and_above_between(level: Level) -> No
 
 @pytest.mark.parametrize("level", STEPS, ids=str)
 @pytest.mark.parametrize("reach", [9.0, 1.0])
-def test_mass_of_both_distributions_is_kept(level: Level, reach: float) -> None:
+def test_mass_of_both_distributions_is_kept(level: GaussianEvent, reach: float) -> None:
     for loss in discretised(level, reach).values():
         grid = (loss.first + np.arange(loss.mass.size)) * SPACING
         assert loss.mass.min() >= 0
@@ -62,7 +63,7 @@ def test_mass_of_both_distributions_is_kept(level: Level, reach: float) -> None:
 
 @pytest.mark.parametrize("level", STEPS, ids=str)
 @pytest.mark.parametrize("adjacency", ["add_or_remove_one", "replace_one"])
-def test_outputs_invert_losses(level: Level, adjacency: str) -> None:
+def test_outputs_invert_losses(level: GaussianEvent, adjacency: str) -> None:
     x = np.linspace(-3, 6, 50) * level.noise_multiplier
     loss = losses_at(x, level, adjacency)  # type: ignore[arg-type]
     assert losses_at(outputs_at(loss, level, adjacency), level, adjacency) == pytest.approx(  # type: ignore[arg-type]
@@ -72,19 +73,19 @@ def test_outputs_invert_losses(level: Level, adjacency: str) -> None:
 
 
 def test_losses_below_the_range_have_no_output() -> None:
-    level = Level(1.0, 0.25, 1)
+    level = GaussianEvent(1.0, 0.25, 1)
     assert outputs_at(np.array([-0.3]), level, "add_or_remove_one")[0] == -math.inf
 
 
 @pytest.mark.parametrize("level", STEPS, ids=str)
-def test_what_is_cut_still_counts(level: Level) -> None:
+def test_what_is_cut_still_counts(level: GaussianEvent) -> None:
     epsilons = SPACING * np.arange(0, 300, 7)
     for direction, loss in discretised(level, 1.0).items():
         assert np.all(of_grid(loss, epsilons) >= exact(level, epsilons, direction) - 1e-13)
 
 
 def test_losses_beyond_float_range_go_up_not_down() -> None:
-    level = Level(0.02, 0.5, 1)
+    level = GaussianEvent(0.02, 0.5, 1)
     remove, _ = discretise(level, "add_or_remove_one", 1.0, 9.0)
     grid = remove.first + np.arange(remove.mass.size)
     x = 1 + 0.02 * np.linspace(-8, 8, 20_001)

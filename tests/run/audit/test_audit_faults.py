@@ -21,7 +21,7 @@ from fl_dpbayes.calibration import release
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.privacy.audit_check import Check
+from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.run.audit.alone import audit_alone
 from fl_dpbayes.run.audit.canaries import audit_canaries

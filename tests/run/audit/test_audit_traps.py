@@ -10,8 +10,7 @@ from fl_dpbayes.config.sampler import SGLD, ExponentialStepSize, FlatPrior
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.privacy.events import history_of_steps
-from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.events import history_of_steps, noise_of_steps
 from fl_dpbayes.samplers import minibatch
 from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.chain import ChainStreams, run_chain

@@ -1,15 +1,16 @@
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.run.bench import accounting as bench_accounting
 
 
 @pytest.mark.slow
 def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_dpbayes.run.bench import accounting as bench_accounting
-
     few = (GaussianEvent(1.5, 0.1, 3), GaussianEvent(2.0, 0.1, 3))
     monkeypatch.setattr(bench_accounting, "FEW", few)
     monkeypatch.setattr(bench_accounting, "MANY", few)
@@ -25,3 +26,9 @@ def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatc
     ours, dp_accounting, opacus = (float(rows[index][5]) for index in (0, 2, 3))
     assert ours == pytest.approx(dp_accounting, rel=1e-3)
     assert ours - 1e-3 <= opacus <= ours + 0.03
+
+
+def test_missing_peer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(UserError, match=r"dp-accounting is not installed: pip install 'fl-dpbayes\[bench\]'"):
+        bench_accounting.bench_accounting(Console())

@@ -1,0 +1,336 @@
+"""What a scenario or a site file says of its source of records: where it is, what it holds, whose it is.
+
+The code of a kind is the module of its name in `fl_dpbayes.data.sources`.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.data_folder import known_folder
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import GroupText
+from fl_dpbayes.config.task import Task
+
+OfficialPart = Literal["train", "validation", "test"]
+ColumnName = Annotated[str, Field(min_length=1, max_length=100)]
+SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
+Coefficient = Annotated[float, Field(ge=-100, le=100)]
+# A part of this many pixels takes half a gibibyte as grey levels, two as float32.
+MAX_PIXELS = 2**29
+
+
+class SourceConfig(Config):
+    """What every source says of itself, beside its keys, without loading a record."""
+
+    @property
+    def task(self) -> Task:
+        """Shape of a record and number of classes."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[OfficialPart, ...]:
+        """The parts as the data set's authors split it; only `train`, which is all of it, where they did not."""
+        return ("train",)
+
+    @property
+    def unit(self) -> str:
+        """What a privacy unit is called: a table's unit column, patient, image or record."""
+        return "record"
+
+    def with_place(self, change: Callable[[Path], Path | None]) -> Self:
+        """Change the path or folder where the source lies, if it has one."""
+        for key in ("path", "folder"):
+            place = getattr(self, key, None)
+            if place is not None:
+                return self.model_copy(update={key: change(place)})
+        return self
+
+    def located(self, data_dir: Path | None) -> Self:
+        """Resolve where the source lies; `data_dir` is where built-in ones do."""
+        return self.with_place(Path.resolve)
+
+
+class BuiltIn(SourceConfig):
+    """One of the data sets that the project knows; `folder` is the data folder (unused for digits)."""
+
+    kind: Literal["digits", "mnist", "pneumonia", "heart"]
+    folder: Path | None = None
+
+    @property
+    def task(self) -> Task:
+        """One of a picture of so many pixels, or 15 numbers of a patient."""
+        shape, classes = {
+            "digits": ((1, 8, 8), 10), "mnist": ((1, 28, 28), 10), "pneumonia": ((1, 28, 28), 2), "heart": ((15,), 2),
+        }[self.kind]  # fmt: skip
+        return Task(input_shape=shape, classes=classes)
+
+    @property
+    def parts(self) -> tuple[OfficialPart, ...]:
+        """Those of the data set."""
+        if self.kind == "pneumonia":
+            return ("train", "validation", "test")
+        return ("train", "test") if self.kind == "mnist" else ("train",)
+
+    @property
+    def unit(self) -> str:
+        """A patient where the data set has one record of each."""
+        return "patient" if self.kind == "heart" else "record"
+
+    def located(self, data_dir: Path | None) -> Self:
+        """Find it in `data_dir`, else in its own folder or the environment's."""
+        folder = known_folder(data_dir or self.folder)
+        return self.model_copy(update={"folder": None if folder is None else folder.resolve()})
+
+
+class Table(SourceConfig):
+    """A CSV or Parquet table with a label column and numeric features.
+
+    A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
+    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient;
+    `group_columns` attributes such as sex by whose values calibration is measured too.
+    """
+
+    kind: Literal["table"] = "table"
+    path: Path
+    label: str
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    features: Annotated[tuple[str, ...], Field(min_length=1)]
+    centers: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    unit_column: ColumnName | None = None
+    group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
+
+    @property
+    def task(self) -> Task:
+        """One number for each feature."""
+        return Task(input_shape=(len(self.features),), classes=self.classes)
+
+    @property
+    def unit(self) -> str:
+        """The column of units."""
+        return self.unit_column or "record"
+
+    @model_validator(mode="after")
+    def _constants_fit_features(self) -> "Table":
+        for key in ("centers", "scales"):
+            count = len(getattr(self, key))
+            if count not in (0, len(self.features)):
+                raise ValueError(f"{key} has {count} values for {len(self.features)} features: give one each, or none")
+        if any(scale <= 0 for scale in self.scales):
+            raise ValueError("a value of scales is not above 0")
+        return self
+
+
+class ImageFolder(SourceConfig):
+    """A folder with one sub-folder of images per class, in alphabetical order of their names.
+
+    `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
+    folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient, of
+    whatever class, are one privacy unit; without it each image is one.
+    """
+
+    kind: Literal["images"] = "images"
+    path: Path
+    height: PositiveInt
+    width: PositiveInt
+    channels: Literal[1, 3] = 1
+    patient_pattern: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+
+    @property
+    def task(self) -> Task:
+        """The stated size, and one class per sub-folder, of which an empty one counts.
+
+        Raises:
+            UserError: if the folder is absent or has fewer than two sub-folders.
+        """
+        if not self.path.is_dir():
+            raise UserError(f"image folder {self.path} does not exist")
+        classes = sum(entry.is_dir() for entry in self.path.iterdir())
+        if classes < 2:
+            raise UserError(
+                f"image folder {self.path} has {classes} sub-folders: make one per class, at least two (a class "
+                "without images is an empty one)"
+            )
+        return Task(input_shape=(self.channels, self.height, self.width), classes=classes)
+
+    @property
+    def unit(self) -> str:
+        """A patient where paths name them."""
+        return "patient" if self.patient_pattern else "image"
+
+    @field_validator("patient_pattern")
+    @classmethod
+    def _pattern_has_one_group(cls, pattern: str | None) -> str | None:
+        try:
+            groups = 1 if pattern is None else re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(
+                f"{pattern!r} has {groups} groups: put exactly one pair of parentheses, around what names the patient, "
+                "such as '^(P[0-9]+)_'"
+            )
+        return pattern
+
+
+def _only_train() -> dict[OfficialPart, str]:
+    return {"train": "train"}
+
+
+class HuggingFace(SourceConfig):
+    """A data set of the Hugging Face hub, or a local folder of Parquet files in its layout.
+
+    Either `name` and `revision`, the commit whose files are read, so that every site and every later run reads the
+    same, or `path`. `features` is one image column, resized to `height` x `width`, or a list of numeric ones, centred
+    and scaled by public constants as in a table. `splits` says which split each official part is. `site_column` names
+    who collected a record, for a natural partition, `unit_column` the privacy unit.
+    """
+
+    kind: Literal["huggingface"] = "huggingface"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$")] | None = None
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    path: Path | None = None
+    config: ColumnName | None = None
+    features: ColumnName | Annotated[tuple[ColumnName, ...], Field(min_length=1)]
+    label: ColumnName
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    height: PositiveInt | None = None
+    width: PositiveInt | None = None
+    channels: Literal[1, 3] = 1
+    centers: tuple[float, ...] = ()
+    scales: tuple[float, ...] = ()
+    splits: dict[OfficialPart, SplitName] = Field(default_factory=_only_train, min_length=1)
+    site_column: ColumnName | None = None
+    unit_column: ColumnName | None = None
+
+    @property
+    def task(self) -> Task:
+        """Sizes of images, or the numeric columns."""
+        if self.height is not None and self.width is not None:
+            return Task(input_shape=(self.channels, self.height, self.width), classes=self.classes)
+        return Task(input_shape=(len(self.columns),), classes=self.classes)
+
+    @property
+    def parts(self) -> tuple[OfficialPart, ...]:
+        """Those that `splits` names."""
+        return tuple(self.splits)
+
+    @property
+    def unit(self) -> str:
+        """The column of units, or what a record is."""
+        return self.unit_column or ("image" if self.image else "record")
+
+    @property
+    def image(self) -> str | None:
+        """The column of images; None where records are rows of numbers."""
+        return self.features if isinstance(self.features, str) else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The numeric columns; none where records are images."""
+        return () if isinstance(self.features, str) else self.features
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> "HuggingFace":
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give either name (and revision) or path, a local folder of Parquet files")
+        if (self.name is None) != (self.revision is None):
+            raise ValueError(
+                "revision is the commit of the hub's data set (40 hexadecimal digits, on its page under 'Files and "
+                "versions'): give it with name, and not with path"
+            )
+        sizes = (self.height is not None, self.width is not None)
+        if sizes != (self.image is not None,) * 2:
+            raise ValueError("height and width must be given exactly when features is one column of images")
+        for key in ("centers", "scales"):
+            if len(getattr(self, key)) not in (0, len(self.columns)):
+                raise ValueError(f"{key} must have one value for each of {len(self.columns)} numeric features, or none")
+        if any(scale <= 0 for scale in self.scales):
+            raise ValueError("a value of scales is not above 0")
+        return self
+
+
+class SyntheticSites(SourceConfig):
+    """Records of natural sites `site-1`, `site-2`, ..., of equal size, with known p(y | x) at each.
+
+    `records` and `test_records` are how many the parts `train` and `test` hold, over all sites. `heterogeneity` is how
+    much the sites differ, in what they record and in how they label it; at 0 they are alike. The same `seed` gives the
+    same hospitals and patients, whatever the scenario's own seed is.
+    """
+
+    records: Annotated[int, Field(ge=2, le=1_000_000)] = 6000
+    test_records: Annotated[int, Field(ge=2, le=1_000_000)] = 2000
+    sites: Annotated[int, Field(ge=1, le=1000)] = 6
+    heterogeneity: Annotated[float, Field(ge=0, le=3)] = 0.5
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @property
+    def parts(self) -> tuple[OfficialPart, ...]:
+        """Both are drawn."""
+        return ("train", "test")
+
+    @model_validator(mode="after")
+    def _sites_have_records(self) -> "SyntheticSites":
+        for key in ("records", "test_records"):
+            count = getattr(self, key)
+            if count < self.sites:
+                raise ValueError(f"{key} is {count} for {self.sites} sites: give each site at least one record")
+        return self
+
+
+class Logistic2D(SyntheticSites):
+    """Points in the plane and a label by logistic regression, see `logistic_2d.py`.
+
+    `intercept` and `slopes` are those of the average site.
+    """
+
+    kind: Literal["logistic-2d"] = "logistic-2d"
+    intercept: Coefficient = 0.0
+    slopes: tuple[Coefficient, Coefficient] = (1.5, -1.0)
+
+    @property
+    def task(self) -> Task:
+        """Points in the plane."""
+        return Task(input_shape=(2,), classes=2)
+
+
+class Radiographs(SyntheticSites):
+    """Chest-like grey pictures with an opacity, whose contrast decides on the label, see `radiographs.py`.
+
+    `side`: pixels per row and column. `steepness` and `threshold`: the log odds of label 1 rise by `steepness` per unit
+    of contrast (0 to 1) and are even at `threshold`, at the average site.
+    """
+
+    kind: Literal["radiographs"] = "radiographs"
+    side: Annotated[int, Field(ge=8, le=224)] = 28
+    steepness: Annotated[PositiveFloat, Field(le=100)] = 10.0
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    @property
+    def task(self) -> Task:
+        """Square grey pictures."""
+        return Task(input_shape=(1, self.side, self.side), classes=2)
+
+    @model_validator(mode="after")
+    def _pixels_fit_memory(self) -> "Radiographs":
+        for key in ("records", "test_records"):
+            most = MAX_PIXELS // self.side**2
+            if getattr(self, key) > most:
+                raise ValueError(f"{key} is {getattr(self, key)}: at side {self.side} at most {most} are made")
+        return self
+
+
+Source = Annotated[
+    BuiltIn
+    | Table
+    | ImageFolder
+    | HuggingFace
+    | Logistic2D
+    | Radiographs,
+    Field(discriminator="kind"),
+]  # fmt: skip

@@ -1,0 +1,183 @@
+"""A data set of the Hugging Face hub at one commit, or a local folder in its layout: Parquet files, no code run."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas
+from PIL import Image, UnidentifiedImageError
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import HuggingFace, OfficialPart, Table
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.sources.images import grey_levels
+from fl_dpbayes.data.sources.table import framed_records
+
+if TYPE_CHECKING:
+    import pyarrow
+    from datasets import Dataset, DatasetBuilder, IterableDataset
+
+BATCH_ROWS = 1000
+# One gibibyte each.
+MAX_GREY_LEVELS = 2**30
+MAX_NUMBERS = 2**27
+MAX_PICTURE_PIXELS = 2**26
+
+
+def load(source: HuggingFace, part: OfficialPart) -> Records:
+    """Load one split: images resized (bilinear, anti-aliased), or numeric columns centred and scaled.
+
+    A local folder is read where it lies. A data set of the hub is downloaded once, into the library's own cache.
+
+    One record per row, in the split's order; grey levels of images are not yet scaled.
+
+    Raises:
+        UserError: if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or has a
+            value that is not allowed.
+    """
+    task = source.task
+    split = _split(source, source.splits[part])
+    frames, pixels = [], []
+    count = 0
+    most = (MAX_GREY_LEVELS if source.image else MAX_NUMBERS) // int(np.prod(task.input_shape))
+    for table in _tables(split, source):
+        count += len(table)
+        if count > most:
+            raise _error(source, f"split {source.splits[part]!r} has more than {most} records: use a smaller one")
+        if source.image is not None:
+            pixels += _images(table[source.image], source, count - len(table))
+            table = table.drop_columns([source.image])
+        frames.append(table.to_pandas())
+    if not count:
+        raise _error(source, f"split {source.splits[part]!r} has no rows")
+    frame = pandas.concat(frames, ignore_index=True)
+    # Of images the label stands in as the one feature, so that labels and units are checked as those of a table.
+    described = Table(
+        path=_place(source),
+        label=source.label,
+        classes=source.classes,
+        features=source.columns or (source.label,),
+        centers=source.centers,
+        scales=source.scales,
+        unit_column=source.unit_column,
+    )
+    records = framed_records(frame, described)
+    if source.site_column is not None:
+        if frame[source.site_column].isna().any():
+            raise _error(source, f"column {source.site_column!r} has missing values: every row needs its site")
+        records = replace(records, natural_site=frame[source.site_column].astype(str).to_numpy(dtype=np.str_))
+    if source.image is not None:
+        records = replace(records, features=np.stack(pixels), task=task, unit=source.unit, feature_names=())
+    return records
+
+
+def _place(source: HuggingFace) -> Path:
+    return Path(source.name or "") if source.path is None else source.path
+
+
+def _error(source: HuggingFace, problem: str) -> UserError:
+    return UserError(f"data set {_place(source)}: {problem}")
+
+
+def _split(source: HuggingFace, name: str) -> "Dataset | IterableDataset":
+    """Open a split; a local folder as a stream, since anything else would copy records into the user's home."""
+    builder = _builder(source)
+    try:
+        if source.path is not None:
+            found = builder.as_streaming_dataset()
+            return found[name] if name in found else _no_split(source, name, list(found))
+        builder.download_and_prepare()
+        names = list(builder.info.splits or ())
+        return builder.as_dataset(split=name) if name in names else _no_split(source, name, names)
+    except UserError:
+        raise
+    # What files of others make the library raise is not documented.
+    except Exception as error:
+        raise _error(source, f"it cannot be read: {_first_line(error)}") from None
+
+
+def _no_split(source: HuggingFace, name: str, found: list[Any]) -> "Dataset":
+    raise _error(source, f"it has no split {name!r}: set source.splits to some of {', '.join(map(str, found))}")
+
+
+def _builder(source: HuggingFace) -> "DatasetBuilder":
+    from datasets import load_dataset_builder
+    from datasets.packaged_modules.cache.cache import Cache
+    from datasets.packaged_modules.parquet.parquet import Parquet
+
+    if source.path is not None and not source.path.is_dir():
+        raise _error(source, "there is no such folder: source.path names one that holds Parquet files")
+    try:
+        if source.path is not None:
+            builder = load_dataset_builder(str(source.path), source.config)
+        else:
+            builder = load_dataset_builder(source.name or "", source.config, revision=source.revision)
+    except Exception as error:
+        remedy = "check source.config and the names of its files"
+        if source.path is None:
+            remedy = (
+                "check name, revision and config; without internet, download it beforehand (once, with internet, by "
+                "this same source), or give source.path, a local folder with its Parquet files, instead of name"
+            )
+        raise _error(source, f"it cannot be had ({_first_line(error)}): {remedy}") from None
+    # Readers of other formats may run code or unpickle; the cache holds Arrow tables.
+    if not isinstance(builder, Parquet | Cache):
+        raise _error(source, "its files are not in Parquet, the only format that is read: convert them")
+    if source.path is None and builder.hash != source.revision:
+        raise _error(
+            source,
+            f"the download that is here is of commit {builder.hash}, not of revision {source.revision}: run once with "
+            "internet, or name that revision",
+        )
+    return builder
+
+
+def _tables(split: "Dataset | IterableDataset", source: HuggingFace) -> Iterator["pyarrow.Table"]:
+    from datasets import ClassLabel
+    from datasets import Image as ImageFeature
+
+    features = split.features or {}
+    extra = (source.image, source.site_column, source.unit_column)
+    wanted = list(dict.fromkeys([*source.columns, source.label, *(name for name in extra if name is not None)]))
+    for name in wanted:
+        if name not in features:
+            raise _error(source, f"it has no column {name!r}: its columns are {', '.join(features)}")
+    label = features[source.label]
+    if isinstance(label, ClassLabel) and label.num_classes != source.classes:
+        raise _error(source, f"column {source.label!r} has {label.num_classes} classes, source.classes is "
+                             f"{source.classes}: correct it")  # fmt: skip
+    split = split.select_columns(wanted)
+    if source.image is not None:
+        if not isinstance(features[source.image], ImageFeature):
+            raise _error(source, f"column {source.image!r} holds no images: give source.features a list of columns")
+        split = split.cast_column(source.image, ImageFeature(decode=False))
+    try:
+        yield from split.with_format("arrow").iter(batch_size=BATCH_ROWS)
+    except Exception as error:
+        raise _error(source, f"it cannot be read: {_first_line(error)}") from None
+
+
+def _images(column: "pyarrow.ChunkedArray", source: HuggingFace, first: int) -> list[npt.NDArray[np.uint8]]:
+    _, height, width = source.task.input_shape
+    images = []
+    for row, value in enumerate(column.to_pylist(), start=first + 1):
+        # A row may name a file instead, any file of this machine.
+        if not value or not value.get("bytes"):
+            raise _error(source, f"the image in row {row} is not inside the Parquet file: give a folder of images "
+                                 "(source.kind 'images') instead")  # fmt: skip
+        try:
+            with Image.open(io.BytesIO(value["bytes"])) as image:
+                if image.width * image.height > MAX_PICTURE_PIXELS:
+                    raise _error(source, f"the image in row {row} has more than {MAX_PICTURE_PIXELS} pixels")
+                images.append(grey_levels(image, height=height, width=width, channels=source.channels))
+        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+            raise _error(source, f"the image in row {row} cannot be read: {error}") from None
+    return images
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

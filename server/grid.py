@@ -1,0 +1,116 @@
+"""Flower's grid, with replies one by one in the order of the requests, and without dead processes in a simulation."""
+
+import time
+from collections.abc import Iterable, Iterator
+from logging import WARNING
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common import log
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+from google.protobuf.message import DecodeError
+
+POLL_SECONDS = 0.05
+# What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a broken connection
+# raises none of these.
+UNREADABLE = (AttributeError, DecodeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
+
+class OrderedGrid(Grid):
+    """Wraps a Grid so that replies are pulled one at a time in the order in which requests were pushed.
+
+    Strategies that fold replies as they iterate over them then hold one reply in memory, and equal seeds give equal
+    results whichever site answers first. A request without a reply at the deadline is passed over.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
+        """Set the run of the wrapped grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self):  # type: ignore[no-untyped-def]
+        """Run of the wrapped grid."""
+        return self._grid.run
+
+    def create_message(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        """Create a message through the wrapped grid."""
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids of the wrapped grid."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages through the wrapped grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull messages through the wrapped grid."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Push all messages, then yield their replies one by one in the same order.
+
+        Args:
+            messages: requests; each is pushed, and let go, before the next is built, and all before the first reply is
+                pulled.
+            timeout: seconds for the whole exchange; None waits for ever.
+
+        Yields:
+            A reply for each request that was answered in time.
+        """
+        pushed: list[tuple[str, Message]] = []
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for request in messages:
+            unreadable = Error(ErrorCode.UNKNOWN, "")
+            pushed += [
+                (message_id, Message(unreadable, reply_to=request))
+                for message_id in self._grid.push_messages([request])
+            ]
+        for message_id, spare in pushed:
+            while True:
+                replies = self._pulled(message_id, spare) if message_id else []
+                if replies:
+                    while replies:
+                        yield replies.pop(0)
+                    break
+                if not message_id or (deadline is not None and time.monotonic() >= deadline):
+                    break
+                time.sleep(POLL_SECONDS)
+
+    def _pulled(self, message_id: str, unreadable: Message) -> list[Message]:
+        """Return what has come; an error reply in the place of one that Flower cannot put together from its parts."""
+        try:
+            return list(self._grid.pull_messages([message_id]))
+        except UNREADABLE as error:
+            log(WARNING, "a reply could not be put together: %s", type(error).__name__)
+            return [unreadable]
+
+
+def replace_dead_actors(grid: Grid) -> None:
+    """Make the simulation's pool of Ray actors put a new actor in the place of a dead one.
+
+    Flower 1.41 returns a dead actor to its pool, where it fails every message at once and so, being always idle, takes
+    most of them: one killed process would cost most sites all their rounds. This wraps one method of that pool, which
+    lives in this process; nothing is done with the grid of a deployment.
+    """
+    if not isinstance(grid, InMemoryGrid):
+        return
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+    from ray.exceptions import RayActorError
+
+    original = BasicActorPool.fetch_result_and_return_actor_to_pool
+
+    def fetch(self: Any, future: Any) -> Any:
+        try:
+            return original(self, future)
+        except RayActorError:
+            self._future_to_actor[future] = self.create_actor_fn()
+            raise
+
+    BasicActorPool.fetch_result_and_return_actor_to_pool = fetch  # type: ignore[method-assign]

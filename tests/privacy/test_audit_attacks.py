@@ -1,0 +1,135 @@
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from fl_dpbayes.privacy.audit_attacks import (
+    gaussian_epsilon_bound,
+    log_likelihood_ratios,
+    loss_threshold_attack,
+    one_run_epsilon_bound,
+)
+from fl_dpbayes.privacy.gdp import gdp_epsilon
+
+DELTA = 1e-5
+CLAIM = {"epsilon": 1.0, "delta": DELTA}
+
+
+def coins(generator: np.random.Generator, count: int) -> np.ndarray:
+    return generator.random(count) < 0.5
+
+
+def test_ratio_without_subsampling_is_the_linear_one() -> None:
+    projections = np.random.default_rng(0).normal(size=(3, 5))
+    noise_std = np.array([1.0, 2.0, 3.0])
+    scores = log_likelihood_ratios(projections, signal=0.7, noise_std=noise_std, sampling_rate=1.0)
+    expected = ((projections * 0.7 - 0.7**2 / 2) / noise_std[:, None] ** 2).sum(axis=0)
+    np.testing.assert_allclose(scores, expected, rtol=1e-12)
+
+
+def test_ratio_with_subsampling_is_that_of_the_mixture() -> None:
+    scores = log_likelihood_ratios(np.array([[0.3]]), signal=1.0, noise_std=np.array([0.5]), sampling_rate=0.2)
+    absent, present = math.exp(-(0.3**2) / 0.5), math.exp(-(0.7**2) / 0.5)
+    assert scores[0] == pytest.approx(math.log((0.8 * absent + 0.2 * present) / absent), rel=1e-12)
+
+
+def test_ratio_survives_signals_far_beyond_the_noise() -> None:
+    scores = log_likelihood_ratios(np.array([[1e4, -1e4]]), signal=1.0, noise_std=np.array([0.01]), sampling_rate=0.5)
+    assert np.isfinite(scores).all()
+    assert scores[0] > 1e6
+    assert scores[1] == pytest.approx(math.log(0.5))
+
+
+def test_perfect_scores_give_the_closed_form_limit() -> None:
+    included = np.arange(200) < 100
+    bound = gaussian_epsilon_bound(included - 0.5, included, threshold=0.0, delta=DELTA, confidence=0.95)
+    error = 1 - 0.025 ** (1 / 100)
+    assert bound == pytest.approx(gdp_epsilon(float(ndtri(1 - error) - ndtri(error)), DELTA), rel=1e-9)
+
+
+def test_scores_without_information_or_with_one_class_give_zero() -> None:
+    generator = np.random.default_rng(1)
+    included = coins(generator, 1000)
+    scores = generator.normal(size=1000)
+    nothing = {"delta": DELTA, "confidence": 0.95}
+    assert gaussian_epsilon_bound(scores, included, threshold=0.0, **nothing) == 0
+    assert one_run_epsilon_bound(scores, included, guesses=500, **nothing) == 0
+    assert gaussian_epsilon_bound(scores, np.ones(1000, bool), threshold=0.0, **nothing) == 0
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.5])
+def test_bounds_of_a_gaussian_mechanism_hold_and_approach_its_epsilon(mu: float) -> None:
+    generator, exceeded, bounds = np.random.default_rng(2), 0, []
+    for _ in range(300):
+        included = coins(generator, 2000)
+        scores = generator.normal(mu * (included - 0.5), 1.0)
+        bound = gaussian_epsilon_bound(scores, included, threshold=0.0, delta=DELTA, confidence=0.9)
+        one_run = one_run_epsilon_bound(scores, included, guesses=500, delta=DELTA, confidence=0.9)
+        exceeded += max(bound, one_run) > gdp_epsilon(mu, DELTA)
+        bounds.append(bound)
+    # At most 10 % may exceed; the two limits of the error rates together make it far fewer.
+    assert exceeded <= 0.1 * 300
+    assert np.median(bounds) > 0.6 * gdp_epsilon(mu, DELTA)
+
+
+@pytest.mark.parametrize("guesses", [10, 200])
+def test_one_run_bound_of_perfect_guesses_without_delta_is_the_closed_form(guesses: int) -> None:
+    included = np.arange(400) < 200
+    bound = one_run_epsilon_bound(included * 1.0, included, guesses=guesses, delta=0.0, confidence=0.95)
+    accuracy = 0.05 ** (1 / guesses)
+    assert bound == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-4)
+
+
+def test_one_run_bound_is_reached_by_randomised_response_and_seldom_passed() -> None:
+    generator, epsilon, exceeded, bounds = np.random.default_rng(3), 1.0, 0, []
+    for _ in range(300):
+        included = coins(generator, 1000)
+        truthful = generator.random(1000) < 1 / (1 + math.exp(-epsilon))
+        # A small random part breaks ties without taking sides.
+        scores = np.where(truthful, included, ~included) + 0.1 * generator.random(1000)
+        bound = one_run_epsilon_bound(scores, included, guesses=800, delta=0.0, confidence=0.95)
+        exceeded += bound > epsilon
+        bounds.append(bound)
+    assert exceeded <= 0.05 * 300 + 3 * math.sqrt(0.05 * 0.95 * 300)
+    assert 0.8 < np.median(bounds) < epsilon
+
+
+def test_one_run_bound_falls_as_delta_grows() -> None:
+    included = np.arange(400) < 200
+    bounds = [
+        one_run_epsilon_bound(included * 1.0, included, guesses=200, delta=delta, confidence=0.95)
+        for delta in (0.0, 1e-5, 1e-4, 1e-2)
+    ]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[-1] < bounds[0]
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "area", "advantage"),
+    [(range(5), range(10, 13), 1.0, 1.0), ([1] * 5, [1] * 3, 0.5, 0.0), ([1, 3], [2, 4], 3 / 4, 1 / 2)],
+    ids=["separated", "equal", "by hand"],
+)
+def test_area_counts_pairs(members: list[int], others: list[int], area: float, advantage: float) -> None:
+    score = loss_threshold_attack(np.array(members, float), np.array(others, float), **CLAIM)
+    assert (score.members, score.others) == (len(members), len(others))
+    assert (score.area, score.advantage) == pytest.approx((area, advantage))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 5.0])
+def test_advantage_bound_is_that_of_the_claim(epsilon: float) -> None:
+    score = loss_threshold_attack(np.ones(2), np.ones(2), epsilon=epsilon, delta=1e-3)
+    expected = (math.exp(epsilon) - 1 + 2e-3) / (math.exp(epsilon) + 1)
+    assert score.advantage_bound == pytest.approx(expected, rel=1e-12)
+    assert loss_threshold_attack(np.ones(2), np.ones(2), epsilon=math.inf, delta=1e-3).advantage_bound == 1.0
+
+
+def test_standard_error_matches_the_spread_of_simulated_areas() -> None:
+    generator = np.random.default_rng(0)
+    scores = [
+        loss_threshold_attack(generator.exponential(1.0, 80), generator.exponential(1.5, 40), **CLAIM)
+        for _ in range(300)
+    ]
+    spread = np.std([score.area for score in scores])
+    # The spread of 300 areas has a relative standard error of 4 %; the formula supposes exponential scores, as here.
+    assert spread == pytest.approx(np.mean([score.area_standard_error for score in scores]), rel=0.16)
