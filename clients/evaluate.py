@@ -14,10 +14,9 @@ from clients.noised_release import release_noised
 from clients.predictor_arrays import read_predictors
 from clients.refused import RefusedError
 from clients.subgroups import count_predictions, measured_groups
-from fl_dpbayes.calibration.bins import on_grid
-from fl_dpbayes.calibration.fixed_pieces import in_fixed_pieces
+from fl_dpbayes.calibration.bins import in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import SiteSplit, load_site

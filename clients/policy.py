@@ -6,7 +6,6 @@ from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan
 from fl_dpbayes.config.recalibration import RecalibrationPlan
-from fl_dpbayes.config.sampler import BayesByBackprop
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.declared_units import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
@@ -52,9 +51,7 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> None:
 
 def _numbers(request: TrainRequest) -> int:
     """Count a model's parameters, times the weight draws that are held at once."""
-    sampler = request.plan.sampler
-    draws = sampler.draws if isinstance(sampler, BayesByBackprop) else 1
-    return draws * _parameters(request)
+    return request.plan.sampler.weight_draws * _parameters(request)
 
 
 def _parameters(request: TrainRequest) -> int:

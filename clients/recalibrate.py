@@ -12,8 +12,8 @@ from clients.predictor_arrays import read_predictors
 from clients.privacy_statement import privacy_statement
 from clients.refused import RefusedError
 from clients.stored_reply import pack_reply, unpack_reply
-from fl_dpbayes.calibration.isotonic import count_bins
-from fl_dpbayes.calibration.private_recalibration import private_fit
+from fl_dpbayes.calibration.recalibration.descent import private_fit
+from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_to_arrays, sensitivity
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
@@ -158,7 +158,7 @@ def _count(
 ) -> NoisedTable:
     most = site_file.policy.max_test_records_per_unit
     capped = capped_units(part, most)
-    exact = count_bins(_probabilities(site_file, capped, request, samples), capped.labels)
+    exact = method_code(request.plan.method).count(_probabilities(site_file, capped, request, samples), capped.labels)
     noise_std = noise_multiplier * sensitivity(SENT_COLUMNS, max_records_per_unit=most)
     return NoisedTable(exact + noise_std * generator.standard_normal(exact.shape), noise_std)
 

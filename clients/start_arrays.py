@@ -6,7 +6,6 @@ from torch import nn
 
 from clients.messages import read_arrays
 from clients.refused import RefusedError
-from fl_dpbayes.config.sampler import state_shapes
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import arrays_to_vector
 from fl_dpbayes.models.priors import Cavity
@@ -30,7 +29,7 @@ def read_start(request: TrainRequest, message: Message) -> tuple[Arrays, Arrays]
         RefusedError: BAD_REQUEST with the field that does not fit.
     """
     shapes = model_shapes(request.model, request.task)
-    expected = prefixed("start", state_shapes(request.plan.sampler, shapes))
+    expected = prefixed("start", request.plan.sampler.state_shapes(shapes))
     if request.cavity is not None:
         expected |= prefixed(CAVITY, cavity_shapes(shapes))
     arrays = read_arrays(message, expected)

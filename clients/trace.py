@@ -12,6 +12,7 @@ from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.protocol.train import TrainRequest
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
+from fl_dpbayes.samplers.minibatch import TrainingRecords
 
 MOST_RECORDS = 500
 # Which records a trace looks at stays at the site; they are the same in every round, so that rounds can be compared.
@@ -43,9 +44,12 @@ def local_trace(
         yield None
         return
     likelihood = log_likelihood_estimate(
-        module, part.features, part.labels, records=MOST_RECORDS, generator=np.random.default_rng(RECORDS_SEED)
+        module,
+        TrainingRecords(part.features, part.labels, part.unit_index),
+        MOST_RECORDS,
+        np.random.default_rng(RECORDS_SEED),
     )
-    trace = LocalTrace(request.plan.sampler, request.plan.prior_share, likelihood, cavity=cavity)
+    trace = LocalTrace(request.plan, likelihood, cavity)
     try:
         yield trace
     finally:

@@ -1,6 +1,5 @@
 """A site's answer to a training request: reserve, run the private chain, commit, release."""
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import Message
@@ -16,23 +15,23 @@ from clients.stored_reply import pack_reply, unpack_reply
 from clients.trace import local_trace
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import Site, SiteSplit, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.events import History, history_of_steps, joined, noise_of_steps
+from fl_dpbayes.privacy.events import History, history_of_steps, joined
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Spending, slice_history
+from fl_dpbayes.privacy.planned_noise import chain_of_history
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import request_digest
-from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
-from fl_dpbayes.samplers.planned import noise_without_privacy
+from fl_dpbayes.samplers.chain import ChainResult, ChainStart, run_chain
+from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 
 PURPOSE = "train"
@@ -158,40 +157,18 @@ def _run(
     start: Arrays,
     cavity: Arrays,
 ) -> ChainResult:
-    streams, device = _streams(site_file, request), compute_device(site_file)
+    device = compute_device(site_file)
     prior = cavity_vectors(cavity, module, device)
     with local_trace(site_file, request, part, module, prior) as trace:
         return run_chain(
-            module,
-            part.features,
-            part.labels,
-            part.unit_index,
-            plan=request.plan,
-            noise_multipliers=_noise_multipliers(request.plan, history, site.units),
-            units=site.units,
-            first_step=request.first_step,
-            steps=steps,
-            start=state_vectors(start, request.plan.sampler, module),
-            streams=ChainStreams(
-                sampling=streams.generator("sampling"),
-                noise=streams.generator("noise"),
-                pre_noise=streams.generator("pre-noise"),
-                model=streams.generator("model"),
-            ),
-            cavity=prior,
-            device=device,
+            module.to(device),
+            TrainingRecords(part.features, part.labels, part.unit_index),
+            chain=chain_of_history(request.plan, site.units, history),
+            steps=range(request.first_step, request.first_step + steps),
+            start=ChainStart(state_vectors(start, request.plan.sampler, module), prior),
+            streams=_streams(site_file, request).of_chain(),
             on_step=trace,
         )
-
-
-def _noise_multipliers(plan: TrainingPlan, history: History, units: int) -> npt.NDArray[np.float64]:
-    if isinstance(plan.privacy, NoPrivacyPlan):
-        return noise_without_privacy(plan, plan.privacy, units)
-    # Steps beyond the history never run; the chain wants one noise multiplier for each planned step all the same.
-    noise_multipliers = np.full(plan.total_steps, np.inf)
-    known = noise_of_steps(history)
-    noise_multipliers[: len(known)] = known
-    return noise_multipliers
 
 
 def _streams(site_file: SiteFile, request: TrainRequest) -> Streams:

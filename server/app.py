@@ -13,7 +13,6 @@ import server
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.installation import check_origin
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from server.federation import run_federation
 from server.grid import replace_dead_actors
@@ -39,7 +38,6 @@ def main(grid: Grid, context: Context) -> None:
         if not (run_folder / SITES_FOLDER).is_dir():
             data_dir = str(context.run_config.get("data-dir", ""))
             plan = plan_sites(scenario, Path(data_dir) if data_dir else None)
-            check_named_files(scenario, plan)
             prepare_simulation(scenario, plan, run_folder)
         report = bool(context.run_config.get("report", True))
         run_federation(grid, scenario, run_folder, str(run_folder / SITES_FOLDER), report=report)

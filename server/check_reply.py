@@ -11,16 +11,15 @@ from flwr.app import Message
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.sampler import state_shapes
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_noise
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_chain
 from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
-from fl_dpbayes.samplers.displacement_bound import reach
+from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from server.exchange import check_steps
 from server.messages import read_arrays
 from server.roster import Federation
@@ -83,7 +82,7 @@ def check_train_reply(
     kept = len(stretch.weights)
     samples = {name: (kept, *shape) for name, shape in shapes.items()} if kept else {}
     arrays = read_arrays(
-        reply, prefixed("samples", samples) | prefixed("last", state_shapes(request.plan.sampler, shapes))
+        reply, prefixed("samples", samples) | prefixed("last", request.plan.sampler.state_shapes(shapes))
     )
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
@@ -133,22 +132,19 @@ def reachable(request: TrainRequest, units: int, start: Arrays, steps: int) -> n
 
     Returns:
         Shape (steps, 2): the greatest distance of the parameters, and the greatest norm of the momentum. None where
-        there is no such bound (`reach`), or no noise fits the site's budget.
+        there is no such bound (`displacement_bound`), or no noise fits the site's budget.
     """
     plan, began = request.plan, {slot: without_prefix(slot, start) for slot in ("parameters", "momentum")}
     try:
-        noise = (1 + NOISE_TOLERANCE) * planned_noise(plan, units)
+        chain = planned_chain(plan, units)
     except UserError:
         # The site says in its own refusal that no noise fits; what it would have done is not known here.
         return None
     norms = np.array([_norm(began[slot].values()) for slot in ("parameters", "momentum")])
-    bound = reach(
-        plan,
-        noise,
-        units=units,
+    bound = displacement_bound(
+        replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
+        range(request.first_step, request.first_step + steps),
         most_units=units / (1 - MAX_DECLARATION_ERROR),
-        first_step=request.first_step,
-        steps=steps,
         parameters=sum(array.size for array in began["parameters"].values()),
         start_norm=norms[0],
         start_momentum=norms[1],

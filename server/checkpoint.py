@@ -19,11 +19,13 @@ from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays,
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, REMEDY, Entry, Journal, JournalMark, read_journal
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import Digest, RunId
+from fl_dpbayes.report.warnings import sentence
 from server.participation import ParticipationState
 from server.roster import NO_NODE, Member, Roster
 
@@ -41,7 +43,7 @@ class Checkpoint(Config):
         run: our run id, by which the sites' ledgers know what they have answered.
         round: the last round that is complete; 0 before the first.
         cards: of the roster's members, in its order.
-        left_out: the roster's sentences on nodes that did not join.
+        left_out: the roster's warnings of nodes that did not join.
         ledger_heads: site -> last head seen.
         planned_sites: number of training sites when the run began, which the plan is made for.
         participation: who joined late, fell silent or has finished.
@@ -54,7 +56,7 @@ class Checkpoint(Config):
     run: RunId
     round: Annotated[int, Field(ge=0)]
     cards: tuple[SiteCard, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[RunWarning, ...]
     ledger_heads: dict[str, Digest]
     planned_sites: PositiveInt
     participation: ParticipationState
@@ -91,7 +93,7 @@ class Checkpoint(Config):
         training = [member for member in members if member.card.role == "train"]
         missing = [member.card.name for member in training if not member.has_node]
         if len(training) - len(missing) < min_sites:
-            reasons = "; ".join(answered.left_out)
+            reasons = "; ".join(map(sentence, answered.left_out))
             raise UserError(
                 f"{len(training) - len(missing)} training sites of this run answer, resources.min_sites asks for "
                 f"{min_sites}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "

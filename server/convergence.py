@@ -8,15 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, has_temperature
 from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.convergence import (
-    CANNOT_SHOW,
     ENOUGH_SAMPLES_PER_CHAIN,
-    NOT_MIXED,
+    is_hot,
+    mixing_warning,
     summarise_convergence,
-    temperature_warning,
-    warning,
 )
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.samples import StoredSamples
@@ -35,14 +33,14 @@ def convergence_rows(strategy: PosteriorStrategy, *, hot: bool) -> list[dict[str
         hot: chains were hotter than planned.
 
     Returns:
-        One row per site (under averaging rules one for the averaged chain) with the figures and a sentence, empty where
+        One row per site (under averaging rules one for the averaged chain) with the figures and a warning, None where
         nothing speaks against the chains. No row where the sampler is no Markov chain on the posterior, or the rule
         makes one point of its states.
     """
     scenario = strategy.federation.scenario
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
     unchained = not scenario.aggregation.shows_mixing or _is_optimiser(scenario)
-    if not has_temperature(scenario.sampler) or unchained:
+    if not scenario.sampler.has_temperature or unchained:
         return []
     rows = []
     for name in strategy.chain_names():
@@ -51,7 +49,7 @@ def convergence_rows(strategy: PosteriorStrategy, *, hot: bool) -> list[dict[str
             continue
         chains = strategy.bank.sample_chains(name)
         found = summarise_convergence(_vectors(samples), chains, np.random.default_rng(QUANTITIES_SEED))
-        rows.append({"site": name, **asdict(found), "warning": warning(found, hot=hot)})
+        rows.append({"site": name, **asdict(found), "warning": mixing_warning(found, hot=hot)})
     return rows
 
 
@@ -61,72 +59,56 @@ def _vectors(samples: StoredSamples) -> Iterator[npt.NDArray[np.float32]]:
             yield np.concatenate([array[number].ravel() for array in part.arrays.values()])
 
 
-def convergence_warnings(rows: list[dict[str, Any]]) -> list[str]:
-    """Say each distinct sentence of `convergence_rows` once, with the sites it holds for.
+def convergence_warnings(rows: list[dict[str, Any]]) -> list[RunWarning]:
+    """Say each distinct warning of `convergence_rows` once, with the sites it holds for.
 
-    Where some of the chains with few samples have visibly not mixed, one sentence is said of all of these chains.
+    Where some of the chains with few samples have visibly not mixed, one warning is of all of these chains.
     """
-    said = [row for row in rows if row["warning"]]
-    few = [row for row in said if row["samples_per_chain"] < ENOUGH_SAMPLES_PER_CHAIN]
-    unknown = [row for row in few if CANNOT_SHOW in row["warning"]]
-    apart = [row for row in few if NOT_MIXED in row["warning"]]
-    sentences = {row["site"]: row["warning"] for row in said}
+    said = {row["site"]: row["warning"] for row in rows if row["warning"]}
+    few = [row["site"] for row in rows if row["site"] in said and row["samples_per_chain"] < ENOUGH_SAMPLES_PER_CHAIN]
+    unknown = [site for site in few if said[site].kind == "few-samples"]
+    apart = [site for site in few if said[site].kind == "not-mixed"]
     if unknown and apart:
-        worst = ", ".join(row["site"] for row in apart)
-        one = f"{unknown[0]['warning']} At {worst} they already show that it has not."
-        sentences |= {row["site"]: one for row in (*unknown, *apart)}
-    sites: dict[str, list[str]] = {}
-    for site, sentence in sentences.items():
-        sites.setdefault(sentence, []).append(site)
-    return [f"{', '.join(names)}: {sentence}" for sentence, names in sites.items()]
+        one = warning("few-samples", **dict(said[unknown[0]].values), apart=", ".join(apart))
+        said |= dict.fromkeys((*unknown, *apart), one)
+    sites: dict[RunWarning, list[str]] = {}
+    for site, found in said.items():
+        sites.setdefault(found, []).append(site)
+    return [warning(found.kind, **dict(found.values), of=", ".join(names)) for found, names in sites.items()]
 
 
 def _is_optimiser(scenario: Scenario) -> bool:
     """Say whether the sampler only descends; with noise for a temperature gradient descent is Langevin dynamics."""
     privacy = scenario.privacy
     tempered = privacy.coupling != "constant" if isinstance(privacy, PrivacyPlan) else privacy.temperature is not None
-    return isinstance(scenario.sampler, Adam) or (isinstance(scenario.sampler, SGD) and not tempered)
+    return scenario.sampler.only_descends and not (tempered and scenario.sampler.has_temperature)
 
 
-def optimiser_warnings(scenario: Scenario) -> list[str]:
+def optimiser_warnings(scenario: Scenario) -> list[RunWarning]:
     """Say once where the kept states are those of an optimiser, except under rules that make one point of them."""
     if not _is_optimiser(scenario) or scenario.aggregation.makes_point:
         return []
-    return [
-        f"The samples are states of the optimiser {scenario.sampler.kind}, not posterior samples: their average may "
-        "predict well, but how far they spread is not the posterior's uncertainty."
-    ]
+    return [warning("optimiser", sampler=scenario.sampler.kind)]
 
 
-def _levers(scenario: Scenario) -> str:
-    """Say what cools a chain; temperature goes as step size over friction."""
-    match scenario.sampler:
-        case SGHMC(friction=friction) if friction < 1:
-            return f"Smaller steps, more friction than {friction:g}"
-        case SGD(momentum=momentum) if momentum > 0:
-            return f"Smaller steps, less momentum than {momentum:g}"
-        case _:
-            return "Smaller steps"
-
-
-def mixture_warnings(strategy: PosteriorStrategy) -> tuple[str, ...]:
+def mixture_warnings(strategy: PosteriorStrategy) -> tuple[RunWarning, ...]:
     """Say once where the mixture joins Langevin samples of sites at different temperatures; nothing is read but these.
 
     Args:
         strategy: the run's strategy.
 
     Returns:
-        At most one sentence.
+        At most one.
     """
     scenario = strategy.federation.scenario
-    tempered = has_temperature(scenario.sampler) and not _is_optimiser(scenario)
+    tempered = scenario.sampler.has_temperature and not _is_optimiser(scenario)
     if not scenario.aggregation.joins_temperatures or not tempered:
         return ()
     stored = {name: samples for name in strategy.chain_names() if (samples := strategy.bank.stored(name)) is not None}
     return predbayes.temperature_warnings(stored)
 
 
-def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list[str]:
+def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list[RunWarning]:
     """Say once where the floor of the noise made chains hotter than the plan's temperature.
 
     Args:
@@ -134,7 +116,7 @@ def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list
         record: what happened; it has each site's mean temperature, weighted by step size.
 
     Returns:
-        At most one sentence, of the hottest site, with the number of such sites.
+        At most one, of the hottest site, with the number of such sites.
     """
     privacy = strategy.plan.privacy
     if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:
@@ -142,14 +124,9 @@ def temperature_warnings(strategy: PosteriorStrategy, record: RunRecord) -> list
     means = {
         member.card.name: record.temperature(member.card.name)[0] for member in strategy.federation.roster.training
     }
-    levers = _levers(strategy.federation.scenario)
-    texts = {
-        site: text
-        for site, mean in means.items()
-        if mean is not None and (text := temperature_warning(privacy.temperature, mean, levers))
-    }
-    if not texts:
+    hot = {site: mean for site, mean in means.items() if mean is not None and is_hot(privacy.temperature, mean)}
+    if not hot:
         return []
-    hottest = max(texts, key=lambda site: means[site] or 0.0)
-    others = f", the hottest of {len(texts)} such sites" if len(texts) > 1 else ""
-    return [f"{hottest}{others}: {texts[hottest]}"]
+    site = max(hot, key=lambda site: hot[site])
+    chain = {"planned": privacy.temperature, "mean": hot[site], **strategy.federation.scenario.sampler.levers}
+    return [warning("hot", site=site, sites=len(hot), **chain)]

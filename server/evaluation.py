@@ -9,25 +9,22 @@ import numpy as np
 from flwr.app import Message
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.conformal_rows import conformal_rows
-from fl_dpbayes.calibration.decisive_sites import decisive_sites
-from fl_dpbayes.calibration.evaluation_counts import (
+from fl_dpbayes.calibration.federation.counts import (
     Statistics,
     check_counts,
     check_noise,
+    decisive_sites,
     dominating_site,
     record_count,
 )
-from fl_dpbayes.calibration.mean_over_sites import mean_rows
+from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
+from fl_dpbayes.calibration.federation.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
-from fl_dpbayes.calibration.reliability import reliability_bins
-from fl_dpbayes.calibration.shift_tests import PREDICTOR as SHIFT_PREDICTOR
-from fl_dpbayes.calibration.shift_tests import shift_detection_rows
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
-from fl_dpbayes.calibration.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
-from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise
-from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise, summarise_noised
 from fl_dpbayes.config.names import Role
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
@@ -198,29 +195,24 @@ class Evaluation:
         """Measure prediction sets at the sites that did not train; the summary's `conformal` rows."""
         return conformal_rows([*self._pooled(), *self._by_site()])
 
-    def warnings(self) -> list[str]:
+    def warnings(self) -> list[RunWarning]:
         """Name the sites that hold most of what is pooled or decide it, or that left subgroups out."""
-        sentences = []
+        found = list[RunWarning]()
         for role in ROLES:
             if role in self._unpooled and any(part.card.role == role for part in self.parts):
-                sentences.append(
-                    f"{role} sites hold the same records (records_of), so they are not pooled: the same patients would "
-                    "count several times, and the interval would be too narrow; compare these sites one by one"
-                )
+                found.append(warning("same-records", role=role))
                 continue
             counts: dict[str, float] = {}
             for part in self.parts:
                 if part.card.role == role:
                     count = record_count(part.statistics)
                     counts[part.card.name] = max(count, counts.get(part.card.name, count))
-            if counts and (sentence := dominating_site(role, counts)):
-                sentences.append(sentence)
-            sentences += decisive_sites(role, self._first_read(role))
+            if counts and (dominating := dominating_site(role, counts)):
+                found.append(dominating)
+            found += decisive_sites(role, self._first_read(role))
         for name, count in self._left_out.items():
-            sentences.append(
-                f"{name} left out {count} subgroups: a reply holds at most {MAX_GROUPS}, fewer with many classes"
-            )
-        return sentences
+            found.append(warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS))
+        return found
 
     def _first_read(self, role: Role) -> dict[str, NoisedTable]:
         """Return the sites' tables of the predictor that is read first."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from flwr.app import Message, MessageType
 
 from fl_dpbayes.config.shared_records import roles_sharing_records
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName
@@ -27,10 +28,8 @@ def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> i
     most = federation.scenario.evaluation.max_samples
     fitting = max(1, MAX_PREDICTOR_BYTES // (4 * federation.parameters))
     if fitting < min(most, samples):
-        record.warn(
-            f"{fitting} samples of each predictor were evaluated, not {min(most, samples)}: more exceed "
-            f"{MAX_PREDICTOR_BYTES // 2**20} MiB in one message"
-        )
+        asked, mebibytes = min(most, samples), MAX_PREDICTOR_BYTES // 2**20
+        record.warn(warning("fewer-evaluated", fitting=fitting, asked=asked, mebibytes=mebibytes))
     return min(most, fitting)
 
 
@@ -88,20 +87,20 @@ class EvaluationStage:
         def add(reply: Message, record: EvaluateReply, request: EvaluateRequest, member: Member) -> None:
             self.evaluation.add(member.card, request, record, reply)
 
-        for answer in self._exchange.answers(replies, add, lambda text: warn(f"evaluation: {text}")):
+        for answer in self._exchange.answers(replies, add, lambda: warn(warning("dropped", stage="evaluation"))):
             problem = answer.problem
             if answer.refusal is not None and answer.refusal.code is RefusalCode.NOT_SENT:
                 not_sent.append(answer.site)
                 problem = RefusalCode.NOT_SENT.value
             elif problem == NO_REPLY:
-                warn(f"{answer.site} sent no evaluation in time")
+                warn(warning("no-evaluation-in-time", answer.site))
                 continue
             elif problem:
-                warn(f"{answer.site} sent no evaluation: {problem}")
+                warn(warning("no-evaluation", answer.site, reason=problem))
             self._record.events.write("evaluated", site=answer.site, problem=problem)
         if not_sent:
-            warn(f"{', '.join(not_sent)}: by policy no evaluation left ({RefusalCode.NOT_SENT.value})")
+            warn(warning("policy", sites=", ".join(not_sent)))
         for member in self._federation.roster.members:
             if not member.has_node:
-                warn(f"{member.card.name} sent no evaluation: it has been gone since the run was resumed")
+                warn(warning("gone", member.card.name))
         warn(*self.evaluation.warnings())

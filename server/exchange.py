@@ -22,7 +22,6 @@ from server.messages import (
 )
 from server.roster import Federation, Member
 
-DROPPED = "a reply to no open request was dropped: a duplicate, or one that came too late"
 NO_REPLY = "no reply in time"
 RequestT = TypeVar("RequestT", bound=TrainRequest | RecalibrateRequest | EvaluateRequest)
 ReplyT = TypeVar("ReplyT", bound=TrainReply | RecalibrateReply | EvaluateReply)
@@ -98,7 +97,7 @@ class Exchange(Generic[RequestT, ReplyT]):
         self,
         replies: Iterable[Message],
         check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
-        dropped: Callable[[str], None],
+        dropped: Callable[[], None],
     ) -> Iterator[Answer[CheckedT]]:
         """Take replies one by one, in their order, and name the sites that gave none at the end.
 
@@ -115,7 +114,7 @@ class Exchange(Generic[RequestT, ReplyT]):
             # Errors made by the grid itself carry another source node: the request's id alone says whose reply it is.
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if asked is None:
-                dropped(DROPPED)
+                dropped()
                 continue
             yield self._answer(reply, *asked, check)
             del reply

@@ -8,15 +8,15 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.sampler import has_temperature
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.data.simulation import PARTITION_FILE, run_identifier
-from fl_dpbayes.data.task_fit import check_task_fit
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
+from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
@@ -64,14 +64,14 @@ def run_federation(
     if checkpoint is not None:
         check_run_files(run_folder, entries, checkpoint)
     ordered = OrderedGrid(grid)
-    record = RunRecord(run_folder, journal, tempered=has_temperature(scenario.sampler))
+    record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
     roster = _roster(ordered, scenario, simulation_folder, checkpoint)
     if checkpoint is not None:
         record.events.write("resumed", round=checkpoint.round)
     names = [[member.card.name, member.card.role] for member in roster.members]
-    record.events.write("roster", sites=names, left_out=roster.left_out)
-    check_task_fit(scenario, roster.task.classes)
+    record.events.write("roster", sites=names, left_out=[sentence(one) for one in roster.left_out])
+    check_task(scenario, roster.task)
     federation = Federation(
         scenario=scenario,
         run=checkpoint.run if checkpoint is not None else run_identifier(scenario),
@@ -134,10 +134,10 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
     except Exception as error:
         # The run may already be ending with an error of its own, and what the sites spent is written in any case.
         problem = error
-        record.warn(f"no posterior could be formed of what the sites released: {error}")
+        record.warn(warning("no-posterior", reason=str(error)))
     if posterior is not None:
-        if text := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
-            record.warn(text)
+        if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
+            record.warn(found)
         save_posterior(
             folder / POSTERIOR_FILE,
             posterior,

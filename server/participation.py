@@ -6,6 +6,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.refusal import RefusalCode
 from server.check_reply import CheckedReply
 from server.exchange import NO_REPLY, Answer
@@ -63,13 +64,13 @@ class Participation:
             and self._silent.get(member.card.name, 0) < self._silent_rounds
         ]
 
-    def admit(self, server_round: int, before: Roster, after: Roster) -> list[str]:
+    def admit(self, server_round: int, before: Roster, after: Roster) -> list[RunWarning]:
         """Note who has come since the roster of the last round, before that of this one.
 
         Returns:
-            A sentence for each training site that joined, and for each site that is back.
+            A warning for each training site that joined, and for each site that is back.
         """
-        nodes, sentences = {member.card.name: member.node_id for member in before.members}, []
+        nodes, found = {member.card.name: member.node_id for member in before.members}, list[RunWarning]()
         for member in after.members:
             name = member.card.name
             returned = member.node_id in before.away - after.away
@@ -77,19 +78,19 @@ class Participation:
                 continue
             silent = self._silent.pop(name, 0)
             if nodes.get(name) == NO_NODE or (nodes.get(name) == member.node_id and silent):
-                sentences.append(f"round {server_round}: {name} came back")
+                found.append(warning("came-back", name, round=server_round))
             elif nodes.get(name) == member.node_id:
                 # It was gone for an instant between two rounds, and has missed nothing.
                 continue
             elif name in nodes:
-                sentences.append(f"round {server_round}: {name} came back on another node")
+                found.append(warning("came-back-elsewhere", name, round=server_round))
             elif member.card.role == "train":
                 self._joined[name] = server_round
-                sentences.append(f"round {server_round}: {name} joined the training")
-        return sentences
+                found.append(warning("joined", name, round=server_round))
+        return found
 
-    def count(self, answers: Sequence[Answer[CheckedReply]]) -> list[str]:
-        """Note how a round went; return a sentence for each site that is now given up."""
+    def count(self, answers: Sequence[Answer[CheckedReply]]) -> list[RunWarning]:
+        """Note how a round went; return a warning for each site that is now given up."""
         given_up = []
         for answer in answers:
             silent = self._silent.get(answer.site, 0) + 1 if answer.detail == NO_REPLY else 0
@@ -97,10 +98,7 @@ class Participation:
             if answer.refusal is not None and answer.refusal.code in FINAL_REFUSALS:
                 self._finished.add(answer.site)
             if silent >= self._silent_rounds:
-                given_up.append(
-                    f"{answer.site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked "
-                    "to train no more"
-                )
+                given_up.append(warning("silent", answer.site, silent=silent))
         return given_up
 
     def first_step(self, plan: TrainingPlan, site: str, server_round: int) -> int:

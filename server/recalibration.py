@@ -13,8 +13,8 @@ import numpy.typing as npt
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_dpbayes.calibration.isotonic import fit_isotonic, identity_map
-from fl_dpbayes.calibration.isotonic_counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
@@ -25,6 +25,7 @@ from fl_dpbayes.config.recalibration import (
     parameter_count,
 )
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement
@@ -54,14 +55,14 @@ class Recalibration:
         average: the sites' map: the mean, each site weighed by its declared units; of counts the map of their sum.
         own: site -> its own map.
         statements: site -> what its recalibration part has spent.
-        noise: says so where privacy noise alone moves the parameters too far, or hides the counts, else empty.
+        noise: set where privacy noise alone moves the parameters too far, or hides the counts.
     """
 
     scope: Scope
     average: RecalibrationMap
     own: Mapping[str, RecalibrationMap]
     statements: Mapping[str, PrivacyStatement]
-    noise: str = ""
+    noise: RunWarning | None = None
 
     def map_of(self, site: str) -> RecalibrationMap:
         """Return the map that a site uses; one without a map of its own uses the average."""
@@ -103,11 +104,13 @@ def recalibrate_sites(
             fit.requests(exchange, members, heads), timeout=scenario.resources.round_timeout
         )
         answered = set()
-        for answer in exchange.answers(replies, fit.take, lambda text: record.warn(f"recalibration: {text}")):
+        for answer in exchange.answers(
+            replies, fit.take, lambda: record.warn(warning("dropped", stage="recalibration"))
+        ):
             if answer.usable:
                 answered.add(answer.site)
             else:
-                record.warn(f"{answer.site} did not recalibrate: {answer.problem}")
+                record.warn(warning("not-recalibrated", answer.site, reason=answer.problem))
         members = tuple(member for member in members if member.card.name in answered)
         if not members:
             break
@@ -185,6 +188,7 @@ class _Fit:
 
     def result(self, scope: Scope) -> Recalibration:
         """Return the maps, and say where they are mostly noise."""
+        code = method_code(self._plan.method)
         if isinstance(self._plan, RecalibrationPlan):
             average: RecalibrationMap | None = self._map(self._plan, self._parameters)
             own: dict[str, RecalibrationMap | None] = {
@@ -192,13 +196,13 @@ class _Fit:
             }
             noise = self._noise_warning(self._plan, scope)
         else:
-            average = fit_isotonic(reduce(merge_noised, self._counted.values()))
-            own = {name: fit_isotonic(table) for name, table in self._counted.items()} if scope == "site" else {}
+            average = code.fit(reduce(merge_noised, self._counted.values()))
+            own = {name: code.fit(table) for name, table in self._counted.items()} if scope == "site" else {}
             noise = counts_warning(average, own)
         return Recalibration(
             scope=scope,
-            average=average or identity_map(),
-            own={name: fitted or identity_map() for name, fitted in own.items()},
+            average=average or code.identity(),
+            own={name: fitted or code.identity() for name, fitted in own.items()},
             statements=self.statements,
             noise=noise,
         )
@@ -208,7 +212,7 @@ class _Fit:
         bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
         return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
 
-    def _noise_warning(self, plan: RecalibrationPlan, scope: Scope) -> str:
+    def _noise_warning(self, plan: RecalibrationPlan, scope: Scope) -> RunWarning | None:
         """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
 
         From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
@@ -222,9 +226,6 @@ class _Fit:
         }
         name = max(deviations, key=lambda key: deviations[key])
         if deviations[name] <= LARGEST_DEVIATION:
-            return ""
-        return (
-            f"recalibration is mostly noise: at {name}, with {self.statements[name].units} units, privacy alone moves "
-            f"its parameters by {deviations[name]:.3g} (a standard deviation; {LARGEST_DEVIATION} is already much): do "
-            "not use its map; raise recalibration.fraction or epsilon, or lower its step_size or clip_norm"
-        )
+            return None
+        deviation, units = float(deviations[name]), self.statements[name].units
+        return warning("map-noise", name=name, units=units, deviation=deviation, largest=LARGEST_DEVIATION)

@@ -13,8 +13,10 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.report.warnings import sentence
 from server.messages import EXPIRED, RejectedError, read_reply, rejecting, request_message
 
 # Flower gives no node this id.
@@ -78,7 +80,7 @@ class Roster:
 
     Attributes:
         members: the sites.
-        left_out: a sentence on each node that did not join.
+        left_out: a warning of each node that did not join.
         asked: nodes that have said who they are, or that they do not say it; none is asked again.
         silences: node -> how often in a row it was asked and gave no answer.
         away: nodes of members that were not connected when the roster was last called.
@@ -86,7 +88,7 @@ class Roster:
     """
 
     members: tuple[Member, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[RunWarning, ...]
     asked: frozenset[int] = frozenset()
     silences: Mapping[int, int] = field(default_factory=dict)
     away: frozenset[int] = frozenset()
@@ -196,7 +198,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
             if first_nodes[name] == NO_NODE:
                 first_nodes[name] = member.node_id
         elif name in vacant:
-            left_out.append(f"{name} did not come back: its card is not what it was")
+            left_out.append(warning("card-changed", name))
         elif member.card.task == roster.task:
             joined[name] = member
         else:
@@ -216,7 +218,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
 
 def _cards(
     grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], admission: Admission
-) -> tuple[dict[str, Member], list[str], set[int]]:
+) -> tuple[dict[str, Member], list[RunWarning], set[int]]:
     requests = [
         request_message(
             None,
@@ -230,7 +232,7 @@ def _cards(
         for node_id in node_ids
     ]
     members: dict[str, Member] = {}
-    left_out: list[str] = []
+    left_out: list[RunWarning] = []
     answered: set[int] = set()
     waiting: dict[str, int] | None = None
     for reply in grid.send_and_receive(requests, timeout=admission.timeout):
@@ -254,13 +256,13 @@ def _cards(
                     f"needs {admission.least_units}, so that a batch holds one on average"
                 )
         except (RejectedError, ValueError) as error:
-            left_out.append(f"a node did not join: {error}")
+            left_out.append(warning("no-card", reason=str(error)))
             continue
         members[card.name] = Member(node_id, card)
     return members, left_out, answered
 
 
-def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[str]) -> Roster:
+def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Sequence[str]) -> Roster:
     position = {name: index for index, name in enumerate(order)}
     ordered = sorted(
         members.values(), key=lambda member: (position.get(member.card.name, len(order)), member.card.name)
@@ -268,7 +270,8 @@ def _agreeing(members: dict[str, Member], left_out: list[str], order: Sequence[s
     trainers = [member for member in ordered if member.card.role == "train"]
     if not trainers:
         raise UserError(
-            "no site that trains answered: " + ("; ".join(left_out) or "give at least one site the role 'train'")
+            "no site that trains answered: "
+            + ("; ".join(map(sentence, left_out)) or "give at least one site the role 'train'")
         )
     # The first of the commonest: one site's word must not leave out all others.
     task = Counter(member.card.task for member in trainers).most_common(1)[0][0]
@@ -282,5 +285,5 @@ def _taken(name: str) -> str:
     return f"the name {name!r} is taken by another node"
 
 
-def _differs(member: Member, task: Task) -> str:
-    return f"{member.card.name} did not join: its records or classes differ from {task}"
+def _differs(member: Member, task: Task) -> RunWarning:
+    return warning("other-task", member.card.name, task=str(task))

@@ -9,6 +9,7 @@ from typing import Any
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.files.journal import Entry, Journal
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.run_files import (
     PRIVACY_COLUMNS,
@@ -95,7 +96,7 @@ class RunRecord:
     def __init__(self, run_folder: Path, journal: Journal, *, tempered: bool = True) -> None:
         self.run_folder, self.journal, self.events = run_folder, journal, EventLog(run_folder)
         self._tempered = tempered
-        self.warnings: list[str] = []
+        self.warnings: list[RunWarning] = []
         self.aggregation_inputs: dict[str, Any] | None = None
         self.privacy_rows: list[dict[str, Any]] = []
         self.round_rows: list[dict[str, Any]] = []
@@ -110,7 +111,7 @@ class RunRecord:
 
     def new_entries(self) -> list[dict[str, Any]]:
         """Return a journal's entries for what the record has learnt since the last call."""
-        warnings = [{"warning": text} for text in self.warnings[self._kept_warnings :]]
+        warnings = [{"warning": one.model_dump()} for one in self.warnings[self._kept_warnings :]]
         entries, self._new, self._kept_warnings = [*self._new, *warnings], [], len(self.warnings)
         return entries
 
@@ -125,12 +126,12 @@ class RunRecord:
             if "round" in entry:
                 self._take(_RoundEntry.model_validate(entry["round"]))
             elif "warning" in entry:
-                self.warnings.append(entry["warning"])
+                self.warnings.append(RunWarning.model_validate(entry["warning"]))
             elif "resumed" in entry:
                 self.resumed_after.append(entry["resumed"])
         self._kept_warnings = len(self.warnings)
-        for text in own:
-            self.warn(text)
+        for one in own:
+            self.warn(one)
         self.resumed_after.append(round_number)
         self._new.append({"resumed": round_number})
         for stage, taken in seconds.items():
@@ -157,11 +158,9 @@ class RunRecord:
             seconds[self._stage] = seconds.get(self._stage, 0.0) + time.monotonic() - self._started
         return seconds
 
-    def warn(self, *texts: str) -> None:
+    def warn(self, *found: RunWarning) -> None:
         """Keep warnings for the report, each once."""
-        for text in texts:
-            if text not in self.warnings:
-                self.warnings.append(text)
+        self.warnings += [one for one in dict.fromkeys(found) if one not in self.warnings]
 
     def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
         """Keep one training round and add it to the tables.
@@ -178,7 +177,13 @@ class RunRecord:
             outcomes=tuple(self._entry(answer) for answer in answers),
         )
         self._new.append({"round": entry.model_dump(mode="json")})
-        self.warn(*(f"round {round_number}: {answer.describe()}" for answer in answers if not answer.usable))
+        self.warn(
+            *(
+                warning("not-usable", answer.site, round=round_number, status=answer.status, detail=answer.detail)
+                for answer in answers
+                if not answer.usable
+            )
+        )
         known, first = len(self.privacy_rows), not self.round_rows
         self._take(entry)
         if first:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 import fl_dpbayes
-from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.recalibration import COUNTED
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.grouped_warnings import folded
 from fl_dpbayes.report.settings_table import settings_table
+from fl_dpbayes.report.warnings import sentence, sentences
 from server.convergence import (
     convergence_rows,
     convergence_warnings,
@@ -102,15 +103,15 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         },
         "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         "configurations_tried": scenario.configurations_tried,
-        "convergence": convergence,
+        "convergence": [row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence],
         "warnings": [
-            *_not_private(scenario),
-            *federation.roster.left_out,
-            *folded(record.warnings, [member.card.name for member in members]),
-            *optimiser_warnings(scenario),
-            *mixture_warnings(strategy),
-            *convergence_warnings(convergence),
-            *hot,
+            *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
+            *map(sentence, federation.roster.left_out),
+            *sentences(record.warnings),
+            *map(sentence, optimiser_warnings(scenario)),
+            *map(sentence, mixture_warnings(strategy)),
+            *map(sentence, convergence_warnings(convergence)),
+            *map(sentence, hot),
         ],
         "heterogeneity": heterogeneity,
     }
@@ -145,16 +146,10 @@ def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None
         return None
     return {
         "method": recalibration.average.method,
-        "noise": recalibration.noise,
+        "noise": sentence(recalibration.noise) if recalibration.noise else "",
         "average": list(recalibration.average.parameters),
         "sites": {site: list(own.parameters) for site, own in recalibration.own.items()},
     }
-
-
-def _not_private(scenario: Scenario) -> list[str]:
-    if scenario.privacy.kind == "dp":
-        return []
-    return ["Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their records."]
 
 
 def _evaluation_privacy(site: str, statement: PrivacyStatement) -> dict[str, Any]:
@@ -195,7 +190,7 @@ def _releases(federation: Federation, recalibration: Recalibration | None) -> li
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
     exactly = sorted({how["public"] if how["public"] == sent else how["none"] for sent in evaluation})
     paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
-    counted = federation.scenario.recalibration is not None and federation.scenario.recalibration.method == "isotonic"
+    counted = recalibration is not None and recalibration.average.method in COUNTED
     maps = {"item": "counts of bins for recalibration" if counted else "parameters of recalibration", "how": paid}
     return [
         *([maps] if recalibration else []),

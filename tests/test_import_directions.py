@@ -70,7 +70,7 @@ def test_packages_without_torch(package: str) -> None:
 
 
 def test_step_sizes_and_noise_without_torch() -> None:
-    for name in ("noise", "step_size", "planned", "displacement_bound"):
+    for name in ("noise", "planned"):
         assert "torch" not in imported_modules(MODULES[f"fl_dpbayes.samplers.{name}"]), name
 
 

@@ -2,10 +2,11 @@
 
 A confident model puts most records into the first and the last of 960 bins, whose order is then lost. So the first and
 the last ENDS bins are divided into cells by log odds, and everything that ranks records reads cells; wider bins are
-unions of cells. Statistics of cells are sums over records, as those of bins.
+unions of cells.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +23,11 @@ COUNT, CONFIDENCE, OUTCOME, CONFIDENCE_SQUARED, CONFIDENCE_OUTCOME = range(5)
 COLUMNS = 5
 # A sum of up to 2^23 multiples of 2^-30 in [0, 1] is exact in float64.
 GRID = 2.0**30
+ROWS_PER_PIECE = 1024
 
 
 def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
-    """Place confidences in equal-width bins [k/M, (k+1)/M), the last one closed.
-
-    k = min(floor(p * M), M - 1), evaluated in float64.
-
-    Args:
-        confidence: p, any shape, each in [0, 1]; upcast to float64.
-        bins: M >= 1.
-
-    Returns:
-        Indices k in [0, M - 1], of the shape of `confidence`.
-    """
+    """Place confidences p in [0, 1] in M equal-width bins [k/M, (k+1)/M), the last closed: min(floor(p M), M - 1)."""
     return np.minimum(np.floor(np.asarray(confidence, np.float64) * bins).astype(np.int64), bins - 1)
 
 
@@ -50,14 +42,9 @@ def _end_edges() -> Floats:
 END_EDGES = _end_edges()
 CELLS = FINE_BINS - 2 * ENDS + 2 * len(END_EDGES)
 _LOWER = np.searchsorted(END_EDGES, np.arange(ENDS) / FINE_BINS, side="right")
+_MIDDLE = np.arange(len(END_EDGES), CELLS - len(END_EDGES))
 # The first cell of each fine bin, and CELLS at the end.
-FIRST_CELL = np.concatenate(
-    [
-        _LOWER,
-        np.arange(len(END_EDGES), CELLS - len(END_EDGES)),
-        CELLS - np.append(len(END_EDGES), _LOWER[::-1]),
-    ]
-)
+FIRST_CELL = np.concatenate([_LOWER, _MIDDLE, CELLS - np.append(len(END_EDGES), _LOWER[::-1])])
 FINE_BIN_OF_CELL = np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL))
 
 
@@ -81,30 +68,42 @@ def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np
 
 
 def on_grid(probabilities: Floats) -> Floats:
-    """Round probabilities to multiples of 2^-30, so that their sums over records are exact.
+    """Round probabilities to multiples of 2^-30, at most 5e-10 away, so that their sums over records are exact.
 
     A released sum then moves by what a record adds, and by no rounding of the sum.
-
-    Args:
-        probabilities: any shape, each in [0, 1].
-
-    Returns:
-        The same shape, each in [0, 1], at most 5e-10 away.
     """
     return np.round(probabilities * GRID) / GRID
 
 
-def coarsen(table: Floats, bins: int) -> Floats:
-    """Sum the cells of a table into equal-width bins.
+def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) -> npt.NDArray:
+    """Apply a function of rows to pieces of 1024 rows, missing rows being zero, and join what it gives.
 
-    Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300.
+    What vectorised code computes for a row could differ in its last bits with the row's place among others, and the
+    last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md).
 
     Args:
-        table: sums per cell, shape (..., CELLS, columns).
-        bins: number of bins B, a divisor of FINE_BINS.
+        function: arrays of shapes (1024, ...) -> shape (1024, ...), row by row.
+        arrays: each of shape (N, ...), cut alike.
 
     Returns:
-        Sums per bin, shape (..., B, columns).
+        Shape (N, ...).
+    """
+    count = len(arrays[0])
+    found = []
+    # Where there is no record, a piece of padding alone says what shape a row has.
+    for start in range(0, max(1, count), ROWS_PER_PIECE):
+        buffers = [np.zeros((ROWS_PER_PIECE, *array.shape[1:]), array.dtype) for array in arrays]
+        for buffer, array in zip(buffers, arrays, strict=True):
+            part = array[start : start + ROWS_PER_PIECE]
+            buffer[: len(part)] = part
+        found.append(function(*buffers))
+    return np.concatenate(found)[:count]
+
+
+def coarsen(table: Floats, bins: int) -> Floats:
+    """Sum the cells of a table, shape (..., CELLS, columns), into B equal-width bins, shape (..., B, columns).
+
+    Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300.
 
     Raises:
         ValueError: if B does not divide FINE_BINS.
@@ -117,17 +116,10 @@ def coarsen(table: Floats, bins: int) -> Floats:
 
 
 def equal_mass(table: Floats, ranges: int) -> Floats:
-    """Join neighbouring cells of a table into ranges that hold about equally many records.
+    """Join neighbouring cells of a table (M, columns) into R ranges (R, columns) of about equally many records.
 
     Cell k goes to range min(floor(R * (n_0 + ... + n_{k-1} + n_k / 2) / N), R - 1); a cell is never split, so masses
-    are equal up to the content of one cell.
-
-    Args:
-        table: sums per cell, shape (M, columns), counts in the first column.
-        ranges: R >= 1.
-
-    Returns:
-        Sums per range, shape (R, columns); a range may be empty.
+    are equal up to the content of one cell, and a range may be empty.
     """
     count = table[:, COUNT]
     total = count.sum()

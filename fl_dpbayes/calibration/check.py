@@ -23,13 +23,7 @@ MAX_RECORDS = 1e12
 
 
 def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
-    """Return class probabilities as float64, shape (N, C), after checking them.
-
-    Args:
-        probabilities: shape (N, C >= 2), in [0, 1], rows that sum to 1 within 1e-6.
-
-    Returns:
-        The probabilities; an excess over 1 by rounding is cut.
+    """Return probabilities (N, C >= 2), rows that sum to 1 within 1e-6, as float64; rounding above 1 is cut.
 
     Raises:
         ValueError: if they are of another shape, NaN, outside [0, 1], or rows do not sum to 1.
@@ -54,15 +48,7 @@ def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
 
 
 def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray[np.int64]:
-    """Return labels as integers, shape (N,), after checking that each is a class.
-
-    Args:
-        labels: integers (or whole floats) 0 .. C - 1.
-        count: N.
-        classes: C.
-
-    Returns:
-        The labels as int64.
+    """Return labels (N,), integers or whole floats 0 .. C - 1, as int64.
 
     Raises:
         ValueError: if their number differs from N or one is not a class.
@@ -77,13 +63,6 @@ def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray
 
 def check_truth(truth: npt.ArrayLike, probability: Floats) -> Floats:
     """Return true class probabilities as float64 after checking them as predictions are.
-
-    Args:
-        truth: shape (N, C), in [0, 1], rows that sum to 1 within 1e-6.
-        probability: the checked predictions, shape (N, C).
-
-    Returns:
-        The true probabilities.
 
     Raises:
         ValueError: if they are no probabilities, or of another shape than the predictions.
@@ -100,16 +79,7 @@ def check_uncertainty(
     aleatoric: npt.ArrayLike | None,
     total: npt.ArrayLike | None,
 ) -> dict[str, Floats]:
-    """Return epistemic, aleatoric and total entropy per record, those of a single sample where none is given.
-
-    Args:
-        probability: checked class probabilities, shape (N, C).
-        epistemic: shape (N,), nats, or None.
-        aleatoric: shape (N,), nats, or None.
-        total: shape (N,), nats, or None.
-
-    Returns:
-        The three arrays by name.
+    """Return epistemic, aleatoric and total entropy (N,) by name, nats; those of a single sample where none is given.
 
     Raises:
         ValueError: if only some are given, shapes differ, one is negative or not finite, or total differs from
@@ -133,16 +103,9 @@ def check_uncertainty(
 
 
 def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, float], largest_nll: float) -> None:
-    """Check that finite sums could have come from records.
+    """Raise a ValueError at the first sign that finite sums cannot have come from records.
 
-    Args:
-        top_label: shape (CELLS, 5).
-        class_wise: shape (C, CELLS, 5).
-        scalars: the scalar sums by name.
-        largest_nll: largest -log p_label of one record, nats.
-
-    Raises:
-        ValueError: at the first contradiction.
+    `top_label` is (CELLS, 5), `class_wise` (C, CELLS, 5), `largest_nll` the largest -log p_label of a record, nats.
     """
     count, classes = scalars["count"], class_wise.shape[0]
     slack = SUM_TOLERANCE * (1 + count)
@@ -156,10 +119,9 @@ def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, floa
     _require((class_wise[..., COUNT].sum(axis=1) == count).all(), "the counts of class_wise do not add up to count")
     _require(class_wise[..., OUTCOME].sum() == count, "the labels of class_wise do not add up to count")
     _require(abs(class_wise[..., CONFIDENCE].sum() - count) <= slack, "probabilities do not add up to count")
-    impossible = top_label[
-        : FIRST_CELL[max(0, FINE_BINS // classes - 1)], COUNT
-    ].sum()  # one bin of slack: rows sum to 1 +- 1e-6
-    _require(impossible == 0, f"top_label has confidences below 1/{classes}")
+    # One bin of slack: rows sum to 1 +- 1e-6.
+    impossible = top_label[: FIRST_CELL[max(0, FINE_BINS // classes - 1)], COUNT]
+    _require(impossible.sum() == 0, f"top_label has confidences below 1/{classes}")
     brier = class_wise[..., CONFIDENCE_SQUARED] - 2 * class_wise[..., CONFIDENCE_OUTCOME] + class_wise[..., OUTCOME]
     _require(abs(brier.sum() - scalars["brier"]) <= slack, "brier does not follow from class_wise")
     _require(scalars["nll_clipped"] >= 0, "nll_clipped is negative")
@@ -176,16 +138,9 @@ def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, floa
 
 
 def check_uncertainty_histograms(histograms: Floats, sums: Mapping[str, float], count: float, largest: float) -> None:
-    """Check finite counts of records by their uncertainty.
+    """Raise a ValueError where counts of records by their uncertainty, (R, CELLS), contradict its R sums in nats.
 
-    Args:
-        histograms: counts per cell of the share of `largest`, shape (R, CELLS).
-        sums: what each row counts by -> its sum over records, nats; R entries in order.
-        count: number of records.
-        largest: ln C, nats.
-
-    Raises:
-        ValueError: at the first contradiction.
+    A row counts by the share of `largest`, ln C.
     """
     slack = 10 * SUM_TOLERANCE * (1 + count)
     whole = (histograms == np.floor(histograms)).all() and (histograms >= 0).all()
@@ -198,16 +153,7 @@ def check_uncertainty_histograms(histograms: Floats, sums: Mapping[str, float], 
 
 
 def check_truth_sums(truth: Floats, truth_count: float, top_label: Floats) -> None:
-    """Check finite sums of true probabilities.
-
-    Args:
-        truth: per cell, shape (CELLS,).
-        truth_count: how many records they sum over.
-        top_label: checked, shape (CELLS, 5).
-
-    Raises:
-        ValueError: at the first contradiction.
-    """
+    """Raise a ValueError where sums of true probabilities per cell, (CELLS,), contradict their counts."""
     count = top_label[:, COUNT]
     _require(truth_count == np.floor(truth_count), "truth_count is not a whole number")
     _require(0 <= truth_count <= count.sum(), "truth_count is outside [0, count]")

@@ -6,13 +6,14 @@ from functools import reduce
 import numpy as np
 
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
-from fl_dpbayes.calibration.summarise_noised import summarise_noised
+from fl_dpbayes.calibration.summarise import summarise_noised
 from fl_dpbayes.config.names import Role
+from fl_dpbayes.config.warning import RunWarning, warning
 
 METRICS = {"accuracy": "accuracy", "rms_debiased": "calibration error (debiased RMS)"}
 
 
-def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
+def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
     """Say so where a pooled result without one site differs by more than the width of its 95 % interval.
 
     Args:
@@ -20,7 +21,7 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
         tables: site -> sums of the predictor that is read first, noise 0 where they are exact.
 
     Returns:
-        A sentence for each metric that one site decides, naming the site that moves it most; none for a single site.
+        A warning for each metric that one site decides, naming the site that moves it most; none for a single site.
     """
     if len(tables) < 2:
         return []
@@ -31,7 +32,7 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
         )
         for site in tables
     }
-    sentences = []
+    found = []
     for metric, name in METRICS.items():
         value, ends = getattr(pooled, metric), pooled.intervals.get(metric)
         rests = {site: getattr(rest, metric) for site, rest in without.items() if getattr(rest, metric) is not None}
@@ -39,9 +40,6 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[str]:
             continue
         site = max(rests, key=lambda site: abs(rests[site] - value))
         if abs(rests[site] - value) > ends.high - ends.low:
-            sentences.append(
-                f"{site} decides what is pooled over the {len(tables)} {role} sites: their {name} is {value:.3f} "
-                f"[{ends.low:.3f}, {ends.high:.3f}] with it and {rests[site]:.3f} without it; sites may differ that "
-                "much, or one be broken or made up: read the sites' own rows"
-            )
-    return sentences
+            measured = {"value": value, "low": ends.low, "high": ends.high, "without": rests[site]}
+            found.append(warning("decisive", site, sites=len(tables), role=role, metric=name, **measured))
+    return found

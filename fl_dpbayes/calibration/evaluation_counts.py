@@ -7,6 +7,7 @@ from fl_dpbayes.calibration.bins import COUNT
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.names import Role
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.protocol.card import SiteCard
 
@@ -69,7 +70,7 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
             raise ValueError(f"it counts {count:.4g} test records; {card.units} units give at most {most:.4g}")
 
 
-def dominating_site(role: Role, counts: Mapping[str, float]) -> str | None:
+def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | None:
     """Say so where one of three or more sites holds most of what is pooled.
 
     Args:
@@ -84,8 +85,4 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> str | None:
     largest = max(held, key=lambda site: held[site])
     if len(held) < 3 or held[largest] <= 0.5 * total:
         return None
-    return (
-        f"{largest} states {held[largest]:.0f} of {total:.0f} test records and has {held[largest] / total:.0%} of the "
-        f"pooled result of role {role!r}, more than all other sites together; its count is its own word: compare the "
-        "sites' own rows"
-    )
+    return warning("dominating", largest, held=held[largest], all=total, share=held[largest] / total, role=role)

@@ -7,6 +7,7 @@ from fl_dpbayes.calibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_from_arrays
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.privacy.solve import solve_multiplier
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
@@ -50,7 +51,7 @@ def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: SiteCard, noi
     return table
 
 
-def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> str:
+def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> RunWarning | None:
     """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map.
 
     Args:
@@ -58,14 +59,10 @@ def counts_warning(together: RecalibrationMap | None, own: Mapping[str, Recalibr
         own: site -> its own map, where sites use their own.
 
     Returns:
-        The warning, or the empty text.
+        The warning, or None.
     """
     hidden = [name for name, fitted in own.items() if fitted is None]
     if together is not None and not hidden:
-        return ""
+        return None
     where = "the sum of all sites" if together is None else ", ".join(hidden)
-    return (
-        f"recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records for a share "
-        f"known to {LARGEST_DEVIATION:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
-        "there; raise recalibration.fraction or epsilon, or choose method 'temperature'"
-    )
+    return warning("counts-noise", where=where, largest=LARGEST_DEVIATION)

@@ -1,9 +1,12 @@
-"""Correct class probabilities for another prevalence of the classes."""
+"""Another prevalence of the classes: corrected probabilities, its estimate from records or sums, weights of labels."""
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from fl_dpbayes.calibration.bins import CONFIDENCE, CONFIDENCE_OUTCOME, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
+
+ROUNDING = 1e-9
 EM_STEPS, EM_TOLERANCE = 10_000, 1e-10
 
 
@@ -55,3 +58,44 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
         if np.abs(estimate - before).max() < EM_TOLERANCE:
             break
     return estimate
+
+
+def prevalence(statistics: CalibrationStatistics) -> Floats:
+    """Return the share of each class among the labels, shape (C,), of statistics with at least one record."""
+    return statistics.class_wise[..., OUTCOME].sum(axis=1) / statistics.count
+
+
+def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStatistics) -> Floats | None:
+    """Estimate the target's class shares from its mean prediction, its labels unused (soft black-box shift estimation).
+
+    pi_1 = (m - m_0) / (m_1 - m_0), cut to [0, 1]: m is the target's mean p(y = 1), m_c the source's mean over records
+    of class c. It is right where only the prevalence differs. Two classes only: with more, the equations need means of
+    each class's probability over each label, and the sums hold those of a record's own label alone. A site, which has
+    its records, estimates with `estimated_prevalence`; the server has sums.
+
+    Returns:
+        (1 - pi_1, pi_1), or None for more than two classes, one class in the source, or predictions that do not tell
+        its classes apart (m_1 <= m_0).
+
+    Source: Lipton, Wang, Smola, "Detecting and correcting for label shift with black box predictors", ICML 2018.
+    """
+    if source.classes != 2:
+        return None
+    sums = source.class_wise[1].sum(axis=0)
+    positives, negatives = sums[OUTCOME], sums[COUNT] - sums[OUTCOME]
+    if positives == 0 or negatives == 0:
+        return None
+    of_positives = sums[CONFIDENCE_OUTCOME] / positives
+    of_negatives = (sums[CONFIDENCE] - sums[CONFIDENCE_OUTCOME]) / negatives
+    if of_positives - of_negatives <= ROUNDING:
+        return None
+    mean = target.class_wise[1, :, CONFIDENCE].sum() / target.count
+    share = min(1.0, max(0.0, float((mean - of_negatives) / (of_positives - of_negatives))))
+    return np.array([1 - share, share])
+
+
+def label_shift_weights(source: Floats, target: Floats) -> Floats | None:
+    """Return target / source prevalence (C,) of each class, or None where the target has a class the source lacks."""
+    if ((source == 0) & (target > 0)).any():
+        return None
+    return np.divide(target, source, out=np.zeros_like(source), where=source > 0)

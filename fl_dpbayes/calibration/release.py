@@ -67,17 +67,12 @@ def noised_table(
 ) -> NoisedTable:
     """Release the coarse top-label table; its cost is one Gaussian event of this noise multiplier at sampling rate 1.
 
-    Each record's share of each column lies in [0, 1], so no column needs scaling.
-
     Args:
-        statistics: statistics of the site's test records.
+        statistics: statistics of the site's test records; a record's share of each column lies in [0, 1].
         bins: number of equal-width bins, a public constant and a divisor of FINE_BINS.
         noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
         generator: source of the noise; for privacy seeded with at least 128 bits from the operating system.
         max_records_per_unit: cap on records per privacy unit that the caller has enforced.
-
-    Returns:
-        The noisy table.
 
     Raises:
         ValueError: if noise_multiplier is not a positive number.
@@ -91,13 +86,6 @@ def noised_table(
 
 def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
     """Add the tables of two sites; their independent noises add in variance.
-
-    Args:
-        first: table of one site.
-        second: table of another, with the same bins.
-
-    Returns:
-        The table of both.
 
     Raises:
         ValueError: if the bins differ.
@@ -113,15 +101,7 @@ def noised_to_arrays(table: NoisedTable) -> dict[str, Floats]:
 
 
 def noised_from_arrays(arrays: Mapping[str, npt.NDArray], bins: int, noise_std: float) -> NoisedTable:
-    """Read a noisy table that came in a message.
-
-    Args:
-        arrays: exactly the arrays of `noised_to_arrays`.
-        bins: the agreed number of bins.
-        noise_std: standard deviation of the noise, from the agreed noise multiplier and `sensitivity`.
-
-    Returns:
-        The table.
+    """Read a noisy table of the agreed number of bins that came in a message, the arrays of `noised_to_arrays`.
 
     Raises:
         ValueError: if names, shape or type differ, or a value is not finite or larger than any test set.

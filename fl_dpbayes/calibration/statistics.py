@@ -1,7 +1,7 @@
 """What a site counts about its predictions: sums over records, so that sites add up to their pool."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -83,14 +83,7 @@ class CalibrationStatistics:
 
 
 def empty(classes: int) -> CalibrationStatistics:
-    """Return the statistics of no record, the neutral element of `merge`.
-
-    Args:
-        classes: number of classes C >= 2.
-
-    Returns:
-        Statistics of zeros.
-    """
+    """Return the statistics of no record, the neutral element of `merge`."""
     return CalibrationStatistics(
         classes=classes,
         top_label=np.zeros((CELLS, COLUMNS)),
@@ -161,14 +154,7 @@ def from_batch(
 
 
 def rest_of(probability: Floats) -> Floats:
-    """Return the probability of all other classes, shape (N, C), at full precision where it is next to nothing.
-
-    Args:
-        probability: checked class probabilities, shape (N, C).
-
-    Returns:
-        1 - p; for the largest of a row the sum of the others, as 1 - p has no digits left where p is almost 1.
-    """
+    """Return 1 - p, shape (N, C); for the largest of a row the sum of the others, as 1 - p has no digits left there."""
     rest = 1 - probability
     if len(rest):
         rows, top = np.arange(len(rest)), probability.argmax(axis=1)
@@ -181,23 +167,12 @@ def rest_of(probability: Floats) -> Floats:
 def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
     """Add the statistics of two disjoint sets of records.
 
-    Args:
-        first: statistics of one set.
-        second: statistics of the other, with the same classes.
-
-    Returns:
-        The statistics of their union.
-
     Raises:
         ValueError: if the numbers of classes differ.
     """
     if first.classes != second.classes:
         raise ValueError(f"cannot merge statistics of {first.classes} and {second.classes} classes")
-    sums = {
-        field.name: getattr(first, field.name) + getattr(second, field.name)
-        for field in fields(CalibrationStatistics)
-        if field.name != "classes"
-    }
+    sums = {name: getattr(first, name) + getattr(second, name) for name in (*TABLES, *SCALARS)}
     return CalibrationStatistics(first.classes, **sums)
 
 

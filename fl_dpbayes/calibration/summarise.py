@@ -1,24 +1,31 @@
-"""One row of results from merged statistics: scores, errors, intervals, and what calibration would look like."""
+"""One row of results from merged statistics, exact or noised: metrics, intervals, what calibration would look like."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fl_dpbayes.calibration import errors, scores
-from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.calibration_line import calibration_intercept, calibration_slope
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
 from fl_dpbayes.calibration.intervals import (
+    LEVEL,
     Interval,
+    Measured,
+    draw_calibrated,
     ece_if_calibrated,
     wilson_interval,
 )
-from fl_dpbayes.calibration.loss_intervals import brier_interval, nll_interval
-from fl_dpbayes.calibration.net_benefit import decision_curve
-from fl_dpbayes.calibration.risk_coverage import COVERAGES, Ranked, accuracy_at_coverage, aurc, aurc_excess
-from fl_dpbayes.calibration.rms_interval import rms_interval
+from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
+from fl_dpbayes.calibration.metrics.ranking import COVERAGES, accuracy_at_coverage
+from fl_dpbayes.calibration.metrics.scores import decompose_brier
+from fl_dpbayes.calibration.metrics.two_classes import decision_curve
+from fl_dpbayes.calibration.release import NoisedTable
+from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.calibration.true_error import true_ece, true_rms
+from fl_dpbayes.config.kinds import implementation
+from fl_dpbayes.config.metrics import METRICS, Metric
+
+CLEAR = 5.0  # standard deviations of noise that a count must exceed before a ratio over it means anything
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,13 @@ class CalibrationSummary:
         return {**asdict(self), "intervals": {metric: list(ends) for metric, ends in self.intervals.items()}}
 
 
+def measure(metric: Metric, statistics: CalibrationStatistics) -> Measured | None:
+    """Compute a metric from merged statistics, None where it is undefined."""
+    code = implementation("fl_dpbayes.calibration.metrics", metric.file)
+    found = getattr(code, metric.key)(statistics)
+    return found if found is None or isinstance(found, Measured) else Measured(found)
+
+
 def summarise(statistics: CalibrationStatistics, generator: np.random.Generator) -> CalibrationSummary:
     """Summarise exact statistics of a site, or of several merged.
 
@@ -110,61 +124,90 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
     Returns:
         Every metric; without records n = 0 and all others None.
     """
-    count = statistics.count
-    if count == 0:
+    if statistics.count == 0:
         return CalibrationSummary(n=0)
-    area, reference = scores.auroc(statistics), ece_if_calibrated(statistics, generator)
-    terms, risk, excess = scores.decompose_brier(statistics), aurc(statistics), aurc_excess(statistics)
-    kept = {str(share): accuracy_at_coverage(statistics, share) for share in COVERAGES}
-    intercept, slope = calibration_intercept(statistics), calibration_slope(statistics)
-    intervals = {
-        "accuracy": wilson_interval(statistics.correct, count),
-        "nll": nll_interval(statistics),
-        "brier": brier_interval(statistics),
-        "rms_debiased": rms_interval(coarsen(statistics.top_label, REPORT_BINS)),
-        "calibration_intercept": intercept and intercept.interval,
-        "calibration_slope": slope and slope.interval,
-    }
+    measured = {key: found for key, metric in METRICS.items() if (found := measure(metric, statistics))}
+    values: dict[str, Any] = {key: found.value for key, found in measured.items()}
+    values |= {f"{key}_bounds": list(found.bounds) for key, found in measured.items() if found.bounds}
+    reference, terms = ece_if_calibrated(statistics, generator), decompose_brier(statistics)
+    curve = decision_curve(statistics)
+    kept = {str(share): ranked for share in COVERAGES if (ranked := accuracy_at_coverage(statistics, share))}
     return CalibrationSummary(
-        n=int(count),
-        accuracy=scores.accuracy(statistics),
-        nll=scores.nll(statistics),
+        n=int(statistics.count),
         nll_clipped=int(statistics.nll_clipped),
-        brier=scores.brier(statistics),
         brier_terms=asdict(terms) if terms else None,
-        ece=errors.ece(statistics),
-        ece_10=errors.ece(statistics, 10),
-        ece_20=errors.ece(statistics, 20),
-        ece_equal_mass=errors.ece_equal_mass(statistics),
-        ece_binary=errors.ece_binary(statistics),
         ece_if_calibrated=reference.mean if reference else None,
         ece_if_calibrated_high=reference.high if reference else None,
-        rms_debiased=errors.rms_debiased(statistics),
-        ece_true=true_ece(statistics),
-        rms_true=true_rms(statistics),
-        mce=errors.mce(statistics),
-        ace=errors.ace(statistics),
-        sce=errors.sce(statistics),
-        auroc=area.value if area else None,
-        auroc_bounds=_bounds(area),
-        aurc=risk.value if risk else None,
-        aurc_excess=excess.value if excess else None,
-        aurc_bounds=_bounds(risk),
-        accuracy_at_coverage={share: ranked.value for share, ranked in kept.items() if ranked},
-        accuracy_at_coverage_bounds={share: bounds for share, ranked in kept.items() if (bounds := _bounds(ranked))},
-        calibration_intercept=intercept.value if intercept else None,
-        calibration_slope=slope.value if slope else None,
-        net_benefit=_curve_rows(statistics),
-        epistemic=statistics.epistemic / count,
-        aleatoric=statistics.aleatoric / count,
+        accuracy_at_coverage={share: ranked.value for share, ranked in kept.items()},
+        accuracy_at_coverage_bounds={share: list(ranked.bounds or ()) for share, ranked in kept.items()},
+        net_benefit=[{**point._asdict(), "interval": list(point.interval)} for point in curve] if curve else None,
+        intervals={key: found.interval for key, found in measured.items() if found.interval},
+        **values,
+    )
+
+
+def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> CalibrationSummary:
+    """Summarise a noised table of a site, or of several merged.
+
+    `ece` is the raw top-label error over `join_small_bins`, release noise included; so is `ece_if_calibrated`, with
+    which it is to be compared. `rms_debiased` has the variance of the noise taken out.
+
+    Args:
+        table: noisy table.
+        generator: source of the draws behind `ece_if_calibrated`.
+
+    Returns:
+        n, accuracy, ece with its reference, rms_debiased, and intervals of accuracy and rms_debiased; all but n are
+        None where the noise hides the records. Other metrics do not follow from what was sent: None.
+    """
+    count, _, correct = map(float, table.sums.sum(axis=0))
+    n = max(0, round(count))
+    joined, noise = join_small_bins(table)
+    if len(joined) == 0:
+        return CalibrationSummary(n=n)
+    drawn = joined[:, CONFIDENCE] - draw_calibrated(_whole(joined), generator)
+    drawn += math.sqrt(2) * noise * generator.standard_normal(drawn.shape)
+    reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
+    intervals = {
+        "accuracy": wilson_interval(correct, count, len(table.sums) * table.noise_std**2),
+        "rms_debiased": rms_interval(joined, noise),
+    }
+    return CalibrationSummary(
+        n=n,
+        accuracy=min(1.0, max(0.0, correct / count)),
+        ece=mean_absolute_gap(joined),
+        ece_if_calibrated=float(reference.mean()),
+        ece_if_calibrated_high=float(np.quantile(reference, LEVEL)),
+        rms_debiased=math.sqrt(min(1.0, max(0.0, float(debiased_mean_square_gap(joined, noise))))),
         intervals={metric: ends for metric, ends in intervals.items() if ends is not None},
     )
 
 
-def _bounds(ranked: scores.Auroc | Ranked | None) -> list[float] | None:
-    return [ranked.low, ranked.high] if ranked else None
+def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
+    """Join neighbouring bins until each count is CLEAR of its noise.
+
+    Joining keeps every record, and depends on released numbers only, so it costs no privacy. Returned are the sums per
+    joined bin, (J, 3), and the standard deviation of their noise, (J,); J = 0 where even all of it is mostly noise.
+    """
+    joined: list[tuple[Floats, float]] = []
+    for row in table.sums:
+        if joined and not _is_clear(*joined[-1]):
+            joined[-1] = joined[-1][0] + row, math.hypot(joined[-1][1], table.noise_std)
+        else:
+            joined.append((row, table.noise_std))
+    while len(joined) > 1 and not _is_clear(*joined[-1]):
+        (left, left_noise), (right, right_noise) = joined[-2:]
+        joined[-2:] = [(left + right, math.hypot(left_noise, right_noise))]
+    if not _is_clear(*joined[-1]):
+        return np.zeros((0, table.sums.shape[1])), np.zeros(0)
+    return np.stack([row for row, _ in joined]), np.array([noise for _, noise in joined])
 
 
-def _curve_rows(statistics: CalibrationStatistics) -> list[dict[str, Any]] | None:
-    curve = decision_curve(statistics)
-    return [{**point._asdict(), "interval": list(point.interval)} for point in curve] if curve else None
+def _is_clear(row: Floats, noise: float) -> bool:
+    return bool(row[COUNT] > max(1.0, CLEAR * noise) and row[CONFIDENCE] > 0)
+
+
+def _whole(joined: Floats) -> Floats:
+    """Round the counts, as outcomes can be drawn for whole records only, and keep the mean confidences."""
+    whole = np.maximum(np.round(joined[:, COUNT]), 1)
+    return np.column_stack([whole, joined[:, CONFIDENCE] * whole / joined[:, COUNT], joined[:, OUTCOME]])

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.rule import LargestShare, PublicInputs, Rule, SiteWeights
-from fl_dpbayes.config.sampler import BayesByBackprop, GaussianPrior, LaplacePrior, MCDropout, Sampler
+from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
 
 # A precision over d dimensions needs d + 4 draws: of a single parameter 5.
 LEAST_FOR_PRECISION = 5
@@ -97,7 +97,7 @@ class FALD(AveragingRule):
 
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that states are posterior samples."""
-        if isinstance(sampler, BayesByBackprop | MCDropout):
+        if sampler.draws_samples:
             raise ValueError(
                 f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
                 f"{sampler.kind!r}: choose rule 'mixture'"

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.clipping import AutomaticClipping, Clipping, FlatClipping, GlobalClipping
-from fl_dpbayes.config.sampler import BayesByBackprop, Prior, Sampler, StepSizeSchedule, has_temperature
+from fl_dpbayes.config.sampler import Prior, Sampler, StepSizeSchedule
 
 Adjacency = Literal["add_or_remove_one", "replace_one"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
@@ -170,7 +170,7 @@ class TrainingPlan(Config):
 
     @model_validator(mode="after")
     def _sampler_fits_privacy(self) -> "TrainingPlan":
-        private, named_private = self.privacy.kind == "dp", self.sampler.kind.startswith("dp-")
+        private, named_private = self.privacy.kind == "dp", self.sampler.is_private
         if private and not named_private:
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} is not private, but privacy.kind is 'dp': choose "
@@ -179,13 +179,13 @@ class TrainingPlan(Config):
         if named_private and not private:
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} is private, but privacy.kind is 'none': choose "
-                f"'{self.sampler.kind[3:]}', or give a privacy budget"
+                f"{self.sampler.algorithm!r}, or give a privacy budget"
             )
         return self
 
     @model_validator(mode="after")
     def _cavity_fits(self) -> "TrainingPlan":
-        if self.prior_source == "cavity" and (self.prior_share != 1 or isinstance(self.sampler, BayesByBackprop)):
+        if self.prior_source == "cavity" and (self.prior_share != 1 or len(self.sampler.position) > 1):
             raise ValueError(
                 "prior_source 'cavity' is the whole prior of a chain of weights: it needs prior_share 1 and a "
                 "sampler.kind other than Bayes by backprop"
@@ -229,7 +229,7 @@ def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
     Raises:
         ValueError: naming the key, and the remedy.
     """
-    if has_temperature(sampler):
+    if sampler.has_temperature:
         return
     if isinstance(privacy, NoPrivacyPlan):
         if privacy.temperature is not None:

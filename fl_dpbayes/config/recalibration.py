@@ -1,15 +1,14 @@
 """What recalibration does to predictions, and the plan by which its parameters are fitted."""
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, Adjacency, Probability
 
-DescentMethod = Literal["temperature", "vector", "platt"]
-RecalibrationMethod = Literal[DescentMethod, "isotonic"]
 # Far beyond any useful value: exp(10) = 22,026.
 PARAMETER_BOUND = 10.0
 Parameter = Annotated[float, Field(ge=-PARAMETER_BOUND, le=PARAMETER_BOUND)]
@@ -18,32 +17,59 @@ Parameters = Annotated[tuple[Parameter, ...], Field(min_length=1, max_length=200
 ISOTONIC_BINS = 15
 
 
+@dataclass(frozen=True)
+class Method:
+    """A recalibration method, whose code is `calibration/recalibration/<name>.py`.
+
+    Attributes:
+        name: in scenarios and messages.
+        parameters: of a map, whatever the number of classes.
+        per_class: more parameters for each class.
+        for_more_classes: what to choose instead for more than two classes; empty where it takes any number.
+        rising_knots: the parameters are the positions of knots, then their values, both in [0, 1] and never falling.
+    """
+
+    name: str
+    parameters: int = 0
+    per_class: int = 0
+    for_more_classes: str = ""
+    rising_knots: bool = False
+
+
+# Fitted by descent at the sites, whose parameters the server averages.
+DESCENTS = (
+    Method("temperature", parameters=1),
+    Method("vector", per_class=2),
+    Method("platt", parameters=2, for_more_classes="vector"),
+)
+# Fitted by the server to one count of bins at each site.
+COUNTS = (Method("isotonic", parameters=2 * ISOTONIC_BINS, rising_knots=True),)
+METHODS = {method.name: method for method in (*DESCENTS, *COUNTS)}
+COUNTED = tuple(method.name for method in COUNTS)
+
+if TYPE_CHECKING:
+    DescentMethod = str
+    CountingMethod = str
+    RecalibrationMethod = str
+else:
+    DescentMethod = Literal[tuple(method.name for method in DESCENTS)]
+    CountingMethod = Literal[COUNTED]
+    RecalibrationMethod = Literal[tuple(METHODS)]
+
+
 def parameter_count(method: RecalibrationMethod, classes: int) -> int:
-    """Return how many parameters a map has.
-
-    Args:
-        method: of the map.
-        classes: that it maps, 2 or more.
-
-    Returns:
-        `temperature`: 1. `vector`: 2 for each class. `platt`: 2. `isotonic`: 2 for each of ISOTONIC_BINS.
+    """Return how many parameters a map of 2 or more classes has.
 
     Raises:
         ValueError: if the method is not for so many classes.
     """
-    match method:
-        case "temperature":
-            return 1
-        case "vector":
-            return 2 * classes
-        case "platt" if classes != 2:
-            raise ValueError(
-                f"method 'platt' is for two classes, here are {classes}: choose 'vector', its form for more classes"
-            )
-        case "platt":
-            return 2
-        case "isotonic":
-            return 2 * ISOTONIC_BINS
+    record = METHODS[method]
+    if record.for_more_classes and classes != 2:
+        raise ValueError(
+            f"method {method!r} is for two classes, here are {classes}: choose {record.for_more_classes!r}, its form "
+            "for more classes"
+        )
+    return record.parameters + record.per_class * classes
 
 
 class RecalibrationMap(Config):
@@ -59,13 +85,15 @@ class RecalibrationMap(Config):
 
     @model_validator(mode="after")
     def _knots_rise(self) -> "RecalibrationMap":
-        if self.method != "isotonic":
+        record = METHODS[self.method]
+        if not record.rising_knots:
             return self
-        if len(self.parameters) != 2 * ISOTONIC_BINS:
-            raise ValueError(f"an isotonic map has {2 * ISOTONIC_BINS} parameters, not {len(self.parameters)}")
-        for knots in (self.parameters[:ISOTONIC_BINS], self.parameters[ISOTONIC_BINS:]):
+        if len(self.parameters) != record.parameters:
+            raise ValueError(f"an {self.method} map has {record.parameters} parameters, not {len(self.parameters)}")
+        half = record.parameters // 2
+        for knots in (self.parameters[:half], self.parameters[half:]):
             if knots[0] < 0 or knots[-1] > 1 or any(left > right for left, right in pairwise(knots)):
-                raise ValueError("the knots of an isotonic map lie in [0, 1] and never fall")
+                raise ValueError(f"the knots of an {self.method} map lie in [0, 1] and never fall")
         return self
 
 
@@ -98,12 +126,12 @@ class RecalibrationPlan(Config):
 
 
 class CountingPlan(Config):
-    """One count of bins at each site, released once at a cost of `epsilon`; the server fits an isotonic map to it.
+    """One count of bins at each site, released once at a cost of `epsilon`; the server fits the map to it.
 
     Without `epsilon` the count is exact and not private, and a site takes part only if its policy says so.
     """
 
-    method: Literal["isotonic"] = "isotonic"
+    method: CountingMethod = "isotonic"
     epsilon: PositiveFloat | None
     delta: Probability
     adjacency: Adjacency

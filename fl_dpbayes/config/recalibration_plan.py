@@ -7,7 +7,13 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, AnyPrivacyPlan
-from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan, DescentMethod, RecalibrationPlan
+from fl_dpbayes.config.recalibration import (
+    AnyRecalibrationPlan,
+    CountingMethod,
+    CountingPlan,
+    DescentMethod,
+    RecalibrationPlan,
+)
 
 
 class Recalibration(Config):
@@ -42,7 +48,7 @@ class IsotonicRecalibration(Config):
     `fraction`, `epsilon` and `scope` as for the other methods; `federated`: all sites use the map of the summed counts.
     """
 
-    method: Literal["isotonic"] = "isotonic"
+    method: CountingMethod = "isotonic"
     scope: Literal["federated", "site"] = "federated"
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
     epsilon: PositiveFloat | None = None
@@ -71,7 +77,9 @@ def recalibration_plan(recalibration: AnyRecalibration, privacy: AnyPrivacyPlan)
     spent = recalibration.epsilon or privacy.epsilon
     epsilon = spent if math.isfinite(spent) else None
     if isinstance(recalibration, IsotonicRecalibration):
-        return CountingPlan(epsilon=epsilon, delta=privacy.delta, adjacency=privacy.adjacency)
+        return CountingPlan(
+            method=recalibration.method, epsilon=epsilon, delta=privacy.delta, adjacency=privacy.adjacency
+        )
     return RecalibrationPlan(
         method=recalibration.method,
         epsilon=epsilon,

@@ -10,7 +10,7 @@ from pydantic import Field
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.sampler import Sampler, has_temperature
+from fl_dpbayes.config.sampler import Sampler
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None
@@ -59,16 +59,27 @@ class Rule(Config):
 
     The code of a rule on independent chains is `combine(rule, released)` in the module `code` of
     `fl_dpbayes.posterior.rules`.
+
+    Attributes:
+        whole_prior: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which precisions add
+            (convention A).
+        makes_point: one point of whatever it is given, and no posterior.
+        own_rounds: every round starts from the server's state, by a strategy of the rule's own.
+        chain_per_round: each round is a chain of its own, with a prior of its own.
+        averages_weights: hidden units must mean the same at every site and in every chain.
+        joins_temperatures: samples keep the temperatures of their sites.
+        shows_mixing: the mixing of the sites' chains, or of the averaged one, bears on the result.
+        needs_temperature: it uses the spread of samples, which must have a temperature.
     """
 
-    whole_prior: ClassVar[bool] = False  # sites target p(w) p(D_k|w), not p(w)^(1/K) p(D_k|w), of which precisions add
-    makes_point: ClassVar[bool] = False  # one point of whatever it is given, and no posterior
-    own_rounds: ClassVar[bool] = False  # every round starts from the server's state, by a strategy of the rule's name
-    chain_per_round: ClassVar[bool] = False  # each round is a chain of its own, with a prior of its own
-    averages_weights: ClassVar[bool] = True  # so hidden units must mean the same at every site and in every chain
-    joins_temperatures: ClassVar[bool] = False  # samples keep the temperatures of their sites
-    shows_mixing: ClassVar[bool] = True  # the mixing of the sites' chains, or of the averaged one, bears on the result
-    needs_temperature: ClassVar[bool] = False  # uses the spread of samples, which must have a temperature
+    whole_prior: ClassVar[bool] = False
+    makes_point: ClassVar[bool] = False
+    own_rounds: ClassVar[bool] = False
+    chain_per_round: ClassVar[bool] = False
+    averages_weights: ClassVar[bool] = True
+    joins_temperatures: ClassVar[bool] = False
+    shows_mixing: ClassVar[bool] = True
+    needs_temperature: ClassVar[bool] = False
 
     rule: str
 
@@ -128,7 +139,7 @@ class Rule(Config):
         Raises:
             ValueError: naming what does not fit, and the remedy.
         """
-        if self.needs_temperature and not has_temperature(sampler):
+        if self.needs_temperature and not sampler.has_temperature:
             raise ValueError(
                 f"aggregation.rule {self.rule!r} needs the spread of samples at a known temperature, which "
                 f"sampler.kind {sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"

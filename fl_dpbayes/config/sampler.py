@@ -1,17 +1,17 @@
 """The algorithm of a site's chain, its step sizes and its prior: what a plan says of them.
 
-An algorithm has one name where it is private (`dp-sgd`) and one where it is not (`sgd`); both run the same code, and a
-plan's privacy settings must agree with the name.
+An algorithm has one name where it is private (`dp-sgd`) and one where it is not (`sgd`); both run the same code, the
+module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must agree with the name.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
 from fl_dpbayes.config.base import Config
 
-Slot = Literal["parameters", "momentum", "first_moment", "second_moment", "spread"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -66,32 +66,118 @@ Prior = Annotated[GaussianPrior | LaplacePrior | FlatPrior, Field(discriminator=
 
 
 class SamplerSettings(Config):
-    """What every algorithm has: step sizes and a prior."""
+    """What every algorithm has: step sizes, a prior, and what it says of itself.
+
+    A chain's state is made of vectors as long as the model's parameter vector, all of them functions of noisy sums and
+    public constants. `parameters` is the first, and the point predictor.
+
+    Attributes:
+        position: vectors of the state that together are the chain's position.
+        has_temperature: the update is linear, so it is Langevin dynamics at a temperature T_t that its noise gives it.
+        only_descends: without noise for a temperature its states are those of an optimiser, not posterior samples.
+        draws_samples: posterior samples are drawn at random from the state, they are not its positions.
+        needs_hidden_units: it has nothing to do in a model without hidden units that are trained.
+    """
+
+    position: ClassVar[tuple[str, ...]] = ("parameters",)
+    has_temperature: ClassVar[bool] = False
+    only_descends: ClassVar[bool] = False
+    draws_samples: ClassVar[bool] = False
+    needs_hidden_units: ClassVar[bool] = False
 
     step_size: StepSizeSchedule
     prior: Prior = GaussianPrior()
+    kind: str
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name, private or not."""
+        return self.kind.removeprefix("dp-")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the name is that of a private run."""
+        return self.kind.startswith("dp-")
+
+    @property
+    def momentum_lost(self) -> float:
+        """Friction alpha in (0, 1]: the share of the momentum that a step loses, 1 where it has none."""
+        return 1.0
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Vectors of the state beside the position; they start at 0."""
+        return ()
+
+    @property
+    def state_vectors(self) -> tuple[str, ...]:
+        """All vectors of the state, in the order in which they travel."""
+        return (*self.position, *self.moments)
+
+    @property
+    def start_values(self) -> Mapping[str, float]:
+        """What vectors of the position other than `parameters` are filled with at the start."""
+        return {}
+
+    @property
+    def weight_draws(self) -> int:
+        """How many draws of the weights are held at once."""
+        return 1
+
+    @property
+    def levers(self) -> dict[str, float]:
+        """Settings that cool a chain beside smaller steps; temperature goes as step size over friction."""
+        return {}
+
+    def state_shapes(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return `<vector>/<parameter name>` -> shape of the arrays in which a state travels, in order."""
+        return {f"{vector}/{name}": shape for vector in self.state_vectors for name, shape in parameter_shapes.items()}
 
 
 class SGLD(SamplerSettings):
     """Stochastic gradient Langevin dynamics."""
 
+    has_temperature = True
     kind: Literal["sgld", "dp-sgld"] = "dp-sgld"
 
 
 class SGD(SamplerSettings):
-    """Stochastic gradient descent with momentum."""
+    """Stochastic gradient descent with momentum beta: Hamiltonian Monte Carlo with friction 1 - beta, meant or not."""
 
+    has_temperature = True
+    only_descends = True
     kind: Literal["sgd", "dp-sgd"]
     momentum: Decay = 0.0
+
+    @property
+    def momentum_lost(self) -> float:
+        """1 - beta."""
+        return 1.0 - self.momentum
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The momentum, if there is any."""
+        return ("momentum",) if self.momentum > 0 else ()
+
+    @property
+    def levers(self) -> dict[str, float]:
+        """Less momentum."""
+        return {"momentum": self.momentum} if self.momentum > 0 else {}
 
 
 class Adam(SamplerSettings):
     """Adam on the private gradient; its moments are post-processing."""
 
+    only_descends = True
     kind: Literal["adam", "dp-adam"]
     first_decay: Decay = 0.9
     second_decay: Decay = 0.999
     stability: PositiveFloat = 1e-8
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Decaying means of the noisy gradient and of its square."""
+        return "first_moment", "second_moment"
 
 
 class SGHMC(SamplerSettings):
@@ -100,8 +186,24 @@ class SGHMC(SamplerSettings):
     At the same step size and privacy noise the chain is hotter than Langevin dynamics by 1 / friction.
     """
 
+    has_temperature = True
     kind: Literal["sghmc", "dp-sghmc"]
     friction: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    @property
+    def momentum_lost(self) -> float:
+        """Its friction."""
+        return self.friction
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The momentum."""
+        return ("momentum",)
+
+    @property
+    def levers(self) -> dict[str, float]:
+        """More friction."""
+        return {"friction": self.friction} if self.friction < 1 else {}
 
 
 class BayesByBackprop(SamplerSettings):
@@ -110,73 +212,46 @@ class BayesByBackprop(SamplerSettings):
     `draws` weight draws are averaged before the clip; `initial_scale` is the standard deviation at the start.
     """
 
+    position = ("parameters", "spread")
+    draws_samples = True
     kind: Literal["bbp", "dp-bbp"]
     draws: Annotated[int, Field(ge=1, le=64)] = 1
     initial_scale: PositiveFloat = 0.05
+
+    @property
+    def start_values(self) -> Mapping[str, float]:
+        """The spread of the initial scale."""
+        return {"spread": spread_of(self.initial_scale)}
+
+    @property
+    def weight_draws(self) -> int:
+        """S."""
+        return self.draws
 
 
 class MCDropout(SamplerSettings):
     """Gradient descent with dropout at `rate`, a mask per record; each posterior sample is one draw of masks."""
 
+    draws_samples = True
+    needs_hidden_units = True
     kind: Literal["mc-dropout", "dp-mc-dropout"]
     rate: Annotated[float, Field(gt=0, le=0.99)] = 0.5
     momentum: Decay = 0.0
+
+    @property
+    def momentum_lost(self) -> float:
+        """1 - beta."""
+        return 1.0 - self.momentum
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The momentum, if there is any."""
+        return ("momentum",) if self.momentum > 0 else ()
 
 
 Sampler = Annotated[SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout, Field(discriminator="kind")]
 
 
-def state_slots(sampler: Sampler) -> tuple[Slot, ...]:
-    """Name the vectors of a chain's state, each as long as the model's parameter vector.
-
-    All of them are functions of noisy sums and public constants. `parameters` comes first and is the point predictor.
-
-    Args:
-        sampler: the plan's algorithm.
-
-    Returns:
-        Names in the order in which they are laid out.
-    """
-    match sampler:
-        case Adam():
-            return "parameters", "first_moment", "second_moment"
-        case SGHMC():
-            return "parameters", "momentum"
-        case BayesByBackprop():
-            return "parameters", "spread"
-        case SGD(momentum=momentum) | MCDropout(momentum=momentum) if momentum > 0:
-            return "parameters", "momentum"
-        case _:
-            return ("parameters",)
-
-
-def state_shapes(sampler: Sampler, parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the arrays in which a chain's state travels.
-
-    Args:
-        sampler: the plan's algorithm.
-        parameter_shapes: of the plain model, in the order of its parameter vector.
-
-    Returns:
-        `<slot>/<parameter name>` -> shape.
-    """
-    return {f"{slot}/{name}": shape for slot in state_slots(sampler) for name, shape in parameter_shapes.items()}
-
-
-def friction(sampler: Sampler) -> float:
-    """Return the share of the momentum that a step of the sampler loses, 1 where it has none.
-
-    Gradient descent with momentum beta is stochastic gradient Hamiltonian Monte Carlo with friction 1 - beta.
-    """
-    match sampler:
-        case SGHMC():
-            return sampler.friction
-        case SGD() | MCDropout():
-            return 1.0 - sampler.momentum
-        case _:
-            return 1.0
-
-
-def has_temperature(sampler: Sampler) -> bool:
-    """Say whether the sampler is Langevin dynamics at some temperature, so that T_t of its steps means something."""
-    return sampler.kind.removeprefix("dp-") in ("sgld", "sgd", "sghmc")
+def spread_of(scale: float) -> float:
+    """Return the spread whose scale log(1 + exp(spread)) is the given one, > 0: log(exp(scale) - 1)."""
+    return scale + math.log(-math.expm1(-scale))

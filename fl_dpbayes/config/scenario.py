@@ -18,7 +18,7 @@ from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
 from fl_dpbayes.config.prevalence_checks import check_prevalences
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
-from fl_dpbayes.config.sampler import MCDropout, Sampler
+from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.shared_records import check_shared_records
 from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import explain
@@ -145,12 +145,12 @@ class Scenario(Config):
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
                 f"{self.data.test_fraction} it leaves nothing to train on: lower one of them"
             )
-        if isinstance(self.sampler, MCDropout) and isinstance(self.model, LogisticModel):
+        if self.sampler.needs_hidden_units and isinstance(self.model, LogisticModel):
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
                 "model.kind 'mlp' or 'cnn', or another sampler"
             )
-        if isinstance(self.sampler, MCDropout) and self.model.frozen_body is not None:
+        if self.sampler.needs_hidden_units and self.model.frozen_body is not None:
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} drops hidden units, and those of model.frozen_body are fixed: "
                 "remove frozen_body, or choose another sampler"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from fl_dpbayes.data.site import Site, SiteSplit
-from fl_dpbayes.privacy.ledger.data_version import DataVersion, unit_sketch
+from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
+from fl_dpbayes.privacy.ledger.state import DataVersion
 
 # Where each record or picture is its own unit, its name is a row number or a file's: only its content identifies it.
 UNNAMED_UNITS = ("record", "image")

@@ -1,4 +1,4 @@
-"""Deal records to training sites: the partitioners of flwr-datasets, run over labels or one score only."""
+"""Deal records to training sites by the partitioners of flwr-datasets, and measure how much the sites differ."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,23 @@ from fl_dpbayes.config.data import (
     QuantityPartition,
 )
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.data.records import Records
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
 Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+BINS = 10
 MAX_ATTEMPTS = 50
 
 
 def partition_labels(
-    labels: npt.NDArray[np.int64],
+    labels: Indices,
     partition: Partition,
     sites: int,
     generator: np.random.Generator,
-    scores: npt.NDArray[np.float64] | None = None,
+    scores: Floats | None = None,
 ) -> list[Indices]:
     """Divide items over sites by their labels or scores; each item goes to exactly one site.
 
@@ -70,26 +73,60 @@ def partition_labels(
     return [np.sort(order[part]) for part in parts]
 
 
-def label_total_variation(labels: npt.NDArray[np.int64], parts: list[Indices]) -> float:
-    """Measure how far the sites' label frequencies are from the pooled ones.
+def feature_scores(records: Records, feature: str | None) -> Floats:
+    """Return the mean pixel of each image, or one column of a table, (N,), in the units of `records.features`.
+
+    Raises:
+        UserError: if images are given a column, or a table is given none or one that it has not.
+    """
+    if len(records.task.input_shape) == 3:
+        if feature is not None:
+            raise UserError(
+                f"partition.feature is {feature!r}, but the records are images, which are sorted by their mean pixel: "
+                "remove the key"
+            )
+        return records.features.mean(axis=(1, 2, 3), dtype=np.float64)
+    if feature not in records.feature_names:
+        given = "missing" if feature is None else repr(feature)
+        allowed = ", ".join(records.feature_names) or "none, as the source does not name them: choose another partition"
+        raise UserError(f"partition.feature is {given}: name the feature that sites differ in: {allowed}")
+    return records.features[:, records.feature_names.index(feature)].astype(np.float64)
+
+
+def label_total_variation(labels: Indices, parts: list[Indices]) -> float:
+    """Measure how far the sites' label frequencies are from the pooled ones: 0 (alike) to 1.
 
         (1/K) sum_k (1/2) sum_c |p_k(c) - p(c)|
 
     Args:
         labels: (N,).
         parts: K arrays of indices into `labels`, none empty; the pool is their union.
-
-    Returns:
-        The mean total variation distance, 0 (alike) to 1.
     """
     classes = int(labels.max()) + 1
-    counts = np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    return _mean_distance([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def feature_total_variation(scores: Floats, parts: list[Indices]) -> float:
+    """Measure the same of a score, (N,), finite, in bins.
+
+    A bin holds a tenth of the pool; a score of at most ten values has a bin for each value.
+    """
+    pool = scores[np.concatenate(parts)]
+    edges = np.unique(pool)
+    if len(edges) > BINS:
+        edges = np.unique(np.quantile(pool, np.arange(1, BINS) / BINS))
+    return _mean_distance(
+        [np.bincount(np.searchsorted(edges, scores[part]), minlength=len(edges) + 1) for part in parts]
+    )
+
+
+def _mean_distance(frequencies: list[Indices]) -> float:
+    counts = np.stack(frequencies)
     pooled = counts.sum(axis=0) / counts.sum()
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    return float(0.5 * np.abs(shares - pooled).sum(axis=1).mean())
+    return float(0.5 * np.abs(counts / counts.sum(axis=1, keepdims=True) - pooled).sum(axis=1).mean())
 
 
-def _check_feasible(labels: npt.NDArray[np.int64], partition: Partition, sites: int) -> None:
+def _check_feasible(labels: Indices, partition: Partition, sites: int) -> None:
     count = len(labels)
     least = partition.min_records if isinstance(partition, DirichletPartition | QuantityPartition) else 1
     if sites * least > count:
@@ -113,14 +150,14 @@ def _check_feasible(labels: npt.NDArray[np.int64], partition: Partition, sites: 
             )
 
 
-def _iid(labels: npt.NDArray[np.int64], sites: int) -> list[Indices]:
+def _iid(labels: Indices, sites: int) -> list[Indices]:
     from flwr_datasets.partitioner import IidPartitioner
 
     return _deal(labels, IidPartitioner(num_partitions=sites), sites)
 
 
 def _dirichlet(
-    labels: npt.NDArray[np.int64], partition: DirichletPartition, sites: int, generator: np.random.Generator
+    labels: Indices, partition: DirichletPartition, sites: int, generator: np.random.Generator
 ) -> list[Indices]:
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -137,9 +174,7 @@ def _dirichlet(
         raise _no_division(partition, len(labels), sites) from None
 
 
-def _classes(
-    labels: npt.NDArray[np.int64], partition: ClassesPartition, sites: int, generator: np.random.Generator
-) -> list[Indices]:
+def _classes(labels: Indices, partition: ClassesPartition, sites: int, generator: np.random.Generator) -> list[Indices]:
     from flwr_datasets.partitioner import PathologicalPartitioner
 
     for _ in range(MAX_ATTEMPTS):
@@ -161,7 +196,7 @@ def _classes(
 
 
 def _classes_in_turn(
-    labels: npt.NDArray[np.int64], classes_per_site: int, sites: int, generator: np.random.Generator
+    labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator
 ) -> list[Indices]:
     """Give each site the next few classes of a shuffled circle: every class is used, and equally often to within one.
 
@@ -185,7 +220,7 @@ def _classes_in_turn(
 
 
 def _quantity(
-    labels: npt.NDArray[np.int64], partition: QuantityPartition, sites: int, generator: np.random.Generator
+    labels: Indices, partition: QuantityPartition, sites: int, generator: np.random.Generator
 ) -> list[Indices]:
     from flwr_datasets.partitioner import SizePartitioner
 
@@ -199,9 +234,7 @@ def _quantity(
     raise _no_division(partition, len(labels), sites)
 
 
-def _feature(
-    scores: npt.NDArray[np.float64], partition: FeaturePartition, sites: int, generator: np.random.Generator
-) -> list[Indices]:
+def _feature(scores: Floats, partition: FeaturePartition, sites: int, generator: np.random.Generator) -> list[Indices]:
     from flwr_datasets.partitioner import ContinuousPartitioner
 
     spread = scores.std()

@@ -1,46 +1,65 @@
-"""From a scenario to the folder of a simulated federation: resolved scenario, site files, ledgers' place."""
+"""From a scenario to the folder of a simulated federation: plan and check all that it names, then write it down."""
 
 import hashlib
 import json
+import math
 import uuid
 from pathlib import Path
 
+import numpy as np
+
+from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.features import BackboneFeatures
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.file_list import file_entry
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
+from fl_dpbayes.config.recalibration import parameter_count
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
-from fl_dpbayes.config.scenario import Scenario, write_scenario
-from fl_dpbayes.config.site_file import Policy
+from fl_dpbayes.config.rule import PublicFile
+from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
+from fl_dpbayes.config.site_file import (
+    LedgerSettings,
+    Policy,
+    Selection,
+    SiteFile,
+    Split,
+    read_site_file,
+    write_site_file,
+)
 from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.declared_units import most_declared, most_in_part
-from fl_dpbayes.data.planned_samples import check_planned_samples
-from fl_dpbayes.data.task_fit import check_task_fit
-from fl_dpbayes.data.virtual_site_files import write_virtual_sites
-from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, plan_virtual_sites
+from fl_dpbayes.data.public_records import read_public_records
+from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
+from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
+from fl_dpbayes.models.backbone import stored_weights
+from fl_dpbayes.models.build import model_input_shape, model_shapes
+from fl_dpbayes.models.frozen_body import frozen_body
 
-SITES_FOLDER = "sites"
+SITES_FOLDER, TRACES_FOLDER = "sites", "traces"
 SCENARIO_FILE, PARTITION_FILE = "scenario.toml", "partition.json"
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
-    """Deal the scenario's records to its sites and check that its privacy settings fit their sizes.
+    """Deal the scenario's records to its sites, and check all that it names; the one way into a simulation.
 
     Args:
         scenario: the validated scenario.
         data_dir: where the data sets lie; None suffices for `digits`.
 
     Returns:
-        Which records each site holds, and how many privacy units.
+        Which records each site holds, and how many privacy units; nothing is written.
 
     Raises:
-        UserError: if the partition is impossible, data are missing, the chains keep too few samples for the rule,
-            recalibration or a prevalence does not fit the classes, or delta is not below 1/n at a training site.
+        UserError: if the partition is impossible, data, weights or public records are missing, the chains keep too few
+            samples for the rule, recalibration or a prevalence does not fit the classes, or delta is not below 1/n at a
+            training site.
     """
-    fraction = scenario.recalibration.fraction if scenario.recalibration else 0.0
-    plan = plan_virtual_sites(scenario.data, scenario.partition, scenario.sites, scenario.seed, data_dir, fraction)
-    check_task_fit(scenario, plan.task.classes)
-    check_planned_samples(scenario, plan.task)
+    plan = dealt_sites(scenario, data_dir)
+    check_task(scenario, plan.task)
     for site in plan.sites:
         most = _most_units(site, plan)
         if site.spec.role == "train" and scenario.privacy.delta * most >= 1:
@@ -49,26 +68,58 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
                 f"{site.name!r} for every n up to {most:.0f}, which its declared {site.train_units} admits, or one "
                 "record could be disclosed outright: lower it"
             )
+    rule, model = scenario.aggregation, scenario.model
+    _check_weights(model, plan.task, plan.weights_folder)
+    if rule.inputs is not None:
+        # The server's process knows the environment's data folder only.
+        _check_weights(model, plan.task, backbone_folder(None))
+    if isinstance(rule.inputs, PublicFile):
+        read_public_records(rule.inputs.path, plan.task, most=rule.inputs.count, labelled=rule.needs_labels)
     return plan
 
 
-def _most_units(site: PlannedSite, plan: SitePlan) -> float:
-    most, fraction = most_declared(site.train_units), plan.recalibration_fraction
-    if not site.recalibration_units:
-        return most
-    return max(most, most_in_part(site.train_units, fraction / (1 - plan.test_fraction - fraction)))
+def check_task(scenario: Scenario, task: Task) -> None:
+    """Check what depends on the shape of a record and the number of classes.
+
+    Raises:
+        UserError: if the method of recalibration is not for so many classes, a prevalence names another number, the
+            model does not fit the records, or the rule needs more samples of each site than its chains keep.
+    """
+    if scenario.recalibration is not None:
+        try:
+            parameter_count(scenario.recalibration.method, task.classes)
+        except ValueError as error:
+            raise UserError(f"recalibration: {error}") from None
+    check_prevalence_classes("data.prevalence", scenario.data.prevalence, task.classes)
+    for name, site in scenario.sites.items():
+        check_prevalence_classes(f"sites.{name}.prevalence", site.prevalence, task.classes)
+    rule, shapes = scenario.aggregation, model_shapes(scenario.model, task)
+    if rule.own_rounds:
+        return
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
+    least, planned = rule.least_samples(parameters), plan.kept_before(plan.total_steps)
+    if planned < least:
+        raise UserError(
+            f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for {parameters} "
+            f"parameters, training keeps {planned}: lower thinning or burn_in, run more rounds, or choose a rule "
+            "without precision matrices"
+        )
 
 
 def prepare_simulation(
     scenario: Scenario, plan: SitePlan, run_folder: Path, *, cache_folder: Path | None = None
-) -> None:
+) -> list[Path]:
     """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
     Args:
         scenario: the validated scenario.
-        plan: the sites' records.
+        plan: from `plan_sites`.
         run_folder: the run directory; made if absent.
         cache_folder: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
+
+    Returns:
+        The site files `sites/<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
     """
     with written(run_folder):
         run_folder.mkdir(parents=True, exist_ok=True)
@@ -82,36 +133,20 @@ def prepare_simulation(
         },
     }
     write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
-    simulation, privacy = scenario.simulation, scenario.privacy
-    recalibration = scenario.recalibration
-    epsilon = max(privacy.epsilon, (recalibration and recalibration.epsilon) or 0.0)
-    policy = Policy(
-        max_run_epsilon=epsilon,
-        allow_non_private=privacy.kind == "none",
-        allow_downloads=True,
-        max_steps=max(
-            scenario.training.chains * scenario.training.rounds * scenario.training.steps_per_round,
-            recalibration_plan(recalibration, privacy).steps if recalibration else 0,
-        ),
-        evaluation_release=scenario.evaluation.release,
-        min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
-    )
-    write_virtual_sites(
-        plan,
-        run_folder / SITES_FOLDER,
-        cohort=f"simulation of {scenario.name}",
-        epsilon=simulation.cohort_epsilon or epsilon,
-        delta=privacy.delta,
-        adjacency=privacy.adjacency,
-        policy=policy,
-        insecure_seed=simulation.insecure_seed,
-        threads=scenario.resources.threads_per_site,
-        device=scenario.resources.device,
-        traces=simulation.traces,
-        cache_folder=cache_folder,
-    )
+    folder = run_folder / SITES_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    digits = max(2, len(str(len(plan.sites) - 1)))
+    paths = []
+    for number, site in enumerate(plan.sites):
+        path = folder / f"{number:0{digits}d}-{site.name}.toml"
+        with written(path.with_suffix(".npy")):
+            np.save(path.with_suffix(".npy"), site.indices, allow_pickle=False)
+        write_site_file(_site_file(scenario, plan, site, Path(f"{path.stem}.npy"), cache_folder), path)
+        prepare_simulated_ledger(read_site_file(path))
+        paths.append(path)
     entries = [file_entry(name, run_folder / name) for name in (SCENARIO_FILE, PARTITION_FILE)]
     Journal(run_folder / JOURNAL_FILE, JournalMark()).append(entries)
+    return paths
 
 
 def run_identifier(scenario: Scenario) -> str:
@@ -127,11 +162,87 @@ def run_identifier(scenario: Scenario) -> str:
         return uuid.uuid4().hex
     source = scenario.data.source
     named = source.with_place(lambda place: None if isinstance(source, BuiltIn) else Path(place.name))
-    data = scenario.data.model_copy(update={"source": named})
-    simulation = scenario.simulation.model_copy(update={"traces": False})
-    aggregation = scenario.aggregation.with_public_path(lambda path: Path(path.name))
-    repeated = scenario.model_copy(update={"data": data, "simulation": simulation, "aggregation": aggregation})
+    changes = {
+        "data": scenario.data.model_copy(update={"source": named}),
+        "simulation": scenario.simulation.model_copy(update={"traces": False}),
+        "aggregation": scenario.aggregation.with_public_path(lambda path: Path(path.name)),
+    }
     # Seeded runs keep their names, hence their random numbers, from when scenarios had this section.
-    content = repeated.model_dump(mode="json") | {"transport": {"precision": "float32"}}
+    content = scenario.model_copy(update=changes).model_dump(mode="json") | {"transport": {"precision": "float32"}}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     return hashlib.sha256(f"run:{digest}".encode()).hexdigest()[:32]
+
+
+def _most_units(site: PlannedSite, plan: SitePlan) -> float:
+    most, fraction = most_declared(site.train_units), plan.recalibration_fraction
+    if not site.recalibration_units:
+        return most
+    return max(most, most_in_part(site.train_units, fraction / (1 - plan.test_fraction - fraction)))
+
+
+def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
+    if isinstance(model.features, BackboneFeatures) and model.features.weights is not None:
+        stored_weights(model.features.weights, folder, "model.features.weights")
+    body = model.frozen_body
+    if body is not None and body.weights is not None:
+        shape = model_input_shape(model.model_copy(update={"frozen_body": None}), task)
+        frozen_body(model, body, shape, weights_folder=folder)
+
+
+def _policy(scenario: Scenario) -> Policy:
+    privacy, recalibration, training = scenario.privacy, scenario.recalibration, scenario.training
+    return Policy(
+        max_run_epsilon=_run_epsilon(scenario),
+        allow_non_private=privacy.kind == "none",
+        allow_downloads=True,
+        max_steps=max(
+            training.chains * training.rounds * training.steps_per_round,
+            recalibration_plan(recalibration, privacy).steps if recalibration else 0,
+        ),
+        evaluation_release=scenario.evaluation.release,
+        min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
+    )
+
+
+def _run_epsilon(scenario: Scenario) -> float:
+    recalibration = scenario.recalibration
+    return max(scenario.privacy.epsilon, (recalibration and recalibration.epsilon) or 0.0)
+
+
+def _site_file(
+    scenario: Scenario, plan: SitePlan, site: PlannedSite, indices: Path, cache_folder: Path | None
+) -> SiteFile:
+    """Say what a virtual site is as a hospital would, so that the code that guards a hospital runs in it."""
+    privacy, simulation, trains = scenario.privacy, scenario.simulation, site.spec.role == "train"
+    split = Split(test_fraction=1.0, key=site.split_key)
+    if trains:
+        split = Split(
+            test_fraction=plan.test_fraction, recalibration_fraction=plan.recalibration_fraction, key=site.split_key
+        )
+    return SiteFile(
+        name=site.name,
+        role=site.spec.role,
+        source=plan.source,
+        selection=Selection(part=site.spec.part, indices=indices),
+        units=site.train_units if trains else site.test_units,
+        split=split,
+        shift=site.spec.shift,
+        shift_seed=site.shift_seed,
+        ledger=LedgerSettings(
+            path=Path("..") / "ledgers" / f"{site.name}.sqlite",
+            witness=Path("..") / "witnesses" / f"{site.name}.json",
+            cohort=f"simulation of {scenario.name}",
+            epsilon=site.spec.epsilon or simulation.cohort_epsilon or _run_epsilon(scenario),
+            delta=privacy.delta,
+            adjacency=privacy.adjacency,
+            durability="normal",
+        ),
+        policy=_policy(scenario),
+        threads=scenario.resources.threads_per_site,
+        device=scenario.resources.device,
+        insecure_seed=simulation.insecure_seed,
+        cache_folder=Path("..") / "cache" if cache_folder is None else cache_folder.resolve(),
+        backbone_folder=None if plan.weights_folder is None else plan.weights_folder.resolve(),
+        trace_folder=Path("..") / TRACES_FOLDER / site.name if simulation.traces and trains else None,
+        prevalence=site.spec.prevalence,
+    )

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import DataSpec, FeaturePartition, NaturalPartition, Partition, Shift, SiteSpec
+from fl_dpbayes.config.data import FeaturePartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.shared_records import with_part_of_owner
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Source
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
 from fl_dpbayes.data.load import load_unscaled
-from fl_dpbayes.data.partition import label_total_variation, partition_labels
+from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
@@ -25,10 +25,19 @@ Indices = npt.NDArray[np.int64]
 
 
 class Pool(NamedTuple):
-    """A part's privacy units in the order in which sites draw them, and the records of every unit."""
+    """An official part's records, and its privacy units in the order in which sites draw them."""
 
+    records: Records
     order: Indices
     of_unit: list[Indices]
+
+    def records_of(self, units: Indices) -> Indices:
+        """Return the records of units, in increasing order."""
+        return np.sort(np.concatenate([self.of_unit[unit] for unit in units])).astype(np.int64)
+
+    def first_units(self, count: int) -> int:
+        """Say how many units, from the first on, hold `count` records."""
+        return int(np.searchsorted(np.cumsum([len(self.of_unit[unit]) for unit in self.order]), count)) + 1
 
 
 @dataclass(frozen=True)
@@ -69,63 +78,51 @@ class SitePlan:
     feature_total_variation: float | None = None
 
 
-def plan_virtual_sites(
-    data: DataSpec,
-    partition: Partition,
-    sites: dict[str, SiteSpec],
-    seed: int,
-    data_dir: Path | None,
-    recalibration_fraction: float = 0.0,
-) -> SitePlan:
-    """Decide which records each site holds; writes nothing.
+def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
+    """Decide which records each site holds.
 
     Held-out and shifted sites draw disjoint sets of privacy units from their official part first; the partition divides
     what is left of the part `train` over the training sites. A unit of several records goes to one site, by the label
     of its first record. A site with `records_of` gets the records and the shift's draws of the site that it names.
+    Every draw follows from the scenario's seed and from names.
 
     Args:
-        data: source, test fraction and how many records of the part `train` are used.
-        partition: how the training sites differ.
-        sites: name -> site, at least one of them a training site.
-        seed: the scenario's seed; every draw follows from it and from names.
+        scenario: the validated scenario.
         data_dir: folder of the built-in data sets; None for the source's own or the environment's (FL_DPBAYES_DATA).
-        recalibration_fraction: share of each training site's units that is kept for recalibration.
-
-    Returns:
-        The plan.
 
     Raises:
         UserError: if the records do not suffice or a name is not one of the data set's own sites; the text names the
             scenario's key and the remedy.
     """
+    data, seed = scenario.data, scenario.seed
     source = data.source.located(data_dir)
-    sites = with_part_of_owner(sites)
-    parts: dict[OfficialPart, Records] = {
-        part: load_unscaled(source, part) for part in dict.fromkeys(spec.part for spec in sites.values())
-    }
-    pools = {
-        part: _pool(records, part, seed, data.records if part == "train" else None) for part, records in parts.items()
-    }
+    sites = with_part_of_owner(scenario.sites)
+    parts = dict.fromkeys(spec.part for spec in sites.values())
+    pools = {part: _pool(load_unscaled(source, part), part, seed, data.records) for part in parts}
     owners = {name: spec for name, spec in sites.items() if spec.records_of is None}
     scores = None
-    if isinstance(partition, NaturalPartition):
-        chosen = _natural_sites(parts, pools, owners)
+    if isinstance(scenario.partition, NaturalPartition):
+        chosen = {name: _natural_site(name, spec, pools[spec.part]) for name, spec in owners.items()}
     else:
-        if isinstance(partition, FeaturePartition):
-            scores = feature_scores(parts["train"], partition.feature)
-        chosen = _divided_sites(parts, pools, partition, owners, seed, scores)
+        if isinstance(scenario.partition, FeaturePartition):
+            scores = feature_scores(pools["train"].records, scenario.partition.feature)
+        chosen = {}
+        for part, pool in pools.items():
+            members = {name: spec for name, spec in owners.items() if spec.part == part}
+            chosen |= _divided_sites(members, pool, scenario, scores)
     chosen |= {name: chosen[spec.records_of] for name, spec in sites.items() if spec.records_of is not None}
-    fractions = (data.test_fraction, recalibration_fraction)
     train = [chosen[name] for name, spec in sites.items() if spec.role == "train"]
-    records = parts["train"] if "train" in parts else next(iter(parts.values()))
+    records = pools["train"].records
+    fraction = scenario.recalibration.fraction if scenario.recalibration else 0.0
     return SitePlan(
         source=source,
         task=records.task,
         unit=records.unit,
         test_fraction=data.test_fraction,
-        recalibration_fraction=recalibration_fraction,
+        recalibration_fraction=fraction,
         sites=tuple(
-            _planned_site(name, spec, parts[spec.part], chosen[name], seed, fractions) for name, spec in sites.items()
+            _planned_site(name, spec, pools[spec.part].records, chosen[name], seed, (data.test_fraction, fraction))
+            for name, spec in sites.items()
         ),
         label_total_variation=label_total_variation(records.labels, train),
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
@@ -134,91 +131,78 @@ def plan_virtual_sites(
 
 
 def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> Pool:
-    """Put the privacy units of a part in random order, as many of them as hold `most` records."""
-    of_unit = _records_of_units(records)
-    order = _generator(seed, "pool", part).permutation(len(of_unit))
-    if most is not None:
-        if most > len(records):
-            raise UserError(
-                f"data.records is {most}, but the part {part!r} has {len(records)} records: choose at most that"
-            )
-        order = order[: _units_that_hold(most, order, of_unit)]
-    return Pool(order, of_unit)
+    """Put the privacy units of a part in random order; of the part `train`, as many of them as hold `most` records."""
+    _, unit_index = np.unique(records.units, return_inverse=True)
+    of_unit = np.split(np.argsort(unit_index, kind="stable"), np.cumsum(np.bincount(unit_index))[:-1])
+    pool = Pool(records, _generator(seed, "pool", part).permutation(len(of_unit)), of_unit)
+    if most is None or part != "train":
+        return pool
+    if most > len(records):
+        raise UserError(
+            f"data.records is {most}, but the part {part!r} has {len(records)} records: choose at most that"
+        )
+    return pool._replace(order=pool.order[: pool.first_units(most)])
 
 
-def _natural_sites(
-    parts: dict[OfficialPart, Records], pools: dict[OfficialPart, Pool], sites: dict[str, SiteSpec]
-) -> dict[str, Indices]:
-    chosen = {}
-    for name, spec in sites.items():
-        natural_site = parts[spec.part].natural_site
-        if natural_site is None:
-            raise UserError(
-                "partition.kind is 'natural', but the source does not say which site a record is from: use source "
-                "'heart', 'logistic-2d' or 'radiographs', or one of kind 'huggingface' with site_column, or another "
-                "partition"
-            )
-        if spec.records is not None:
-            raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")
-        chosen[name] = np.flatnonzero(natural_site == name)
-        if not len(chosen[name]):
-            allowed = ", ".join(sorted(set(natural_site.tolist())))
-            raise UserError(f"sites.{name}: the data set has no site of that name: choose among {allowed}")
-        order, of_unit = pools[spec.part]
-        chosen[name] = np.intersect1d(chosen[name], _union(of_unit, order))
-        if not len(chosen[name]):
-            raise UserError(f"sites.{name}: data.records leaves no record to this natural site: raise it")
+def _natural_site(name: str, spec: SiteSpec, pool: Pool) -> Indices:
+    natural_site = pool.records.natural_site
+    if natural_site is None:
+        raise UserError(
+            "partition.kind is 'natural', but the source does not say which site a record is from: use source 'heart', "
+            "'logistic-2d' or 'radiographs', or one of kind 'huggingface' with site_column, or another partition"
+        )
+    if spec.records is not None:
+        raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")
+    own = np.flatnonzero(natural_site == name)
+    if not len(own):
+        allowed = ", ".join(sorted(set(natural_site.tolist())))
+        raise UserError(f"sites.{name}: the data set has no site of that name: choose among {allowed}")
+    chosen = np.intersect1d(own, pool.records_of(pool.order))
+    if not len(chosen):
+        raise UserError(f"sites.{name}: data.records leaves no record to this natural site: raise it")
     return chosen
 
 
 def _divided_sites(
-    parts: dict[OfficialPart, Records],
-    pools: dict[OfficialPart, Pool],
-    partition: Partition,
-    sites: dict[str, SiteSpec],
-    seed: int,
-    scores: npt.NDArray[np.float64] | None,
+    sites: dict[str, SiteSpec], pool: Pool, scenario: Scenario, scores: npt.NDArray[np.float64] | None
 ) -> dict[str, Indices]:
+    """Set aside what held-out and shifted sites hold of one part, and divide the rest over its training sites."""
     chosen: dict[str, Indices] = {}
-    for part, records in parts.items():
-        members = {name: spec for name, spec in sites.items() if spec.part == part}
-        pool, of_unit = pools[part]
-        for name, spec in members.items():
-            if spec.role == "train":
-                continue
-            taken = _set_aside(name, spec, pool, of_unit, alone=len(members) == 1)
-            chosen[name] = _union(of_unit, pool[:taken])
-            pool = pool[taken:]
-        trainers = [name for name, spec in members.items() if spec.role == "train"]
-        if trainers:
-            rest = np.sort(pool)
-            first = np.array([of_unit[unit][0] for unit in rest], dtype=np.int64)
-            first_scores = None if scores is None else scores[first]
-            generator = _generator(seed, "partition")
-            dealt = partition_labels(records.labels[first], partition, len(trainers), generator, first_scores)
-            chosen |= {name: _union(of_unit, rest[share]) for name, share in zip(trainers, dealt, strict=True)}
+    for name, spec in sites.items():
+        if spec.role != "train":
+            taken = _set_aside(name, spec, pool, alone=len(sites) == 1)
+            chosen[name] = pool.records_of(pool.order[:taken])
+            pool = pool._replace(order=pool.order[taken:])
+    trainers = [name for name, spec in sites.items() if spec.role == "train"]
+    if trainers:
+        rest = np.sort(pool.order)
+        first = np.array([pool.of_unit[unit][0] for unit in rest], dtype=np.int64)
+        dealt = partition_labels(
+            pool.records.labels[first],
+            scenario.partition,
+            len(trainers),
+            _generator(scenario.seed, "partition"),
+            None if scores is None else scores[first],
+        )
+        chosen |= {name: pool.records_of(rest[share]) for name, share in zip(trainers, dealt, strict=True)}
     return chosen
 
 
-def _set_aside(name: str, spec: SiteSpec, pool: Indices, of_unit: list[Indices], *, alone: bool) -> int:
-    available = sum(len(of_unit[unit]) for unit in pool)
+def _set_aside(name: str, spec: SiteSpec, pool: Pool, *, alone: bool) -> int:
     if spec.records is None:
         if not alone:
             raise UserError(
                 f"sites.{name}.records is missing: other sites share the part {spec.part!r}, so say how many records "
                 "are set aside for this one"
             )
-        return len(pool)
+        return len(pool.order)
+    available = sum(len(pool.of_unit[unit]) for unit in pool.order)
     if spec.records > available:
         raise UserError(
             f"sites.{name}.records is {spec.records}, but {available} records of the part {spec.part!r} are left: "
             "choose at most that"
         )
-    return _units_that_hold(spec.records, pool, of_unit)
-
-
-def _units_that_hold(count: int, pool: Indices, of_unit: list[Indices]) -> int:
-    return int(np.searchsorted(np.cumsum([len(of_unit[unit]) for unit in pool]), count)) + 1
+    return pool.first_units(spec.records)
 
 
 def _planned_site(
@@ -255,16 +239,6 @@ def _kept(name: str, shift: Shift, records: Records, shift_seed: int) -> Indices
         return kept_indices(records, shift, np.random.default_rng(shift_seed))
     except UserError as error:
         raise UserError(f"sites.{name}.{error}") from None
-
-
-def _records_of_units(records: Records) -> list[Indices]:
-    _, unit_index = np.unique(records.units, return_inverse=True)
-    order = np.argsort(unit_index, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(unit_index))[:-1])
-
-
-def _union(of_unit: list[Indices], units: Indices) -> Indices:
-    return np.sort(np.concatenate([of_unit[unit] for unit in units])).astype(np.int64)
 
 
 def _hash(seed: int, *names: str) -> bytes:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior
+from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Prior, spread_of
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 
 # Below it, in float32, log(1 + exp(spread)) is exp(spread), which underflows further down.
@@ -40,7 +40,7 @@ class VariationalModule(nn.Module):
         self.shapes = parameter_shapes(module)
         self.noise: torch.Tensor | None = None
         for name in self.shapes:
-            self.spread.get_parameter(name).data.fill_(initial_spread(initial_scale))
+            self.spread.get_parameter(name).data.fill_(spread_of(initial_scale))
 
     def resample(self, generator: np.random.Generator, records: int) -> None:
         """Draw fresh weight noise, shape (draws, d); it is the same for all records, whatever their number."""
@@ -73,18 +73,6 @@ class VariationalModule(nn.Module):
             return functional_call(self.mean, weights, (features,))
 
         return vmap(outputs, out_dims=1)(self.weight_draws())
-
-
-def initial_spread(scale: float) -> float:
-    """Return the spread whose scale is the given one: log(exp(scale) - 1).
-
-    Args:
-        scale: standard deviation of a parameter, > 0.
-
-    Returns:
-        The spread.
-    """
-    return scale + math.log(-math.expm1(-scale))
 
 
 def draw(vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:

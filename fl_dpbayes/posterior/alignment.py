@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 
 Vector = npt.NDArray[np.float64]
@@ -44,20 +45,19 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
 
 def alignment_warnings(
     reference: tuple[str, Vector], other: tuple[str, Vector], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[str, ...]:
-    """Warn, in one sentence per weight array, where a site's hidden units match another's better in another order.
+) -> tuple[RunWarning, ...]:
+    """Warn, once per weight array, where a site's hidden units match another's better in another order.
 
     Both are given by name and parameters (d,), with the shapes of these in order.
     """
     (first, vector), (site, compared) = reference, other
     return tuple(
-        f"the units of {name!r} at site {site!r} match those at {first!r} better in another order: the sites started "
-        "from different weights or have swapped hidden units, so averaging weights mixes unlike units"
+        warning("units-reordered", array=name, other=site, first=first)
         for name in unaligned_units(vector, compared, shapes)
     )
 
 
-def state_warnings(states: Mapping[str, Arrays]) -> tuple[str, ...]:
+def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
     """Warn of each site whose state has its hidden units in another order than the first site's by name.
 
     Args:
@@ -70,9 +70,9 @@ def state_warnings(states: Mapping[str, Arrays]) -> tuple[str, ...]:
     first = (sites[0], _vector(reference))
     # One site after the other: the states may lie on disk, and be many.
     return tuple(
-        text
+        found
         for site in sites[1:]
-        for text in alignment_warnings(first, (site, _vector(_parameters(states[site]))), shapes)
+        for found in alignment_warnings(first, (site, _vector(_parameters(states[site]))), shapes)
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import AveragingRule
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.samples import PerSite
 from fl_dpbayes.protocol.arrays import Arrays
@@ -124,7 +125,7 @@ class Average(NamedTuple):
     """An average of states, what is to be said of it, and whether it is the weighted mean of what sites sent."""
 
     state: Arrays
-    warnings: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
     is_mean: bool
 
 
@@ -143,18 +144,13 @@ def average_of_states(
         site_weights: site -> w_k, for a bound on moves and for the average that is not robust.
 
     Returns:
-        The average, with a sentence for each site whose hidden units are in another order or whose move was shortened,
+        The average, with a warning for each site whose hidden units are in another order or whose move was shortened,
         and for sites too few to trim.
     """
     warnings, factors = list(state_warnings(states)), dict[str, float]()
     if rule.move_bound != "none":
         factors = move_factors(states, start, site_weights, rule.move_bound)
-        warnings += [
-            f"{site} moved the average more than aggregation.move_bound, {rule.move_bound:g}, times as far as the "
-            "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The "
-            "posterior counts its records less, and no temperature is shown for it"
-            for site in factors
-        ]
+        warnings += [warning("move-shortened", site, bound=rule.move_bound) for site in factors]
     sent = states
     states = PerSite(list(sent), lambda site: shortened(sent[site], start, factors.get(site, 1.0)))
     if rule.robust == "median":
@@ -164,10 +160,8 @@ def average_of_states(
     assert rule.trimmed is not None  # the section's validation
     trimmed = min(rule.trimmed, (len(states) - 1) // 2)
     if trimmed < rule.trimmed:
-        warnings.append(
-            f"with states of {len(states)} sites only {trimmed} bad ones could be borne, not {rule.trimmed}: set "
-            f"resources.min_sites to {2 * rule.trimmed + 1} or more to stop instead"
-        )
+        few = {"sites": len(states), "trimmed": trimmed, "asked": rule.trimmed, "needed": 2 * rule.trimmed + 1}
+        warnings.append(warning("too-few-to-trim", **few))
     return Average(trimmed_mean(states, trimmed), tuple(warnings), is_mean=False)
 
 

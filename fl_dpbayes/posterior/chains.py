@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.alignment import alignment_warnings
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays
@@ -36,7 +37,7 @@ class Chain:
     weights: npt.NDArray[np.float64]
     temperatures: npt.NDArray[np.float64]
     shapes: Shapes
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
@@ -91,11 +92,7 @@ def at_unit_temperature(chain: Chain) -> Chain:
     if (temperatures == 1).all():
         return chain
     if not (temperatures > 0).all():
-        text = (
-            f"site {chain.site!r} has samples at temperature 0: the spread of its samples is used uncorrected, and is "
-            "that of its posterior only by chance"
-        )
-        return replace(chain, warnings=(*chain.warnings, text))
+        return replace(chain, warnings=(*chain.warnings, warning("temperature-zero", chain.site)))
     mean = chain.mean
     deviations = (chain.draws - mean) / np.sqrt(temperatures)[:, np.newaxis]
     # Unequal temperatures inside a chain would otherwise move its mean by a part of the sampling error.

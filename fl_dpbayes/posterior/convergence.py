@@ -1,4 +1,4 @@
-"""Have a site's chains mixed, and at the planned temperature: figures, and warnings in plain words.
+"""Have a site's chains mixed, and at the planned temperature: figures, and warnings.
 
 Everything is computed from released samples, so it costs no privacy. Two limits to keep in mind: agreement in the
 quantities looked at does not prove convergence; and chains of a network may disagree in weight space while they predict
@@ -11,15 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 
 # Below it too few draws fall into a half for R-hat or the autocorrelation time to mean much: R-hat of one perfectly
 # mixed chain of 50 exceeds 1.1 in 1 % of quantities, of 20 in 8 %.
 ENOUGH_SAMPLES_PER_CHAIN = 50
 CHANCE_SHARE = 0.05
-CANNOT_SHOW = "cannot show whether the sampler has mixed"
-NOT_MIXED = "The sampler has not mixed"
 # The Monte Carlo error of a mean is then a fifth of the posterior's standard deviation.
 FEW_EFFECTIVE_SAMPLES = 30
 PROJECTIONS = 32
@@ -103,96 +101,52 @@ def summarise_convergence(
     )
 
 
-def warning(summary: ConvergenceSummary, *, hot: bool = False) -> str:
-    """Say in plain words what is wrong with the chains.
+def mixing_warning(summary: ConvergenceSummary, *, hot: bool = False) -> RunWarning | None:
+    """Say what is wrong with the chains; None where nothing speaks against them.
 
     Args:
         summary: from `summarise_convergence`.
         hot: the run was hotter than planned, so that larger steps are no advice.
-
-    Returns:
-        One sentence or two; empty where nothing speaks against the chains.
     """
-    per_chain = summary.samples_per_chain
-    cannot_show = (
-        f"{counted(per_chain, 'sample')}{' per chain' if summary.chains > 1 else ''} {CANNOT_SHOW}: "
-        f"keep at least {ENOUGH_SAMPLES_PER_CHAIN} (lower thinning or burn_in, or run more rounds)."
-    )
+    per_chain, chains = summary.samples_per_chain, summary.chains
+    few = warning("few-samples", samples=per_chain, least=ENOUGH_SAMPLES_PER_CHAIN, chains=chains)
     if per_chain < 4:
-        return cannot_show
+        return few
     if summary.r_hat_max is None:
-        return "The samples are all the same: the chain did not move, so they say nothing about uncertainty."
+        return warning("not-moved")
     assert summary.r_hat_median is not None
     assert summary.r_hat_above_1_1 is not None
     assert summary.effective_samples_median is not None
-    between = "the chains disagree" if summary.chains > 1 else "the chain's first and second half disagree"
-    remedy = (
-        "Lengthen burn_in or run more steps."
-        if hot
-        else "Lengthen burn_in, run more steps, or take larger steps (hotter if private)."
-    )
-    figures = (
-        f"{between} in {summary.r_hat_above_1_1:.0%} of the quantities looked at (R-hat above 1.1, largest "
-        f"{summary.r_hat_max:.2f}). {remedy}"
-    )
+    apart = {"chains": chains, "share": summary.r_hat_above_1_1, "largest": summary.r_hat_max, "hot": hot}
     # R-hat is about 1 + (F - 1) / L, F(1, L) distributed by chance, so that one quantity in twenty exceeds 1 + 3 / L.
     if summary.r_hat_median > 1.1 + 3 / per_chain:
-        return f"{NOT_MIXED}: {figures}"
+        return warning("not-mixed", certain=True, **apart)
     if per_chain < ENOUGH_SAMPLES_PER_CHAIN:
-        return cannot_show
+        return few
     if summary.r_hat_above_1_1 > CHANCE_SHARE:
-        return f"The sampler may not have mixed: {figures}"
+        return warning("not-mixed", certain=False, **apart)
     if summary.effective_samples_median < FEW_EFFECTIVE_SAMPLES:
-        return (
-            f"{summary.chains * per_chain} samples are worth about {summary.effective_samples_median:.0f} independent "
-            "ones: uncertainties from them are rough. Run more steps, or raise thinning to keep the same number of "
-            "samples further apart."
-        )
-    return ""
+        return warning("few-independent", samples=chains * per_chain, effective=summary.effective_samples_median)
+    return None
 
 
-def one_sample_warning(samples: int, rule: str = "") -> str:
-    """Say in plain words what a posterior of a single sample is not.
-
-    Args:
-        samples: number of samples of a posterior.
-        rule: the aggregation rule, where it makes one point by design.
-
-    Returns:
-        One sentence or two; empty where there are more than one, or none.
-    """
+def one_sample_warning(samples: int, rule: str = "") -> RunWarning | None:
+    """Say what a posterior of a single sample is not, by `rule` where that makes one point by design."""
     if samples != 1:
-        return ""
-    if rule:
-        return (
-            f"aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty is "
-            "unknown, not none."
-        )
-    return (
-        "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic uncertainty is "
-        "unknown, not none. Lower burn_in or thinning, or run more rounds."
-    )
+        return None
+    return warning("one-point", rule=rule) if rule else warning("one-sample")
 
 
-def temperature_warning(planned: float, mean: float, levers: str = "Smaller steps") -> str:
-    """Say in plain words where the noise that privacy needs is hotter than the posterior that was asked for.
+def is_hot(planned: float, mean: float) -> bool:
+    """Say whether privacy's noise made a chain more than 5 % hotter than planned.
 
     At temperature T the chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
 
     Args:
         planned: tau of the couplings `langevin` and `floor`.
         mean: T_t of a site's chain, its mean weighted by step size.
-        levers: what cools this sampler, the start of a sentence.
-
-    Returns:
-        Two sentences; empty where the chain was no more than 5 % hotter than planned.
     """
-    if mean <= 1.05 * planned:
-        return ""
-    return (
-        f"Privacy needs more noise than temperature {planned:g}: the chain sampled at {mean:.3g}, so its posterior is "
-        f"about {(mean / planned) ** 0.5:.2g} times too wide. {levers}, a larger budget or more units cool it."
-    )
+    return mean > 1.05 * planned
 
 
 def _equal_chains(chains: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:

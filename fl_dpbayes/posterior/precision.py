@@ -12,12 +12,13 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import Chain, at_unit_temperature, chains
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.samples import AnySamples
 
-Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[str, ...]]]
+Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[RunWarning, ...]]]
 _COORDINATES = 64
 # Standard errors from which on neighbouring draws count as correlated.
 _SIGNIFICANT = 3.0
@@ -73,7 +74,7 @@ def _correlated(standardised: npt.NDArray[np.float64]) -> bool:
     return neighbours + 1 / count > _SIGNIFICANT / np.sqrt(count * independent)
 
 
-def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
+def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, diag v) from a chain, its precision (n - 3) / (n - 1) / v.
 
     v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
@@ -99,7 +100,7 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
     return NaturalGaussian(precision, precision * mean), warnings
 
 
-def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[str, ...]]:
+def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]]:
     """Estimate N(m, S) from a chain, its precision (n - d - 2) / (n - 1) S^-1.
 
     S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
@@ -159,7 +160,7 @@ def deviations(chain: Chain) -> npt.NDArray[np.float64]:
     return moved - chain.weights @ moved
 
 
-def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[str, ...]]:
+def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[RunWarning, ...]]:
     least = dimensions + 4
     if len(chain.weights) < least:
         raise ValueError(
@@ -168,12 +169,8 @@ def _unbiased_factor(chain: Chain, dimensions: int) -> tuple[float, tuple[str, .
             "without precisions"
         )
     effective = effective_draws(chain)
-    warnings: tuple[str, ...] = ()
-    if effective < least:
-        warnings = (
-            f"site {chain.site!r} has only {effective:.1f} effective samples of the {least} that its precision needs: "
-            "its weight is uncertain, and is that of the least number",
-        )
+    few = effective < least
+    warnings = (warning("few-effective", chain.site, effective=effective, least=least),) if few else ()
     size = max(effective, least)
     return (size - dimensions - 2) / (size - 1), warnings
 
@@ -223,14 +220,8 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
 
 def conflict_warnings(
     estimate: Estimate, site_samples: Mapping[str, AnySamples], combined: NaturalGaussian
-) -> tuple[str, ...]:
+) -> tuple[RunWarning, ...]:
     """Warn where `mean_error` of the product of the sites' estimates is above half a standard deviation."""
     sites = map(at_unit_temperature, chains(site_samples))
     error = mean_error(((estimate(chain)[0], effective_draws(chain)) for chain in sites), combined)
-    if error <= LARGEST_ERROR:
-        return ()
-    return (
-        f"the sites' posteriors lie so far apart, or so few samples tell their precisions, that the mean of their "
-        f"product is known to about {error:.1f} of its standard deviations only: send more samples, combine fewer "
-        "parameters, or choose a rule without precisions",
-    )
+    return () if error <= LARGEST_ERROR else (warning("conflict", error=error),)

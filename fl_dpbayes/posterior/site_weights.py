@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.rule import Rule, cannot_be_kept
+from fl_dpbayes.config.warning import RunWarning, warning
 
 
 def unit_weights(units: Mapping[str, int]) -> dict[str, float]:
@@ -55,7 +55,7 @@ def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
     return weights if rule.cap is None else capped_weights(weights, rule.cap)
 
 
-def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], str | None]:
+def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
     """Weigh the training sites as a rule asks.
 
     Args:
@@ -72,15 +72,9 @@ def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float],
     uniform = {site: 1 / len(units) for site in units}
     weights = uniform if rule.weighing == "uniform" else size_weights(rule, units)
     if rule.cap is not None and cannot_be_kept(rule.cap, len(units)):
-        return weights, (
-            f"only {counted(len(units), 'site')} took part, so each weighs {1 / len(units):.3g}, above "
-            f"aggregation.largest_share {rule.cap:g}"
-        )
+        return weights, warning("share-not-kept", sites=len(units), weight=1 / len(units), share=rule.cap)
     heaviest = max(weights, key=lambda site: weights[site])
     if len(weights) < 3 or weights[heaviest] <= 0.5:
         return weights, None
-    return weights, (
-        f"{heaviest} declares {units[heaviest]} of {sum(units.values())} units and has {weights[heaviest]:.0%} of the "
-        "weight, more than all other sites together; its size is its own word: set aggregation.largest_share, or "
-        "site_weights = 'uniform', if one site must not decide"
-    )
+    stated = {"units": units[heaviest], "all": sum(units.values()), "weight": weights[heaviest]}
+    return weights, warning("heaviest", heaviest, **stated)

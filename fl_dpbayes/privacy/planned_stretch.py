@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.planned_noise import planned_history, planned_noise
-from fl_dpbayes.samplers.planned import planned_step_sizes, planned_temperatures
+from fl_dpbayes.privacy.planned_noise import planned_chain, planned_history
 
 Array = npt.NDArray[np.float64]
 
@@ -54,8 +53,8 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
         UserError: if no noise meets the plan's budget, so that no site can have run it.
         ValueError: if a decaying step size underflows to zero.
     """
-    sizes, noise = planned_step_sizes(plan), planned_noise(plan, units)
-    every = planned_temperatures(plan, noise, units)
+    chain = planned_chain(plan, units)
+    sizes, every = chain.step_sizes, chain.temperatures
     end = first_step + steps
     kept = [step for step in range(first_step, end) if plan.is_kept(step)]
     of_steps = sizes[first_step:end], every[first_step:end]
@@ -66,6 +65,6 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
         temperature=float(np.average(of_steps[1], weights=of_steps[0])),
         temperature_range=(float(of_steps[1].min()), float(of_steps[1].max())),
         last_step_size=float(sizes[end - 1]),
-        history=planned_history(plan, noise, first_step, steps),
-        reached=planned_history(plan, noise, 0, end),
+        history=planned_history(chain, range(first_step, end)),
+        reached=planned_history(chain, range(end)),
     )

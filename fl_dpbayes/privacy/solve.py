@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
-from fl_dpbayes.config.sampler import friction
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.samplers.noise import noise_multipliers
+from fl_dpbayes.samplers.noise import NoiseScale, noise_multipliers
 from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
 
 Array = npt.NDArray[np.float64]
@@ -56,7 +55,7 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
         return SolvedNoise(
-            noise_multipliers=noise_without_privacy(plan, privacy, units),
+            noise_multipliers=noise_without_privacy(plan, units),
             noise_multiplier=None,
             temperature=privacy.temperature,
             history=(GaussianEvent(0.0, privacy.sampling_rate, plan.total_steps),),
@@ -64,7 +63,7 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
             delta=privacy.delta,
             adjacency=privacy.adjacency,
         )
-    return solve_noise(privacy, planned_step_sizes(plan), units, friction=friction(plan.sampler))
+    return solve_noise(privacy, planned_step_sizes(plan), units, friction=plan.sampler.momentum_lost)
 
 
 def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: float = 1.0) -> SolvedNoise:
@@ -83,18 +82,10 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: f
     Raises:
         UserError: if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
     """
+    scale = NoiseScale(plan.clip_norm, plan.sampling_rate * units, units, friction)
 
     def multipliers(sigma: float | None, tau: float | None) -> Array:
-        return noise_multipliers(
-            plan.coupling,
-            step_sizes=step_sizes,
-            noise_multiplier=sigma,
-            temperature=tau,
-            clip_norm=plan.clip_norm,
-            expected_batch_size=plan.sampling_rate * units,
-            units=units,
-            friction=friction,
-        )
+        return noise_multipliers(plan.coupling, step_sizes, scale, sigma, tau)
 
     def solved(sigma: float | None, tau: float | None) -> SolvedNoise:
         noise = multipliers(sigma, tau)

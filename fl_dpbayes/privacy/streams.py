@@ -6,6 +6,8 @@ import os
 
 import numpy as np
 
+from fl_dpbayes.samplers.planned import ChainStreams
+
 
 class Streams:
     """The random streams of one message: each purpose has its own generator, and gets it once.
@@ -60,3 +62,7 @@ class Streams:
         self._handed_out.add(purpose)
         key = hashlib.blake2b(purpose.encode(), key=self._master, digest_size=16).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+    def of_chain(self) -> ChainStreams:
+        """Hand out the four streams of a chain."""
+        return ChainStreams(*map(self.generator, ("sampling", "noise", "pre-noise", "model")))

@@ -7,7 +7,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.outside_text import OutsideText
 from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
-from fl_dpbayes.config.sampler import state_slots
 from fl_dpbayes.config.task import Model, Task
 
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
@@ -68,7 +67,7 @@ class TrainRequest(Message):
 def reply_bytes(plan: TrainingPlan, first_step: int, steps: int, parameters: int) -> int:
     """Count the bytes of a reply's arrays: the samples that steps from `first_step` on keep, and the last state."""
     kept = plan.kept_before(first_step + steps) - plan.kept_before(first_step)
-    return 4 * parameters * (kept + len(state_slots(plan.sampler)))
+    return 4 * parameters * (kept + len(plan.sampler.state_vectors))
 
 
 class PrivacyStatement(Message):

@@ -14,7 +14,7 @@ from fl_dpbayes.privacy.account import Account, account
 from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
-from fl_dpbayes.samplers.step_size import step_sizes
+from fl_dpbayes.samplers.planned import step_sizes
 
 # Beyond it the arithmetic has no digits left to count steps with.
 MAX_ACCOUNTED_STEPS = 10**12

@@ -8,7 +8,6 @@ from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.file_list import check_files, listed_files
 from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.report.run_files import read_summary
@@ -64,9 +63,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
         else:
             if checkpoint is None:
                 # Nothing was asked of any site yet, so the sites can be made once more.
-                plan = plan_sites(own, data_dir)
-                check_named_files(own, plan)
-                prepare_simulation(own, plan, folder)
+                prepare_simulation(own, plan_sites(own, data_dir), folder)
             else:
                 check_run_files(folder, entries, checkpoint)
             console.print(f"resuming after round {checkpoint.round if checkpoint else 0}", highlight=False)

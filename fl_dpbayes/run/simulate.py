@@ -14,7 +14,6 @@ from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.installation import check_origin
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
@@ -47,7 +46,6 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
-    check_named_files(scenario, plan)
     folder = _new_folder(run_folder, scenario.name)
     with folder_lock(folder):
         prepare_simulation(scenario, plan, folder)

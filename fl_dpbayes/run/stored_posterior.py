@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
 
-from fl_dpbayes.calibration.recalibration import describe, recalibrate
-from fl_dpbayes.calibration.scores import exact_auroc
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc
+from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.base import digest
@@ -34,6 +34,7 @@ from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
 
 METRICS = {
@@ -131,7 +132,7 @@ def evaluate_records(
         statistics = from_batch(probabilities, records.labels)
     row = summarise(statistics, np.random.default_rng(0)).as_row()
     if area := exact_auroc(probabilities, records.labels):
-        row |= {"auroc": area.value, "auroc_bounds": [area.low, area.high]}
+        row |= {"auroc": area.value, "auroc_bounds": [area.value, area.value]}
     if mapping is not None or found.point:
         # Neither one sample nor a map of averaged probabilities tells the two uncertainties apart.
         row |= {"epistemic": None, "aleatoric": None}
@@ -183,9 +184,9 @@ def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
     point = ""
-    if text := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
+    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
         point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
-        _say(f"warning: {text}", style="yellow")
+        _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
     return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)
 

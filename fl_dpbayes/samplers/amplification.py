@@ -12,10 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.samplers.minibatch import BatchGradient
+from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
+from fl_dpbayes.samplers.planned import ChainStreams
 
 Array = npt.NDArray[np.float32]
 
@@ -53,7 +55,7 @@ def worst_movement(
     Returns:
         The largest movement; 1 is what is accounted.
     """
-    largest = 0.0
+    largest, privacy = 0.0, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, pre_noise=pre_noise)
     # Masks and noise are drawn record by record, so only a newcomer at the end leaves those of the others alone.
     orders = (False,) if isinstance(module, DropoutModule) or pre_noise > 0 else (False, True)
     for seed in range(START_STATES):
@@ -66,21 +68,14 @@ def worst_movement(
             totals: dict[int, Tensor] = {}
             for size in sorted({n + extra for n in sizes for extra in (0, 1)}):
                 count = size * records_per_unit
-                gradient = BatchGradient(
-                    module,
+                some = TrainingRecords(
                     np.ascontiguousarray(records[:count][rows]),
                     np.ascontiguousarray(labels[:count][rows]),
                     np.repeat(np.arange(size), records_per_unit),
-                    units=max(sizes),
-                    sampling_rate=1.0,
-                    clip_norm=1.0,
-                    sampling_generator=np.random.default_rng(0),
-                    device=next(module.parameters()).device,
-                    loss=loss,
-                    pre_noise=pre_noise,
-                    pre_noise_generator=np.random.default_rng(1),
-                    resample_generator=np.random.default_rng(2),
+                    loss,
                 )
+                streams = ChainStreams(*map(np.random.default_rng, (0, 3, 1, 2)))
+                gradient = BatchGradient(module, some, privacy, max(sizes), streams)
                 totals[size] = gradient().total.double()
             moves = [float((totals[n + 1] - totals[n]).norm()) for n in sizes]
             largest = max(largest, *moves)

@@ -1,27 +1,20 @@
 """Runs a stretch of a private chain at a site and keeps its samples."""
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.models.parameters import load_vector
+from fl_dpbayes.models.parameters import load_vector, trainable_parameters
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
-from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.samplers.kernel import ChainState
-from fl_dpbayes.samplers.minibatch import BatchGradient
-from fl_dpbayes.samplers.planned import planned_step_sizes, planned_temperatures
-from fl_dpbayes.samplers.state_vectors import from_slots, to_slots
-
-Slots = Mapping[str, torch.Tensor]
+from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
+from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
+from fl_dpbayes.samplers.state_vectors import ChainState, Vectors, from_state, to_state
 
 
 class ChainDivergedError(ArithmeticError):
@@ -33,20 +26,16 @@ class ChainDivergedError(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class ChainStreams:
-    """The generators of a chain, each used for nothing else.
+class ChainStart:
+    """Where a stretch of a chain goes on.
 
     Attributes:
-        sampling: draws who joins each batch.
-        noise: draws the noise on the sums.
-        pre_noise: draws the noise before the clip; needed if the plan's `pre_noise` is positive.
-        model: draws weights or masks of stochastic models, in training and for their posterior samples.
+        vectors: the state before its first step by name, each of shape (d,).
+        cavity: the prior, where the plan takes it from the request.
     """
 
-    sampling: np.random.Generator
-    noise: np.random.Generator
-    pre_noise: np.random.Generator
-    model: np.random.Generator
+    vectors: Vectors
+    cavity: Cavity | None = None
 
 
 @dataclass(frozen=True)
@@ -72,44 +61,26 @@ class ChainResult:
 
 def run_chain(
     module: nn.Module,
-    features: npt.NDArray[np.float32],
-    targets: npt.NDArray,
-    unit_index: npt.NDArray[np.int64],
-    *,
-    plan: TrainingPlan,
-    noise_multipliers: npt.NDArray[np.float64],
-    units: int,
-    first_step: int,
-    steps: int,
-    start: Slots,
+    records: TrainingRecords,
+    chain: PlannedChain,
+    steps: range,
+    start: ChainStart,
     streams: ChainStreams,
-    cavity: Cavity | None = None,
-    loss: RecordLoss = summed_cross_entropy,
-    device: str | torch.device = "cpu",
     on_step: Callable[[int, ChainState, ClippedSum], None] | None = None,
 ) -> ChainResult:
-    """Run `steps` steps of a planned chain from a given state.
+    """Run a stretch of a planned chain from a given state.
 
-    d_t = (G_t + sigma_t C xi_t) / B - (s/n) grad log p(w_t), w_{t+1} = kernel(w_t, d_t, a_t), G_t the sum of clipped
+    d_t = (G_t + sigma_t C xi_t) / B - (s/n) grad log p(w_t), w_{t+1} = step(w_t, d_t, a_t), G_t the sum of clipped
     gradients over a batch that every unit joins independently with probability q; B = q n. An empty batch is a step
     like any other.
 
     Args:
-        module: the plain model, its parameters are overwritten.
-        features: the site's training records, shape (N, *shape), float32; N may be 0.
-        targets: their classes, shape (N,), int64, or values, shape (N,), float32, as the loss wants them.
-        unit_index: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
-        plan: the whole run's plan.
-        noise_multipliers: sigma_t of the whole run in the plan's noise unit (C, or 1 where nothing is private), shape
-            (plan.total_steps,).
-        units: n, the number of privacy units that the site declares; the real count enters nowhere.
-        first_step: number of the first step within the run.
-        steps: how many steps, >= 1, all within one chain.
-        start: the state before `first_step`, vectors by name, each of shape (d,).
+        module: the plain model, where the arithmetic shall run; its parameters are overwritten.
+        records: what the site trains on.
+        chain: the run's plan at the site.
+        steps: numbers of the steps within the run, one or more, all within one chain.
+        start: the state before the first of them.
         streams: the chain's generators.
-        cavity: the prior where the plan takes it from the request, on `device`.
-        loss: minus the log likelihood of records, summed.
-        device: where the arithmetic runs.
         on_step: called after each step with its number, the state after it and its clipped sum. What it sees of the
             sum is not private: it stays at the site.
 
@@ -117,84 +88,94 @@ def run_chain(
         Samples, weights, temperatures and the last state.
 
     Raises:
-        ValueError: if the stretch does not lie within one planned chain, lengths differ, or the plan asks for a cavity
-            and none is given or the other way round.
+        ValueError: if the stretch does not lie within one planned chain, or the plan asks for a cavity and none is
+            given or the other way round.
         UserError: if the module mixes the records of a batch.
         ChainDivergedError: if the last state is not finite.
     """
-    stop = first_step + steps
-    chain_start = first_step // plan.chain_steps * plan.chain_steps
-    if (
-        steps < 1
-        or first_step < 0
-        or stop > min(plan.total_steps, chain_start + plan.chain_steps)
-        or len(noise_multipliers) != plan.total_steps
-    ):
+    plan = chain.plan
+    chain_start = steps.start // plan.chain_steps * plan.chain_steps
+    if not 0 <= steps.start < steps.stop <= min(plan.total_steps, chain_start + plan.chain_steps):
         raise ValueError(
-            f"steps {first_step} to {stop} with {len(noise_multipliers)} noise multipliers do not fit a plan of "
-            f"{plan.chains} chains of {plan.chain_steps} steps"
+            f"steps {steps.start} to {steps.stop} do not fit a plan of {plan.chains} chains of {plan.chain_steps} steps"
         )
-    if (cavity is not None) != (plan.prior_source == "cavity"):
+    if (start.cavity is not None) != (plan.prior_source == "cavity"):
         raise ValueError(f"a cavity must be given exactly where prior_source is 'cavity', not {plan.prior_source!r}")
-    privacy = plan.privacy
-    expected_batch_size = privacy.sampling_rate * units
-    sizes = planned_step_sizes(plan)
-    run_temperatures = planned_temperatures(plan, noise_multipliers, units)
-    algorithm = build_algorithm(plan.sampler, module, plan.prior_share, cavity)
-    algorithm.module.to(device)
-    batch_gradient = BatchGradient(
-        algorithm.module,
-        features,
-        targets,
-        unit_index,
-        units=units,
-        sampling_rate=privacy.sampling_rate,
-        clip_norm=math.inf if privacy.clip_norm is None else privacy.clip_norm,
-        clipping=privacy.clipping,
-        pre_noise=privacy.pre_noise,
-        sampling_generator=streams.sampling,
-        pre_noise_generator=streams.pre_noise,
-        resample_generator=streams.model,
-        loss=algorithm.record_loss(loss),
-        device=device,
-    )
-    state = from_slots(start, plan.sampler, algorithm.kernel, first_step - chain_start, device)
+    device = next(iter(trainable_parameters(module).values())).device
+    prior = plan.prior if start.cavity is None else start.cavity
+    algorithm = build_algorithm(plan.sampler, module)
+    records = replace(records, loss=algorithm.record_loss(records.loss))
+    batch_gradient = BatchGradient(algorithm.module, records, plan.privacy, chain.units, streams)
+    state = to_state(start.vectors, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
-    kept_steps: list[int] = []
-    for number in range(first_step, stop):
+    for number in steps:
         position = state.parameters
         load_vector(algorithm.module, position)
         clipped = batch_gradient()
         # Drawn on the host: a numpy Philox generator keeps its whole 128-bit key (torch's keep 32 or 64 bits of a
         # seed), and the path is the same on every device.
         noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
-        step_drift = drift.private_drift(
+        gradient = noisy_gradient(
             clipped.total,
             noise=noise.to(device),
-            noise_multiplier=float(noise_multipliers[number]),
-            noise_unit=privacy.noise_unit,
-            expected_batch_size=expected_batch_size,
-            data_free_gradient=algorithm.data_free_gradient(position),
-            units=units,
+            noise_multiplier=float(chain.noise_multipliers[number]),
+            noise_unit=plan.privacy.noise_unit,
+            expected_batch_size=chain.scale.expected_batch_size,
+            data_free_gradient=algorithm.data_free_gradient(prior, position, plan.prior_share),
+            units=chain.units,
         )
-        state = algorithm.kernel.step(state, step_drift, float(sizes[number]))
+        state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
             kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
-            kept_steps.append(number)
         if on_step is not None:
             on_step(number, state, clipped)
-    last = {name: vector.cpu().numpy() for name, vector in to_slots(state, plan.sampler).items()}
+    last = {name: vector.cpu().numpy() for name, vector in from_state(state, plan.sampler).items()}
     # A parameter that is not finite stays so; a weight draw may leave float32's range where the state has not.
     if not all(np.isfinite(vector).all() for vector in [*last.values(), *(sample.numpy() for sample in kept)]):
         raise ChainDivergedError(
-            f"the chain is not finite after step {stop - 1}: lower step_size.initial (now {plan.step_size.initial})"
+            f"the chain is not finite after step {steps[-1]}: lower step_size.initial (now {plan.step_size.initial})"
         )
-    stretch = slice(first_step, stop)
+    kept_steps = tuple(number for number in steps if plan.is_kept(number))
+    stretch = slice(steps.start, steps.stop)
     return ChainResult(
         samples=torch.stack(kept).numpy() if kept else np.empty((0, len(last["parameters"])), np.float32),
-        sample_steps=tuple(kept_steps),
-        sample_weights=tuple(float(sizes[number]) for number in kept_steps),
-        sample_temperatures=tuple(float(run_temperatures[number]) for number in kept_steps),
-        temperature_mean=float(np.average(run_temperatures[stretch], weights=sizes[stretch])),
+        sample_steps=kept_steps,
+        sample_weights=tuple(float(chain.step_sizes[number]) for number in kept_steps),
+        sample_temperatures=tuple(float(chain.temperatures[number]) for number in kept_steps),
+        temperature_mean=float(np.average(chain.temperatures[stretch], weights=chain.step_sizes[stretch])),
         last=last,
     )
+
+
+def noisy_gradient(
+    clipped_sum: torch.Tensor,
+    *,
+    noise: torch.Tensor,
+    noise_multiplier: float,
+    noise_unit: float,
+    expected_batch_size: float,
+    data_free_gradient: torch.Tensor,
+    units: int,
+) -> torch.Tensor:
+    """Return d = (G + sigma C xi) / B - (s / n) grad log p(w), a private estimate of grad U(w) / n, U the energy.
+
+    Privacy follows from (sigma, q) alone: the prior and whatever is done with d are post-processing.
+
+    Args:
+        clipped_sum: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64:
+            what rounds it to float32 comes after the noise.
+        noise: xi ~ N(0, I), one draw over all parameters, shape (d,).
+        noise_multiplier: sigma >= 0.
+        noise_unit: C, the clip norm (1 where nothing is private and sigma is the noise's standard deviation).
+        expected_batch_size: B = q n, a public constant, never the size of the batch that was drawn.
+        data_free_gradient: -s grad log p(w), shape (d,), outside the clip.
+        units: n, the declared number of privacy units.
+
+    Returns:
+        Shape (d,), float32.
+
+    Source:
+        Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
+    """
+    noised = torch.add(clipped_sum, noise, alpha=noise_multiplier * noise_unit)
+    return noised.float().div_(expected_batch_size).add_(data_free_gradient, alpha=1 / units)

@@ -11,18 +11,17 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.config.sampler import Prior, Sampler
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.sampler import Prior
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
 from fl_dpbayes.models.priors import Cavity, log_prior
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
-from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.samplers.kernel import ChainState
-from fl_dpbayes.samplers.state_vectors import to_slots
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.state_vectors import ChainState, from_state
 
 LogLikelihood = Callable[[torch.Tensor], float]
 
@@ -47,13 +46,7 @@ class StepTrace:
 
 
 def log_likelihood_estimate(
-    module: nn.Module,
-    features: npt.NDArray[np.float32],
-    targets: npt.NDArray,
-    *,
-    records: int,
-    generator: np.random.Generator,
-    loss: RecordLoss = summed_cross_entropy,
+    module: nn.Module, records: TrainingRecords, most: int, generator: np.random.Generator
 ) -> LogLikelihood:
     """Return a function that estimates the log likelihood of a site's records, N / m sum_{i in S} log p(d_i | w).
 
@@ -61,25 +54,23 @@ def log_likelihood_estimate(
 
     Args:
         module: the plain model; it is read and not changed.
-        features: all training records, shape (N, *shape).
-        targets: what the loss wants of them, shape (N,).
-        records: m, how many to look at, at most; N of them make it exact.
+        records: all training records.
+        most: how many to look at, at most; N of them make it exact.
         generator: draws which.
-        loss: minus the log likelihood of records, summed.
 
     Returns:
         Parameters (d,) -> log likelihood in nats.
     """
-    chosen = generator.permutation(len(features))[:records]
+    chosen = generator.permutation(len(records.features))[:most]
     shapes = parameter_shapes(module)
-    inputs, wanted = torch.from_numpy(features[chosen]), torch.from_numpy(targets[chosen])
-    scale = len(features) / max(1, len(chosen))
+    inputs, wanted = torch.from_numpy(records.features[chosen]), torch.from_numpy(records.targets[chosen])
+    scale = len(records.features) / max(1, len(chosen))
 
     @torch.no_grad()
     def estimate(parameters: torch.Tensor) -> float:
         device = parameters.device
         outputs = functional_call(module, vector_views(parameters, shapes), (inputs.to(device),))
-        return -scale * float(loss(outputs, wanted.to(device)))
+        return -scale * float(records.loss(outputs, wanted.to(device)))
 
     return estimate
 
@@ -91,28 +82,18 @@ class LocalTrace:
     from there on, so that the rows stay evenly spread over the chain.
 
     Args:
-        sampler: the plan's algorithm: its prior, and where the state holds the plain model's parameters.
-        prior_share: s in (0, 1], this site's share of the prior.
+        plan: its sampler, prior and prior share s in (0, 1].
         log_likelihood: parameters of the plain model, shape (d,) -> estimate of the log likelihood of all the site's
             records.
-        cavity: takes the place of the sampler's prior.
+        cavity: takes the place of the plan's prior.
         max_rows: most rows to keep, >= 2.
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        prior_share: float,
-        log_likelihood: LogLikelihood,
-        *,
-        cavity: Cavity | None = None,
-        max_rows: int = 2000,
+        self, plan: TrainingPlan, log_likelihood: LogLikelihood, cavity: Cavity | None = None, max_rows: int = 2000
     ) -> None:
-        if max_rows < 2:
-            raise ValueError(f"max_rows is {max_rows}: keep at least 2 rows")
-        self._sampler = sampler
-        self._prior: Prior | Cavity = sampler.prior if cavity is None else cavity
-        self._prior_share = prior_share
+        self._plan = plan
+        self._prior: Prior | Cavity = plan.prior if cavity is None else cavity
         self._log_likelihood = log_likelihood
         self._max_rows = max_rows
         self._every = 1
@@ -125,13 +106,7 @@ class LocalTrace:
         return tuple(self._rows)
 
     def __call__(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> None:
-        """Note a step.
-
-        Args:
-            number: of the step.
-            state: the chain's state after it.
-            clipped_sum: its clipped sum.
-        """
+        """Note a step by its number, the state after it and its clipped sum."""
         if self._seen % self._every == 0:
             if len(self._rows) == self._max_rows:
                 del self._rows[1::2]
@@ -141,11 +116,7 @@ class LocalTrace:
         self._seen += 1
 
     def write_csv(self, path: Path) -> None:
-        """Write the rows with a header; a reader sees the old file or the new one, never half of it.
-
-        Args:
-            path: file at the site, readable by those who may see its records.
-        """
+        """Write the rows with a header; a reader sees the old file or the new one, never half of it."""
         partial = path.with_name(path.name + ".partial")
         # For its owner only: the figures are as confidential as the records.
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -156,7 +127,7 @@ class LocalTrace:
         os.replace(partial, path)
 
     def _row(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> StepTrace:
-        parameters = to_slots(state, self._sampler)["parameters"]
+        parameters = from_state(state, self._plan.sampler)["parameters"]
         likelihood = self._log_likelihood(parameters)
         prior = float(log_prior(self._prior, parameters))
         return StepTrace(
@@ -164,5 +135,5 @@ class LocalTrace:
             units=clipped_sum.units,
             clipped_fraction=clipped_sum.clipped / clipped_sum.units if clipped_sum.units else float("nan"),
             log_likelihood=likelihood,
-            log_posterior=likelihood + self._prior_share * prior,
+            log_posterior=likelihood + self._plan.prior_share * prior,
         )

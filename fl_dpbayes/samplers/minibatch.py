@@ -1,22 +1,24 @@
 """Poisson batches of a site's units and the clipped sum over each."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_dpbayes.config.clipping import FLAT, Clipping
+from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.pre_noise import with_pre_noise
-from fl_dpbayes.samplers.gradients.stochastic import StochasticModule, resampled
+from fl_dpbayes.samplers.gradients.stochastic import resampled
 from fl_dpbayes.samplers.gradients.units import per_unit_gradients
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes
+from fl_dpbayes.samplers.planned import ChainStreams
 
 _RESOLUTION = 2.0**-53
 
@@ -36,6 +38,33 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
     return np.flatnonzero(generator.random(unit_count) + _RESOLUTION <= sampling_rate)
 
 
+@dataclass(frozen=True)
+class TrainingRecords:
+    """What a chain is trained on.
+
+    Attributes:
+        features: shape (N, *shape), float32; N may be 0.
+        targets: classes, int64, or values, float32, as the loss wants them, shape (N,).
+        unit_index: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
+        loss: minus the log likelihood of records, summed; its gradient is clipped.
+    """
+
+    features: npt.NDArray[np.float32]
+    targets: npt.NDArray[np.int64] | npt.NDArray[np.float32]
+    unit_index: npt.NDArray[np.int64]
+    loss: RecordLoss = summed_cross_entropy
+
+    def __post_init__(self) -> None:
+        """Check lengths and the numbering of units."""
+        if not len(self.features) == len(self.targets) == len(self.unit_index):
+            raise ValueError(
+                f"{len(self.features)} records, {len(self.targets)} labels, {len(self.unit_index)} unit numbers: give "
+                "one per record"
+            )
+        if (np.bincount(self.unit_index) == 0).any():
+            raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
+
+
 class BatchGradient:
     """Draws one Poisson batch per call and sums its clipped per-unit gradients.
 
@@ -43,89 +72,47 @@ class BatchGradient:
     that a unit with all rounding moves the sum by at most C (docs/sensitivity.md).
 
     Args:
-        module: the model; each call uses its current parameters.
-        features: shape (N, *shape), float32.
-        targets: classes (int64) or values (float32), shape (N,).
-        unit_index: unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
+        module: the model, where the records shall be; each call uses its current parameters.
+        records: what to sum over.
+        privacy: sampling rate q, clip norm C (None: no bound), clipping rule and pre-noise rho, the standard deviation
+            of the noise on each unit's gradient before the clip.
         units: n, the declared number of units; the real one decides nothing but who joins.
-        sampling_rate: q in (0, 1].
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
-        sampling_generator: draws who joins.
-        device: where the module is and the records shall be.
-        clipping: the rule.
-        loss: sum over records of the loss whose gradient is clipped.
-        pre_noise: rho >= 0, standard deviation of the noise on each unit's gradient before the clip.
-        pre_noise_generator: draws that noise; needed if rho > 0.
-        resample_generator: draws the randomness of a stochastic module afresh for each batch; needed if it is one.
+        streams: draw who joins, the pre-noise, and a stochastic module's randomness, afresh for each batch.
 
     Raises:
-        ValueError: if lengths differ, units are not numbered so, or a generator is missing.
         UserError: if the module mixes the records of a batch, a record alone does not give the same bits twice, or
             rounding could move the sum by more than 0.001 C.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        features: npt.NDArray[np.float32],
-        targets: npt.NDArray[np.int64] | npt.NDArray[np.float32],
-        unit_index: npt.NDArray[np.int64],
-        *,
-        units: int,
-        sampling_rate: float,
-        clip_norm: float,
-        sampling_generator: np.random.Generator,
-        device: str | torch.device,
-        clipping: Clipping = FLAT,
-        loss: RecordLoss = summed_cross_entropy,
-        pre_noise: float = 0.0,
-        pre_noise_generator: np.random.Generator | None = None,
-        resample_generator: np.random.Generator | None = None,
+        self, module: nn.Module, records: TrainingRecords, privacy: AnyPrivacyPlan, units: int, streams: ChainStreams
     ) -> None:
-        if not len(features) == len(targets) == len(unit_index):
-            raise ValueError(
-                f"{len(features)} records, {len(targets)} labels, {len(unit_index)} unit numbers: give one per record"
-            )
-        self._records_of_unit = np.bincount(unit_index)
-        if (self._records_of_unit == 0).any():
-            raise ValueError("unit_index must number the units 0, 1, 2, ... without a gap")
-        if pre_noise > 0 and pre_noise_generator is None:
-            raise ValueError(f"pre_noise is {pre_noise}: give pre_noise_generator, a stream of its own")
-        if isinstance(module, StochasticModule) and resample_generator is None:
-            raise ValueError(f"{type(module).__name__} is stochastic: give resample_generator, a stream of its own")
-        order = np.argsort(unit_index, kind="stable")
-        dtype = next(iter(trainable_parameters(module).values())).dtype
-        self._features = torch.from_numpy(features[order]).to(device=device, dtype=dtype)
-        self._targets = torch.from_numpy(targets[order]).to(device)
-        self._unit_of_record = unit_index[order]
-        self._module = module
-        self._sampling_rate = sampling_rate
-        self._clipping = clipping
-        self._loss = loss
-        self._pre_noise = pre_noise
-        self._sampling_generator = sampling_generator
-        self._pre_noise_generator = pre_noise_generator
-        self._resample_generator = resample_generator
+        self._records_of_unit = np.bincount(records.unit_index)
+        order = np.argsort(records.unit_index, kind="stable")
+        like = next(iter(trainable_parameters(module).values()))
+        self._features = torch.from_numpy(records.features[order]).to(device=like.device, dtype=like.dtype)
+        self._targets = torch.from_numpy(records.targets[order]).to(like.device)
+        self._unit_of_record = records.unit_index[order]
+        self._module, self._loss, self._privacy, self._streams = module, records.loss, privacy, streams
         self._record_is_unit = bool((self._records_of_unit == 1).all())
-        engine = gradient_engine(module, features.shape[1:])
+        engine = gradient_engine(module, records.features.shape[1:])
         self._clipped_sum = engine.clipped_sum
-        self._materialises = pre_noise > 0 or not self._record_is_unit
+        self._materialises = privacy.pre_noise > 0 or not self._record_is_unit
         way: Way = "vmap" if self._materialises else engine.name
-        self._rows = wanted_rows(module, way, sampling_rate * units)
-        self._clip_norm = clip_norm
-        if math.isfinite(clip_norm):
-            asked = (module, way, features.shape[1:], self._targets.dtype, loss)
+        self._rows = wanted_rows(module, way, privacy.sampling_rate * units)
+        self._clip_norm = math.inf
+        if privacy.clip_norm is not None:
+            asked = (module, way, records.features.shape[1:], self._targets.dtype, records.loss)
             self._rows = checked_gradient_rows(*asked, self._rows)
-            self._clip_norm = clip_norm / (1 + rounding_eta(*asked, self._rows, units))
+            self._clip_norm = privacy.clip_norm / (1 + rounding_eta(*asked, self._rows, units))
 
     def __call__(self) -> ClippedSum:
         """Draw a batch and return its sum of clipped gradients; zeros for an empty batch."""
-        units = poisson_units(self._sampling_generator, len(self._records_of_unit), self._sampling_rate)
+        units = poisson_units(self._streams.sampling, len(self._records_of_unit), self._privacy.sampling_rate)
         rows = units if self._record_is_unit else np.flatnonzero(np.isin(self._unit_of_record, units))
         chosen = torch.from_numpy(rows).to(self._features.device)
-        module, features, targets = self._module, self._features[chosen], self._targets[chosen]
-        if self._resample_generator is not None:
-            module, features = resampled(module, features, self._resample_generator)
+        targets = self._targets[chosen]
+        module, features = resampled(self._module, self._features[chosen], self._streams.model)
         if self._materialises:
             return self._materialised_sum(module, features, targets, self._records_of_unit[units])
         return self._clipped_sum(
@@ -133,7 +120,7 @@ class BatchGradient:
             features,
             targets,
             clip_norm=self._clip_norm,
-            clipping=self._clipping,
+            clipping=self._privacy.clipping,
             loss=self._loss,
             rows=self._rows,
         )
@@ -149,10 +136,10 @@ class BatchGradient:
             part = slice(ends[first], ends[first + len(group)])
             index = torch.from_numpy(np.repeat(np.arange(len(group)), group)).to(features.device)
             gradients = per_unit_gradients(module, features[part], targets[part], index, rows, self._loss, rows)
-            if self._pre_noise > 0 and self._pre_noise_generator is not None:
+            if self._privacy.pre_noise > 0:
                 own = gradients[: len(group)]
-                own[:] = with_pre_noise(own, self._pre_noise, self._pre_noise_generator)
+                own[:] = with_pre_noise(own, self._privacy.pre_noise, self._streams.pre_noise)
             real = torch.arange(rows, device=features.device) < len(group)
-            return sum_clipped(gradients, self._clip_norm, self._clipping, sizes, real)
+            return sum_clipped(gradients, self._clip_norm, self._privacy.clipping, sizes, real)
 
         return add_up(sum(sizes), features.device, map(group_sum, range(0, len(counts), rows)))

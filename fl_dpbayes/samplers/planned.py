@@ -1,24 +1,84 @@
-"""The step sizes and the noise of a whole plan, all its chains one after the other."""
+"""A run's chains at a site by their plan: step sizes, noise and temperatures of every step, all chains in a row."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
-from fl_dpbayes.config.sampler import friction, has_temperature
-from fl_dpbayes.samplers.noise import langevin_noise, temperatures
-from fl_dpbayes.samplers.step_size import step_sizes
+from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, StepSizeSchedule
+from fl_dpbayes.samplers.noise import NoiseScale
 
 Array = npt.NDArray[np.float64]
 
 
-def planned_step_sizes(plan: TrainingPlan) -> Array:
-    """Return a_t of every step of a plan; each chain starts the schedule anew.
+class ChainStreams(NamedTuple):
+    """The generators of a chain, each used for nothing else.
 
-    Args:
+    Attributes:
+        sampling: draws who joins each batch.
+        noise: draws the noise on the sums.
+        pre_noise: draws the noise before the clip.
+        model: draws weights or masks of stochastic models, in training and for their posterior samples.
+    """
+
+    sampling: np.random.Generator
+    noise: np.random.Generator
+    pre_noise: np.random.Generator
+    model: np.random.Generator
+
+
+@dataclass(frozen=True)
+class PlannedChain:
+    """All that the plan and the site's declared size fix of a run's chains: public constants, computed once a request.
+
+    Attributes:
         plan: the whole run's plan.
+        units: n, the number of privacy units that the site declares, above zero; the real count enters nowhere.
+        noise_multipliers: sigma_t in the plan's noise unit (C, or 1 where nothing is private), shape
+            (plan.total_steps,).
+    """
 
-    Returns:
-        Shape (plan.total_steps,), above zero.
+    plan: TrainingPlan
+    units: int
+    noise_multipliers: Array
+
+    def __post_init__(self) -> None:
+        """Check that there is one noise multiplier for each planned step."""
+        if len(self.noise_multipliers) != self.plan.total_steps:
+            raise ValueError(
+                f"{len(self.noise_multipliers)} noise multipliers for a plan of {self.plan.total_steps} steps: give "
+                "one per step"
+            )
+
+    @cached_property
+    def step_sizes(self) -> Array:
+        """a_t of every step, shape (plan.total_steps,)."""
+        return planned_step_sizes(self.plan)
+
+    @property
+    def scale(self) -> NoiseScale:
+        """C, B = q n, n and friction, by which noise turns into a temperature."""
+        return noise_scale(self.plan, self.units)
+
+    @cached_property
+    def temperatures(self) -> Array:
+        """T_t of every step, 0 for a sampler without a temperature, shape (plan.total_steps,)."""
+        if not self.plan.sampler.has_temperature:
+            return np.zeros(self.plan.total_steps)
+        return self.scale.temperatures(self.step_sizes, self.noise_multipliers)
+
+
+def noise_scale(plan: TrainingPlan, units: int) -> NoiseScale:
+    """Return C, B, n and friction of a plan at a site of n units."""
+    privacy = plan.privacy
+    return NoiseScale(privacy.noise_unit, privacy.sampling_rate * units, units, plan.sampler.momentum_lost)
+
+
+def planned_step_sizes(plan: TrainingPlan) -> Array:
+    """Return a_t > 0 of every step of a plan, shape (plan.total_steps,); each chain starts the schedule anew.
 
     Raises:
         ValueError: if a decaying step size underflows to zero.
@@ -26,48 +86,44 @@ def planned_step_sizes(plan: TrainingPlan) -> Array:
     return np.tile(step_sizes(plan.step_size, plan.chain_steps), plan.chains)
 
 
-def noise_without_privacy(plan: TrainingPlan, privacy: NoPrivacyPlan, units: int) -> Array:
-    """Return the standard deviation of the noise on the sum in a run without privacy.
+def noise_without_privacy(plan: TrainingPlan, units: int) -> Array:
+    """Return the standard deviation of the noise on the sum in a run without privacy, shape (plan.total_steps,).
 
-    Args:
-        plan: the whole run's plan.
-        privacy: its settings.
-        units: n, above zero.
-
-    Returns:
-        Shape (plan.total_steps,): sqrt(2 alpha tau / (n a_t)) B at temperature tau and friction alpha, or the constant.
+    sqrt(2 alpha tau / (n a_t)) B at temperature tau and friction alpha, or the constant that the plan gives.
     """
-    sizes = planned_step_sizes(plan)
+    sizes, privacy = planned_step_sizes(plan), plan.privacy
+    assert isinstance(privacy, NoPrivacyPlan)
     if privacy.temperature is None:
         return np.full(sizes.shape, privacy.noise_standard_deviation)
-    return langevin_noise(
-        sizes,
-        privacy.temperature,
-        clip_norm=privacy.noise_unit,
-        expected_batch_size=privacy.sampling_rate * units,
-        units=units,
-        friction=friction(plan.sampler),
-    )
+    return noise_scale(plan, units).langevin_noise(sizes, privacy.temperature)
 
 
-def planned_temperatures(plan: TrainingPlan, noise_multipliers: Array, units: int) -> Array:
-    """Return the instantaneous temperature T_t of every step of a plan, by the formula of `temperatures`.
+def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
+    """Return the step sizes of one chain.
+
+        constant      a_t = a_0
+        exponential   a_t = a_0 decay^t
+        polynomial    a_t = a_0 (1 + t / offset)^(-power)    (Welling and Teh 2011, section 3)
 
     Args:
-        plan: the whole run's plan.
-        noise_multipliers: sigma_t in the plan's noise unit, shape (plan.total_steps,).
-        units: n, above zero.
+        schedule: one of the three.
+        steps: T, 0 or more.
 
     Returns:
-        Shape (plan.total_steps,); 0 for a sampler without a temperature.
+        a_0 .. a_{T-1}, shape (T,), each above zero.
+
+    Raises:
+        ValueError: if a decaying step size underflows to zero before the last step.
     """
-    if not has_temperature(plan.sampler):
-        return np.zeros(plan.total_steps)
-    return temperatures(
-        planned_step_sizes(plan),
-        noise_multipliers,
-        clip_norm=plan.privacy.noise_unit,
-        expected_batch_size=plan.privacy.sampling_rate * units,
-        units=units,
-        friction=friction(plan.sampler),
-    )
+    t = np.arange(steps, dtype=np.float64)
+    if isinstance(schedule, ConstantStepSize):
+        sizes = np.full(steps, schedule.initial, dtype=np.float64)
+    elif isinstance(schedule, ExponentialStepSize):
+        sizes = schedule.initial * np.power(schedule.decay, t)
+    else:
+        sizes = schedule.initial * np.power(1.0 + t / schedule.offset, -schedule.power)
+    if steps and not sizes[-1] > 0:
+        raise ValueError(
+            f"the {schedule.kind} step size falls to zero before step {steps}: use a slower decay or fewer steps"
+        )
+    return sizes

@@ -1,102 +1,68 @@
-"""A chain's state as named vectors of the plain model's length, as it travels, and back."""
+"""Where a chain stands, and its state as named vectors of the plain model's length, as it travels."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from fl_dpbayes.config.sampler import BayesByBackprop, Sampler, state_slots
+from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.models.parameters import arrays_to_vector, vector_to_arrays
-from fl_dpbayes.models.variational import initial_spread
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.samplers.kernel import ChainState, Kernel
+
+Vectors = Mapping[str, torch.Tensor]
 
 
-def initial_slots(sampler: Sampler, parameters: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the state at the start of a chain: the parameters, and every other vector at its start value.
+@dataclass(frozen=True)
+class ChainState:
+    """Where a chain stands.
 
-    Args:
-        sampler: the plan's algorithm.
-        parameters: initial parameters of the plain model, shape (d,).
-
-    Returns:
-        Slot name -> vector of shape (d,); momentum and moments start at 0, spreads at the plan's initial scale.
-    """
-    slots: dict[str, torch.Tensor] = {name: torch.zeros_like(parameters) for name in state_slots(sampler)}
-    slots["parameters"] = parameters
-    if isinstance(sampler, BayesByBackprop):
-        slots["spread"] = torch.full_like(parameters, initial_spread(sampler.initial_scale))
-    return slots
-
-
-def from_slots(
-    slots: Mapping[str, torch.Tensor], sampler: Sampler, kernel: Kernel, step: int, device: str | torch.device
-) -> ChainState:
-    """Continue a chain from the vectors that its last stretch left.
-
-    Args:
-        slots: slot name -> vector of shape (d,).
-        sampler: the plan's algorithm.
-        kernel: its update rule.
+    Attributes:
+        vectors: named vectors of equal shape, float32; always `parameters`, the chain's position w.
         step: number of steps of this chain that lie behind it.
-        device: where the arithmetic runs.
-
-    Returns:
-        The kernel's state.
     """
-    vectors: dict[str, torch.Tensor] = {
-        name: slots[name].to(device=device, dtype=torch.float32) for name in state_slots(sampler)
-    }
-    if isinstance(sampler, BayesByBackprop):
-        return kernel.init(torch.cat([vectors["parameters"], vectors["spread"]]), step)
-    return ChainState(vectors, step)
+
+    vectors: Vectors
+    step: int = 0
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        """The chain's position w."""
+        return self.vectors["parameters"]
 
 
-def to_slots(state: ChainState, sampler: Sampler) -> dict[str, torch.Tensor]:
-    """Take a chain's state apart, the inverse of `from_slots`.
-
-    Args:
-        state: the kernel's state.
-        sampler: the plan's algorithm.
-
-    Returns:
-        Slot name -> vector of shape (d,).
-    """
-    if isinstance(sampler, BayesByBackprop):
-        mean, spread = state.parameters.chunk(2)
-        return {"parameters": mean, "spread": spread}
-    return {name: state.vectors[name] for name in state_slots(sampler)}
+def initial_vectors(sampler: Sampler, parameters: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the state's vectors (d,) at the start of a chain, from the plain model's initial parameters (d,)."""
+    start = sampler.start_values
+    vectors = {name: torch.full_like(parameters, start.get(name, 0.0)) for name in sampler.state_vectors}
+    return vectors | {"parameters": parameters}
 
 
-def state_arrays(slots: Mapping[str, torch.Tensor], module: nn.Module) -> Arrays:
-    """Turn a state's vectors into the arrays in which it travels.
+def to_state(vectors: Vectors, sampler: Sampler, step: int, device: str | torch.device = "cpu") -> ChainState:
+    """Continue a chain from the vectors (d,) that its last stretch left, `step` steps of it behind."""
+    here = {name: vectors[name].to(device=device, dtype=torch.float32) for name in sampler.state_vectors}
+    position = torch.cat([here[name] for name in sampler.position])
+    return ChainState({"parameters": position} | {name: here[name] for name in sampler.moments}, step)
 
-    Args:
-        slots: slot name -> vector of shape (d,).
-        module: the plain model.
 
-    Returns:
-        `<slot>/<parameter name>` -> float32 array.
-    """
-    return {
-        name: array
-        for slot, vector in slots.items()
-        for name, array in prefixed(slot, vector_to_arrays(vector, module)).items()
-    }
+def from_state(state: ChainState, sampler: Sampler) -> dict[str, torch.Tensor]:
+    """Take a chain's state apart into vectors (d,), the inverse of `to_state`."""
+    position = zip(sampler.position, state.parameters.chunk(len(sampler.position)), strict=True)
+    return dict(position) | {name: state.vectors[name] for name in sampler.moments}
+
+
+def state_arrays(vectors: Vectors, module: nn.Module) -> Arrays:
+    """Turn a state's vectors (d,) into the arrays `<vector>/<parameter name>` in which it travels."""
+    arrays: Arrays = {}
+    for name, vector in vectors.items():
+        arrays |= prefixed(name, vector_to_arrays(vector, module))
+    return arrays
 
 
 def state_vectors(arrays: Arrays, sampler: Sampler, module: nn.Module) -> dict[str, torch.Tensor]:
     """Turn the arrays of a state into its vectors, the inverse of `state_arrays`.
 
-    Args:
-        arrays: `<slot>/<parameter name>` -> array.
-        sampler: the plan's algorithm.
-        module: the plain model.
-
-    Returns:
-        Slot name -> vector of shape (d,).
-
     Raises:
         ValueError: if a name or shape is not the module's.
     """
-    return {slot: arrays_to_vector(without_prefix(slot, arrays), module) for slot in state_slots(sampler)}
+    return {name: arrays_to_vector(without_prefix(name, arrays), module) for name in sampler.state_vectors}

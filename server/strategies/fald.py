@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FALD
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, concatenate, point_of
@@ -44,8 +45,8 @@ class FALDStrategy(PosteriorStrategy):
         chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
         state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
-        for warning in warnings:
-            self.record.warn(warning)
+        for one in warnings:
+            self.record.warn(one)
         last_step = max(reply.last_step for reply in replies.values())
         if self._beyond_burn_in(last_step + 1) > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
@@ -82,8 +83,8 @@ class FALDStrategy(PosteriorStrategy):
 
     def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in; say where they are not draws of the posterior."""
-        for sentence in (*target_warnings(self._rule, self.site_weights, self._units()), *self._drift_warnings()):
-            self.record.warn(sentence)
+        for one in (*target_warnings(self._rule, self.site_weights, self._units()), *self._drift_warnings()):
+            self.record.warn(one)
         return self.bank.stored(AVERAGED)
 
     def averaged_temperature(self) -> float | None:
@@ -93,16 +94,11 @@ class FALDStrategy(PosteriorStrategy):
             return None
         return float(np.average(stored.temperatures, weights=stored.weights))
 
-    def _drift_warnings(self) -> tuple[str, ...]:
+    def _drift_warnings(self) -> tuple[RunWarning, ...]:
         drift = self._drift.drift()
         if drift is None or drift <= LARGEST_DRIFT:
             return ()
-        return (
-            f"between two averages the sites drift apart: after {self.plan.steps_per_round} steps of their own the "
-            f"averaged chain's mean can be off by about {drift:.1f} standard deviations of the chain, at whatever "
-            "temperature: lower training.steps_per_round (with 1 there is no drift), or choose a rule on independent "
-            "chains",
-        )
+        return (warning("drift", steps=self.plan.steps_per_round, drift=drift),)
 
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""
@@ -110,7 +106,7 @@ class FALDStrategy(PosteriorStrategy):
         return concatenate(states) if states else None
 
 
-def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[str, ...]:
+def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[RunWarning, ...]:
     """Say where the averaged chain does not target the posterior given all records, each counted once.
 
     Args:
@@ -119,19 +115,13 @@ def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str
         units: site -> declared number of units n_k.
 
     Returns:
-        At most one sentence.
+        At most one warning.
     """
     if rule.robust != "none":
-        return (
-            f"aggregation.robust {rule.robust!r}: the averaged states follow no posterior of a known temperature, so "
-            "none is shown for them",
-        )
+        return (warning("no-temperature", robust=rule.robust),)
     counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
     least, most = min(counted, key=lambda site: counted[site]), max(counted, key=lambda site: counted[site])
     if counted[most] - counted[least] <= EQUAL_WEIGHTS:
         return ()
-    return (
-        f"the averaged chain targets a reweighted posterior: a record of {most} counts {counted[most]:.3g} times, one "
-        f"of {least} {counted[least]:.3g} times; with aggregation.site_weights = 'units' and no largest_share each "
-        "counts once",
-    )
+    times = {"most_times": counted[most], "least_times": counted[least]}
+    return (warning("reweighted", most=most, least=least, **times),)

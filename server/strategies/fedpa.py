@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
@@ -57,8 +58,8 @@ class FedPAStrategy(PosteriorStrategy):
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
             states = self.bank.states_of(list(replies), chain)
-            for warning in state_warnings(states):
-                self.record.warn(warning)
+            for found in state_warnings(states):
+                self.record.warn(found)
             moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples
@@ -66,7 +67,7 @@ class FedPAStrategy(PosteriorStrategy):
         return state
 
     def _moved(self, sites: list[str], round_number: int, chain: int, arrays: Arrays) -> Arrays:
-        def combined(of: list[str]) -> tuple[Arrays, tuple[str, ...]]:
+        def combined(of: list[str]) -> tuple[Arrays, tuple[RunWarning, ...]]:
             return fedpa.server_step(
                 without_prefix("parameters", arrays),
                 PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)),
@@ -86,12 +87,12 @@ class FedPAStrategy(PosteriorStrategy):
                     combined([site])
                     fitting.append(site)
                 except ValueError as reason:
-                    self.record.warn(f"round {round_number}: {site} is left out: {reason}")
+                    self.record.warn(warning("left-out", site, round=round_number, reason=str(reason)))
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
             moved, warnings = combined(fitting)
-        for warning in warnings:
-            self.record.warn(warning)
+        for found in warnings:
+            self.record.warn(found)
         return moved
 
     def posterior(self) -> PosteriorSamples | None:

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import AveragingRule
-from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.task import LogisticModel
-from fl_dpbayes.data.planned_samples import check_planned_samples
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
 from fl_dpbayes.posterior.rules.mixture import joined
@@ -33,7 +32,6 @@ class IndependentChainsStrategy(PosteriorStrategy):
         parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
         self._least = self.rule.least_samples(parameters)
         self._combined_last: tuple[object, Aggregate] | None = None
-        check_planned_samples(scenario, task)
         self._student = None
         if self.rule.inputs is not None:
             # Before any site spends budget, since a file that does not fit ends the run.
@@ -42,10 +40,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
         unaligned = not isinstance(model, LogisticModel) and model.frozen_body is None
         if self.rule.averages_weights and unaligned and self.plan.chains > 1:
-            record.warn(
-                f"aggregation.rule {self.rule.rule!r} averages weights over {self.plan.chains} chains that start from "
-                "different weights, whose hidden units do not match: run one chain, or choose rule 'mixture'"
-            )
+            record.warn(warning("different-starts", rule=self.rule.rule, chains=self.plan.chains))
 
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return the last state that the site released in this chain, or the chain's start before its first reply."""
@@ -63,13 +58,13 @@ class IndependentChainsStrategy(PosteriorStrategy):
         try:
             aggregate = self._combined(usable)
         except ValueError as error:
-            self.record.warn(f"aggregation.rule {self.rule.rule!r}: {error}")
+            self.record.warn(warning("rule-failed", rule=self.rule.rule, reason=str(error)))
             fitting = [site for site in usable if self._fits(site)]
             if not fitting or fitting == usable:
                 return None
             aggregate = self._combined(fitting)
-        for warning in aggregate.warnings:
-            self.record.warn(warning)
+        for found in aggregate.warnings:
+            self.record.warn(found)
         return aggregate.samples
 
     def _combined(self, sites: list[str]) -> Aggregate:
@@ -98,7 +93,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         try:
             self._combined([site])
         except ValueError as error:
-            self.record.warn(f"{site} is left out of the posterior: {error}")
+            self.record.warn(warning("left-out-of-posterior", site, reason=str(error)))
             return False
         return True
 
@@ -117,18 +112,16 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 states = self.bank.states_of(sites, chain)
                 average, warnings, _ = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
                 points.append(point_of(average))
-                for warning in warnings:
-                    self.record.warn(warning)
+                for found in warnings:
+                    self.record.warn(found)
         return concatenate(points) if points else None
 
     def _usable_sites(self) -> list[str]:
         released = {site: len(self.bank.sample_chains(site)) for site in self._sites()}
         for site, count in released.items():
             if 0 < count < self._least:
-                self.record.warn(
-                    f"{site} is left out of the posterior: it released {counted(count, 'sample')}, aggregation.rule "
-                    f"{self.rule.rule!r} needs {self._least}"
-                )
+                few = {"samples": count, "rule": self.rule.rule, "least": self._least}
+                self.record.warn(warning("too-few-for-rule", site, **few))
         return [site for site, count in released.items() if count >= self._least]
 
     def _sites(self) -> list[str]:

@@ -12,6 +12,7 @@ from flwr.common import log
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import Entry
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from server.check_reply import CheckedReply, check_reachable, check_room, check_train_reply
@@ -84,13 +85,13 @@ class ReplyIntake(RoundRequests):
         self.participation.restore(checkpoint.participation)
         self.record.restore(entries, checkpoint.seconds, checkpoint.round)
         missing = [member.card.name for member in self.federation.roster.members if not member.has_node]
-        self.record.warn(*(f"{name} was missing when the run was resumed" for name in missing))
+        self.record.warn(*(warning("missing", name) for name in missing))
 
     def _banked(self, server_round: int, replies: Iterable[Message]) -> list[Answer[CheckedReply]]:
         """Check each reply and put its samples into the bank; return the answers without them."""
         answers = []
         for answer in self.exchange.answers(
-            replies, self._checked, lambda text: self.record.warn(f"round {server_round}: {text}")
+            replies, self._checked, lambda: self.record.warn(warning("dropped", stage=f"round {server_round}"))
         ):
             checked = answer.checked
             if checked is not None:

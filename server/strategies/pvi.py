@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import PVI, prior_scale
-from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.sampler import SGD, SGHMC, Sampler, state_slots
+from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.combine import posterior_aggregate
@@ -26,21 +26,9 @@ MOST_STIFFNESS = 0.4
 def steepest(sampler: Sampler) -> float:
     """Return the limit of a L / n, step size times precision over units, beyond which a chain on N(m, 1/L) diverges.
 
-    2 for Langevin steps w <- w - a d, 2 (1 + beta) with momentum m <- beta m + d, of which SGHMC's is 1 - friction.
-
-    Args:
-        sampler: the sites' algorithm.
-
-    Returns:
-        The limit.
+    2 (2 - alpha) with friction alpha: 2 for Langevin steps w <- w - a d, 2 (1 + beta) with m <- beta m + d.
     """
-    match sampler:
-        case SGHMC():
-            return 2 * (2 - sampler.friction)
-        case SGD():
-            return 2 * (1 + sampler.momentum)
-        case _:
-            return 2.0
+    return 2 * (2 - sampler.momentum_lost)
 
 
 class PVIStrategy(PosteriorStrategy):
@@ -83,46 +71,37 @@ class PVIStrategy(PosteriorStrategy):
         self._refine(self.plan.total_rounds)
         if not self._refined.factors:
             return None
-        for warning in (*self._factor_warnings(), *self._step_warnings()):
-            self.record.warn(warning)
+        for found in (*self._factor_warnings(), *self._step_warnings()):
+            self.record.warn(found)
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
         return posterior_aggregate(draws, self.federation.shapes, ()).samples.in_memory()
 
-    def _factor_warnings(self) -> tuple[str, ...]:
+    def _factor_warnings(self) -> tuple[RunWarning, ...]:
         """Say how much evidence is used and how noisy factors are; the remedy of the one worsens the other."""
         used = 1 - (1 - self._damping) ** self.plan.total_rounds
         if used >= ENOUGH_EVIDENCE:
             return (*self._refined.warnings, *self._refined.noisy_factors)
-        short = (
-            f"aggregation.rule 'pvi': {counted(self.plan.total_rounds, 'round')} at damping {self._damping:g} use only "
-            f"{used:.0%} of the evidence: run more rounds"
-        )
+        short = {"rounds": self.plan.total_rounds, "damping": self._damping, "used": used}
         negative = self._refined.negative
         if not negative:
-            return (f"{short}, or raise damping", *self._refined.warnings)
+            return (warning("evidence-unused", **short), *self._refined.warnings)
         worst = max(negative, key=lambda site: negative[site])
         directions = len(self._refined.posterior.precision_mean)
-        return (
-            f"{short}; do not raise damping, since the factors are noisy ({negative[worst]} of {directions} "
-            f"directions of negative precision at {worst})",
-            *self._refined.warnings,
-        )
+        noisy = warning("evidence-unused-noisy", **short, negative=negative[worst], directions=directions, worst=worst)
+        return (noisy, *self._refined.warnings)
 
-    def _step_warnings(self) -> tuple[str, ...]:
+    def _step_warnings(self) -> tuple[RunWarning, ...]:
         # A site's chain feels the whole of q over its own few units: at step a its stationary variance in a direction
         # of precision L is 1 / (1 - a L / (2 n)) times too large, and beyond a L / n = 2 it grows without end.
-        if state_slots(self.plan.sampler) != ("parameters",):
+        if self.plan.sampler.state_vectors != ("parameters",):
             return ()
         smallest = min(self.federation.roster.training, key=lambda member: member.card.units).card
         stiffness = float(planned_step_sizes(self.plan).max() * self._refined.posterior.precision.max())
         if stiffness / smallest.units <= MOST_STIFFNESS:
             return ()
-        return (
-            f"the step size is long for q's largest precision over the {smallest.units} units of {smallest.name} (the "
-            f"product over n is {stiffness / smallest.units:.2g}; at 2 chains diverge), so its answer is too wide: "
-            "lower sampler.step_size.initial, or take more steps per round if the chains have not spread in so few",
-        )
+        long = stiffness / smallest.units
+        return (warning("step-too-long", units=smallest.units, smallest=smallest.name, stiffness=long),)
 
     def last(self) -> PosteriorSamples | None:
         """Return q's mean, or None if no site has a factor."""
@@ -154,10 +133,7 @@ class PVIStrategy(PosteriorStrategy):
             if self._stiffness(updated) < steepest(self.plan.sampler):
                 return updated
             sharpest = max(sites, key=lambda site: updated.factors[site].precision.max())
-            self.record.warn(
-                f"round {round_number}: {sharpest} keeps its old factor: the planned steps are too long for the "
-                "precision that its samples claim, and other sites' chains would diverge"
-            )
+            self.record.warn(warning("old-factor-too-sharp", sharpest, round=round_number))
             sites = [site for site in sites if site != sharpest]
         return state
 
@@ -168,12 +144,12 @@ class PVIStrategy(PosteriorStrategy):
                 self._combined(state, [site], round_number)
                 fitting.append(site)
             except ValueError as reason:
-                self.record.warn(f"round {round_number}: {site} keeps its old factor: {reason}")
+                self.record.warn(warning("old-factor", site, round=round_number, reason=str(reason)))
         if fitting != sites:
             return fitting
         # Each fits alone and all together do not: the one that went furthest is what makes them not fit.
         furthest = max(sites, key=lambda site: self._extent(state, site, round_number))
-        self.record.warn(f"round {round_number}: {furthest} keeps its old factor: with the others' {error}")
+        self.record.warn(warning("old-factor-jointly", furthest, round=round_number, reason=str(error)))
         return [site for site in sites if site != furthest]
 
     def _extent(self, state: PVIState, site: str, round_number: int) -> float:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_dpbayes.config.scenario import site_plan
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -18,7 +19,7 @@ from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.protocol.arrays import CAVITY, Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
+from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 from server.check_reply import check_reply_size, check_room
 from server.checkpoint import BANK_FOLDER
 from server.exchange import Exchange
@@ -61,7 +62,7 @@ class RoundRequests(Strategy):
         """Return where every site's chain of this number starts."""
         scenario = self.federation.scenario
         module = build_model(scenario.model, self.federation.roster.task, scenario.seed + chain)
-        return state_arrays(initial_slots(scenario.sampler, to_vector(module)), module)
+        return state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
 
     def summary(self) -> None:
         """Log what is about to run."""
@@ -129,16 +130,13 @@ class RoundRequests(Strategy):
         self.site_weights = self._weights()
         planned, now = self.federation.planned_sites, len(self.site_weights)
         if now > planned and scenario.aggregation.prior_share(2) < 1:
-            self.record.warn(
-                f"the plan shares the prior between the {planned} training sites of the start and more have joined: "
-                f"the posterior counts it {now / planned:.3g} times"
-            )
+            self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:
         units = {member.card.name: member.card.units for member in self.federation.roster.training}
-        weights, warning = weigh_sites(self.federation.scenario.aggregation, units)
-        if warning:
-            self.record.warn(warning)
+        weights, found = weigh_sites(self.federation.scenario.aggregation, units)
+        if found:
+            self.record.warn(found)
         return weights
 
     def _starts_chain(self, server_round: int) -> bool:

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.posterior.samples import AnySamples
+from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_room
 from server.evaluation import Evaluation
 from server.evaluation_stage import EvaluationStage, most_evaluated
@@ -52,7 +53,8 @@ class PosteriorStrategy(ReplyIntake):
             raise UserError(
                 "no posterior sample was kept, so there is nothing to evaluate: "
                 + "; ".join(
-                    self.record.warnings or ["lower training.burn_in, or see rounds.csv for what the sites said"]
+                    [sentence(one) for one in self.record.warnings]
+                    or ["lower training.burn_in, or see rounds.csv for what the sites said"]
                 )
             )
         members = self.federation.roster.with_nodes

@@ -4,7 +4,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from fl_dpbayes.calibration.calibration_line import calibration_intercept, calibration_slope
+from fl_dpbayes.calibration.metrics.two_classes import calibration_intercept, calibration_slope
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from scipy.special import expit, softmax
 from sklearn.metrics import roc_auc_score
 
-from fl_dpbayes.calibration import scores
 from fl_dpbayes.calibration.bins import CELLS, FINE_BINS, FIRST_CELL, bin_index, cell_index, equal_mass
-from fl_dpbayes.calibration.errors import ece_equal_mass
-from fl_dpbayes.calibration.recalibration import recalibrate
-from fl_dpbayes.calibration.risk_coverage import accuracy_at_coverage, aurc
-from fl_dpbayes.calibration.shift_detection import separation
+from fl_dpbayes.calibration.federation.rows import separation
+from fl_dpbayes.calibration.metrics import ranking
+from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
+from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.statistics import from_arrays, from_batch, merge, to_arrays
 from fl_dpbayes.config.recalibration import RecalibrationMap
 
@@ -45,19 +45,19 @@ def test_auroc_of_a_sure_model_golden():
     log_odds, labels = sure_of_all()
     exact = roc_auc_score(labels, log_odds)
     assert exact == pytest.approx(0.9138, abs=1e-4)
-    area = scores.auroc(from_batch(of_log_odds(log_odds), labels))
-    assert area.low <= exact <= area.high
-    assert area.high - area.low < 0.01
+    area = ranking.auroc(from_batch(of_log_odds(log_odds), labels))
+    assert area.bounds.low <= exact <= area.bounds.high
+    assert area.bounds.high - area.bounds.low < 0.01
     assert area.value == pytest.approx(exact, abs=5e-4)
-    assert scores.exact_auroc(of_log_odds(log_odds), labels).value == pytest.approx(exact, abs=1e-12)
+    assert ranking.exact_auroc(of_log_odds(log_odds), labels).value == pytest.approx(exact, abs=1e-12)
 
 
 def test_three_pairs_golden():
     # 1 - 1e-20 and 1 - 1e-30 are one float64, but their rest is not.
     probabilities = [[1e-30, 1.0], [1e-20, 1.0], [1.0, 1e-20], [1.0, 1e-30]]
-    area = scores.auroc(from_batch(probabilities, [1, 0, 1, 0]))
-    assert (area.low, area.value, area.high) == (0.75, 0.75, 0.75)
-    assert scores.exact_auroc(probabilities, [1, 0, 1, 0]) == area
+    area = ranking.auroc(from_batch(probabilities, [1, 0, 1, 0]))
+    assert (area.bounds.low, area.value, area.bounds.high) == (0.75, 0.75, 0.75)
+    assert ranking.exact_auroc(probabilities, [1, 0, 1, 0]) == area
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
@@ -66,14 +66,14 @@ def test_three_pairs_golden():
 @example([(0.3, 1), (np.nextafter(0.3, 1), 0)])
 def test_bounds_property_hold_the_area_of_the_records(records):
     log_odds, labels = map(np.array, zip(*records, strict=True))
-    area = scores.auroc(from_batch(of_log_odds(log_odds), labels))
-    exact = scores.exact_auroc(of_log_odds(log_odds), labels)
+    area = ranking.auroc(from_batch(of_log_odds(log_odds), labels))
+    exact = ranking.exact_auroc(of_log_odds(log_odds), labels)
     if labels.min() == labels.max():
         assert area is exact is None
         return
-    assert area.low - 1e-12 <= exact.value <= area.high + 1e-12
-    assert area.low <= area.value <= area.high
-    assert (exact.low, exact.high) == (exact.value, exact.value)
+    assert area.bounds.low - 1e-12 <= exact.value <= area.bounds.high + 1e-12
+    assert area.bounds.low <= area.value <= area.bounds.high
+    assert (exact.bounds.low, exact.bounds.high) == (exact.value, exact.value)
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)
@@ -82,13 +82,13 @@ def test_exact_area_property_is_that_of_sorted_probabilities(records):
     p, labels = map(np.array, zip(*records, strict=True))
     # Above one half 1 - p is exact, below it p is kept and 1 - p may join neighbours, which p tells apart.
     probabilities = np.column_stack([1 - p, p])
-    exact, area = scores.exact_auroc(probabilities, labels), scores.auroc(from_batch(probabilities, labels))
+    exact, area = ranking.exact_auroc(probabilities, labels), ranking.auroc(from_batch(probabilities, labels))
     if labels.min() == labels.max():
         assert exact is None
         return
     by_pairs = area_by_pairs(p[labels == 0], p[labels == 1])
     assert exact.value == pytest.approx(by_pairs, abs=1e-12)
-    assert area.low - 1e-12 <= by_pairs <= area.high + 1e-12
+    assert area.bounds.low - 1e-12 <= by_pairs <= area.bounds.high + 1e-12
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -97,7 +97,7 @@ def test_merge_property_of_two_sites_ranks_as_their_pool(first, second):
     sites = [(np.array([z for z, _ in site]), np.array([y for _, y in site])) for site in (first, second)]
     merged = merge(*(from_batch(of_log_odds(z), y) for z, y in sites))
     pooled = from_batch(of_log_odds(np.concatenate([z for z, _ in sites])), np.concatenate([y for _, y in sites]))
-    assert scores.auroc(merged) == scores.auroc(pooled)
+    assert ranking.auroc(merged) == ranking.auroc(pooled)
     assert np.array_equal(merged.class_wise[..., 0], pooled.class_wise[..., 0])
 
 
@@ -107,24 +107,24 @@ def test_temperature_property_leaves_the_area_within_its_bounds(records, log_tem
     log_odds, labels = map(np.array, zip(*records, strict=True))
     mapping = RecalibrationMap(method="temperature", parameters=(log_temperature,))
     scaled = recalibrate(of_log_odds(log_odds), mapping)
-    before, after = (scores.auroc(from_batch(p, labels)) for p in (of_log_odds(log_odds), scaled))
+    before, after = (ranking.auroc(from_batch(p, labels)) for p in (of_log_odds(log_odds), scaled))
     if before is None:
         assert after is None
         return
-    assert before.low - 1e-12 <= after.high + 1e-12
-    assert after.low - 1e-12 <= before.high + 1e-12
+    assert before.bounds.low - 1e-12 <= after.bounds.high + 1e-12
+    assert after.bounds.low - 1e-12 <= before.bounds.high + 1e-12
 
 
 def test_temperature_leaves_the_exact_area_and_its_bounds_tight():
     log_odds, labels = sure_of_all()
-    exact = scores.exact_auroc(of_log_odds(log_odds), labels).value
+    exact = ranking.exact_auroc(of_log_odds(log_odds), labels).value
     for temperature in (0.2, 0.5, 2.0, 10.0):
         mapping = RecalibrationMap(method="temperature", parameters=(math.log(temperature),))
         scaled = recalibrate(of_log_odds(log_odds), mapping)
-        assert scores.exact_auroc(scaled, labels).value == pytest.approx(exact, abs=1e-9)
-        area = scores.auroc(from_batch(scaled, labels))
-        assert area.low - 1e-9 <= exact <= area.high + 1e-9
-        assert area.high - area.low < 0.01
+        assert ranking.exact_auroc(scaled, labels).value == pytest.approx(exact, abs=1e-9)
+        area = ranking.auroc(from_batch(scaled, labels))
+        assert area.bounds.low - 1e-9 <= exact <= area.bounds.high + 1e-9
+        assert area.bounds.high - area.bounds.low < 0.01
 
 
 def test_many_classes_exact_is_the_macro_average_within_the_bounds():
@@ -137,10 +137,10 @@ def test_many_classes_exact_is_the_macro_average_within_the_bounds():
         others = np.delete(logits, c, axis=1)
         odds = logits[:, c] - np.log(np.exp(others - others.max(1, keepdims=True)).sum(1)) - others.max(1)
         by_pairs.append(area_by_pairs(odds[labels != c], odds[labels == c]))
-    area, exact = scores.auroc(from_batch(probabilities, labels)), scores.exact_auroc(probabilities, labels)
+    area, exact = ranking.auroc(from_batch(probabilities, labels)), ranking.exact_auroc(probabilities, labels)
     assert exact.value == pytest.approx(np.mean(by_pairs), abs=1e-9)
-    assert area.low <= exact.value <= area.high
-    assert area.high - area.low < 0.005
+    assert area.bounds.low <= exact.value <= area.bounds.high
+    assert area.bounds.high - area.bounds.low < 0.005
 
 
 def test_equal_mass_ranges_of_a_sure_model_hold_equal_counts():
@@ -166,11 +166,11 @@ def test_error_on_the_surest_records_follows_their_order():
     sure = np.linspace(10, 60, 400)
     right = np.arange(400) >= 40  # the 40 least sure are wrong
     statistics = from_batch(of_log_odds(sure), right.astype(np.int64))
-    assert accuracy_at_coverage(statistics, 0.8).low == 1
+    assert accuracy_at_coverage(statistics, 0.8).bounds.low == 1
     area = aurc(statistics)
     exact = np.mean(np.cumsum(1 - right[::-1]) / np.arange(1, 401))
-    assert area.low - 1e-12 <= exact <= area.high + 1e-12
-    assert area.high - area.low < 0.002
+    assert area.bounds.low - 1e-12 <= exact <= area.bounds.high + 1e-12
+    assert area.bounds.high - area.bounds.low < 0.002
 
 
 def test_small_uncertainties_are_told_apart():
@@ -183,8 +183,8 @@ def test_small_uncertainties_are_told_apart():
         counts.append(from_batch(np.full((800, 2), 0.5), np.zeros(800), **parts).uncertainty[0])
     found, exact = separation(*counts), area_by_pairs(calm, new)
     assert exact == pytest.approx(0.85, abs=0.03)
-    assert found.low <= exact <= found.high
-    assert found.high - found.low < 0.03
+    assert found.bounds.low <= exact <= found.bounds.high
+    assert found.bounds.high - found.bounds.low < 0.03
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)

@@ -4,13 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
-from fl_dpbayes.calibration.conformal import (
-    label_shift_weights,
-    measure_sets,
-    prevalence,
-    prevalence_from_means,
-    set_thresholds,
-)
+from fl_dpbayes.calibration.conformal import measure_sets, set_thresholds
+from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence, prevalence_from_means
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 
 

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.conformal_rows import conformal_rows
+from fl_dpbayes.calibration.federation.rows import conformal_rows
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import empty, from_batch
 from fl_dpbayes.config.summary import parse_summary

@@ -3,9 +3,10 @@
 import numpy as np
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, coarsen
-from fl_dpbayes.calibration.decisive_sites import decisive_sites
+from fl_dpbayes.calibration.federation.counts import decisive_sites
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
 from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.report.warnings import sentence
 
 
 def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> NoisedTable:
@@ -24,7 +25,7 @@ def test_one_made_up_site_of_two_or_three_is_named() -> None:
         {"honest": honest, "made-up": made_up},
         {"honest": honest, "other": site(250, 0.45, 2), "made-up": made_up},
     ):
-        sentences = decisive_sites("shifted", tables)
+        sentences = list(map(sentence, decisive_sites("shifted", tables)))
         assert len(sentences) == 2
         assert all(text.startswith("made-up decides what is pooled over the") for text in sentences)
         assert "accuracy is 0.999" in sentences[0]
@@ -33,7 +34,7 @@ def test_one_made_up_site_of_two_or_three_is_named() -> None:
 
 def test_noised_sums_are_held_against_each_other_too() -> None:
     tables = {"honest": site(2000, 0.42, 0, 5.0), "made-up": site(100_000, 0.999, 1, 5.0)}
-    assert any("made-up decides" in text for text in decisive_sites("held_out", tables))
+    assert any("made-up decides" in text for text in map(sentence, decisive_sites("held_out", tables)))
     assert not decisive_sites("held_out", {"a": site(2000, 0.75, 0, 5.0), "b": site(2000, 0.75, 1, 5.0)})
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
-from fl_dpbayes.calibration.evaluation_counts import check_counts, check_noise, dominating_site
+from fl_dpbayes.calibration.federation.counts import check_counts, check_noise, dominating_site
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import SiteCard
+from fl_dpbayes.report.warnings import sentence
 
 CARD = SiteCard(
     name="site", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
@@ -63,9 +64,11 @@ def test_noise_that_is_stated_too_large_is_no_excuse() -> None:
 def test_site_that_holds_most_of_three_or_more_is_named() -> None:
     assert dominating_site("train", {"a": 10, "b": 90}) is None
     assert dominating_site("train", {"a": 25, "b": 50, "c": 25}) is None
-    assert "b states 51 of 100 test records and has 51%" in dominating_site("train", {"a": 25, "b": 51, "c": 24})
+    assert "b states 51 of 100 test records and has 51%" in sentence(
+        dominating_site("train", {"a": 25, "b": 51, "c": 24})
+    )
     assert dominating_site("train", {"a": -3.0, "b": -2.0, "c": -1.0}) is None
-    assert "c states 4 of 4" in dominating_site("train", {"a": -3.0, "b": -2.0, "c": 4.0})
+    assert "c states 4 of 4" in sentence(dominating_site("train", {"a": -3.0, "b": -2.0, "c": 4.0}))
 
 
 def claim(run, site: str, factor: float) -> dict:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration import errors
 from fl_dpbayes.calibration.intervals import ece_if_calibrated, wilson_interval
+from fl_dpbayes.calibration.metrics import errors
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
 

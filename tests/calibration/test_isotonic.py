@@ -10,15 +10,9 @@ from scipy.special import softmax
 from sklearn.isotonic import IsotonicRegression
 
 from fl_dpbayes.calibration.bins import bin_index
-from fl_dpbayes.calibration.isotonic import (
-    LARGEST_DEVIATION,
-    apply_isotonic,
-    count_bins,
-    fit_isotonic,
-    identity_map,
-    knot_count,
-)
-from fl_dpbayes.calibration.recalibration import describe, recalibrate
+from fl_dpbayes.calibration.recalibration import isotonic
+from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
+from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
 
@@ -32,7 +26,7 @@ def overconfident(records: int, classes: int, factor: float, seed: int = 0):
 
 
 def exact(probabilities, labels) -> NoisedTable:
-    return NoisedTable(count_bins(probabilities, labels), 0.0)
+    return NoisedTable(isotonic.count(probabilities, labels), 0.0)
 
 
 def values_of(mapping: RecalibrationMap) -> np.ndarray:
@@ -41,12 +35,12 @@ def values_of(mapping: RecalibrationMap) -> np.ndarray:
 
 def test_map_of_exact_counts_is_that_of_scikit_learn_golden() -> None:
     probabilities, labels, _ = overconfident(2000, 2, 2.5)
-    table = count_bins(probabilities, labels)
+    table = isotonic.count(probabilities, labels)
     assert (table[:, 0] > 1).all()
     count, confidence, outcome = table.T
     reference = IsotonicRegression(y_min=1 / 2002, y_max=1 - 1 / 2002, out_of_bounds="clip")
     reference.fit(confidence / count, outcome / count, sample_weight=count)
-    mapped = recalibrate(probabilities, fit_isotonic(exact(probabilities, labels)))
+    mapped = recalibrate(probabilities, isotonic.fit(exact(probabilities, labels)))
     assert np.abs(mapped[:, 1] - reference.predict(probabilities[:, 1])).max() < 1e-12
 
 
@@ -54,27 +48,27 @@ def test_violators_are_pooled_by_their_counts_golden() -> None:
     table = np.zeros((ISOTONIC_BINS, SENT_COLUMNS))
     # Shares .5, then .2 of thrice as many: pooled (5 + 6) / 40 = .275; then .9.
     table[3], table[7], table[12] = (10, 10 * 0.23, 5), (30, 30 * 0.5, 6), (10, 10 * 0.83, 9)
-    mapping = fit_isotonic(NoisedTable(table, 0.0))
-    mapped = apply_isotonic(np.array([[0.77, 0.23], [0.5, 0.5], [0.17, 0.83]]), mapping)[:, 1]
+    mapping = isotonic.fit(NoisedTable(table, 0.0))
+    mapped = recalibrate(np.array([[0.77, 0.23], [0.5, 0.5], [0.17, 0.83]]), mapping)[:, 1]
     np.testing.assert_allclose(mapped, [0.275, 0.275, 0.9], atol=1e-12)
-    assert knot_count(mapping) == 3
+    assert len(set(mapping.parameters[:ISOTONIC_BINS])) == 3
 
 
 def test_calibrated_counts_give_the_identity_between_the_outermost_knots() -> None:
     middle = (np.arange(ISOTONIC_BINS) + 0.3) / ISOTONIC_BINS
     table = np.column_stack([np.full(ISOTONIC_BINS, 200.0), 200 * middle, 200 * middle])
-    mapping = fit_isotonic(NoisedTable(table, 0.0))
+    mapping = isotonic.fit(NoisedTable(table, 0.0))
     p = np.linspace(middle[0], middle[-1], 50)
-    np.testing.assert_allclose(apply_isotonic(np.column_stack([1 - p, p]), mapping)[:, 1], p, atol=1e-12)
+    np.testing.assert_allclose(recalibrate(np.column_stack([1 - p, p]), mapping)[:, 1], p, atol=1e-12)
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 4), noise=st.floats(0, 6))
 def test_map_rises_and_rows_sum_to_one_property(seed: int, classes: int, noise: float) -> None:
     probabilities, labels, _ = overconfident(300, classes, 3.0, seed)
-    table = count_bins(probabilities, labels)
+    table = isotonic.count(probabilities, labels)
     noisy = table + noise * np.random.default_rng(seed).standard_normal(table.shape)
-    mapping = fit_isotonic(NoisedTable(noisy, noise))
+    mapping = isotonic.fit(NoisedTable(noisy, noise))
     if mapping is None:
         return
     assert (np.diff(values_of(mapping)) >= 0).all()
@@ -91,14 +85,14 @@ def test_map_rises_and_rows_sum_to_one_property(seed: int, classes: int, noise: 
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 5))
 def test_the_identity_map_changes_nothing_property(seed: int, classes: int) -> None:
     probabilities = np.random.default_rng(seed).dirichlet(np.full(classes, 0.4), size=40)
-    np.testing.assert_allclose(recalibrate(probabilities, identity_map()), probabilities, atol=1e-12)
+    np.testing.assert_allclose(recalibrate(probabilities, isotonic.identity()), probabilities, atol=1e-12)
 
 
 def test_counts_of_sites_add_up_to_those_of_their_pool_property() -> None:
     probabilities, labels, _ = overconfident(501, 3, 2.0)
     parts = [exact(probabilities[rows], labels[rows]) for rows in np.array_split(np.arange(501), [40, 300])]
     merged = merge_noised(merge_noised(*parts[:2]), parts[2])
-    np.testing.assert_allclose(merged.sums, count_bins(probabilities, labels), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(merged.sums, isotonic.count(probabilities, labels), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -114,7 +108,7 @@ def test_no_unit_moves_the_counts_further_than_the_sensitivity(classes: int) -> 
     for m in (1, 2):
         for unit in itertools.combinations_with_replacement(records, m):
             p, y = np.array([rows[row] for row, _ in unit]), np.array([label for _, label in unit])
-            moved = float(np.linalg.norm(count_bins(p, y)))
+            moved = float(np.linalg.norm(isotonic.count(p, y)))
             assert moved <= sensitivity(SENT_COLUMNS, max_records_per_unit=m) + 1e-12
             largest = max(largest, moved / m)
     # The bound is met, so the noise is not larger than it need be.
@@ -126,9 +120,9 @@ def test_mapped_predictions_of_other_records_are_better_calibrated(classes: int)
     probabilities, labels, _ = overconfident(4000, classes, 2.5)
     others, _, true = overconfident(4000, classes, 2.5, seed=1)
     noise = np.sqrt(3) * 2.0
-    table = count_bins(probabilities, labels)
+    table = isotonic.count(probabilities, labels)
     noisy = NoisedTable(table + noise * np.random.default_rng(0).standard_normal(table.shape), noise)
-    mapped = recalibrate(others, fit_isotonic(noisy))
+    mapped = recalibrate(others, isotonic.fit(noisy))
 
     def divergence(predicted: np.ndarray) -> float:
         return float((true * np.log(true / predicted)).sum(axis=1).mean())
@@ -142,8 +136,8 @@ def test_bins_are_joined_until_noise_in_their_shares_is_small() -> None:
     table[:, 1] = 20 * (np.arange(ISOTONIC_BINS) + 0.5) / ISOTONIC_BINS
     table[:, 2] = table[:, 1]
     # k bins have 20 k records and noise 4 sqrt(k): clear from 400 k >= 1600 on, so 4, 4 and the last 7.
-    mapping = fit_isotonic(NoisedTable(table, noise))
-    assert knot_count(mapping) == 3
+    mapping = isotonic.fit(NoisedTable(table, noise))
+    assert len(set(mapping.parameters[:ISOTONIC_BINS])) == 3
     assert values_of(mapping)[[0, 4, 8, 14]] == pytest.approx(np.array([2, 6, 11.5, 11.5]) / ISOTONIC_BINS)
     assert noise * np.sqrt(7) / 140 <= LARGEST_DEVIATION
 
@@ -151,12 +145,12 @@ def test_bins_are_joined_until_noise_in_their_shares_is_small() -> None:
 @pytest.mark.parametrize("records", [0, 1, 12])
 def test_without_two_clear_bins_there_is_no_map(records: int) -> None:
     probabilities, labels, _ = overconfident(records, 3, 2.0)
-    assert fit_isotonic(NoisedTable(count_bins(probabilities, labels), 4.0)) is None
-    assert fit_isotonic(NoisedTable(np.full((ISOTONIC_BINS, 3), -5.0), 2.0)) is None
+    assert isotonic.fit(NoisedTable(isotonic.count(probabilities, labels), 4.0)) is None
+    assert isotonic.fit(NoisedTable(np.full((ISOTONIC_BINS, 3), -5.0), 2.0)) is None
     # One clear bin would map every prediction to one value.
     one = np.zeros((ISOTONIC_BINS, 3))
     one[8] = 100, 100 * 0.55, 40
-    assert fit_isotonic(NoisedTable(one, 0.0)) is None
+    assert isotonic.fit(NoisedTable(one, 0.0)) is None
 
 
 def test_certain_top_label_leaves_the_others_equal_shares() -> None:
@@ -164,7 +158,7 @@ def test_certain_top_label_leaves_the_others_equal_shares() -> None:
     mapping = RecalibrationMap(
         method="isotonic", parameters=(*np.linspace(0, 1, ISOTONIC_BINS).tolist(), *values.tolist())
     )
-    mapped = apply_isotonic(np.array([[0.0, 1.0, 0.0, 0.0], [0.2, 0.2, 0.0, 0.6]]), mapping)
+    mapped = recalibrate(np.array([[0.0, 1.0, 0.0, 0.0], [0.2, 0.2, 0.0, 0.6]]), mapping)
     np.testing.assert_allclose(mapped[0], [0.1, 0.7, 0.1, 0.1])
     share = 1 - (0.1 + 0.6 * 0.6)
     np.testing.assert_allclose(mapped[1], [share / 2, share / 2, 0.0, 0.46])
@@ -172,15 +166,18 @@ def test_certain_top_label_leaves_the_others_equal_shares() -> None:
 
 def test_bins_follow_the_one_rule() -> None:
     p = np.random.default_rng(0).random(500)
-    table = count_bins(np.column_stack([1 - p, p]), np.ones(500, np.int64))
+    table = isotonic.count(np.column_stack([1 - p, p]), np.ones(500, np.int64))
     np.testing.assert_array_equal(table[:, 0], np.bincount(bin_index(p, ISOTONIC_BINS), minlength=ISOTONIC_BINS))
     np.testing.assert_array_equal(table[:, 2], table[:, 0])
 
 
 def test_it_says_what_it_is() -> None:
     probabilities, labels, _ = overconfident(500, 2, 2.0)
-    mapping = fit_isotonic(exact(probabilities, labels))
-    assert describe(mapping) == f"an isotonic map on 15 merged bins ({knot_count(mapping)} distinct)"
+    mapping = isotonic.fit(exact(probabilities, labels))
+    assert (
+        describe(mapping)
+        == f"an isotonic map on 15 merged bins ({len(set(mapping.parameters[:ISOTONIC_BINS]))} distinct)"
+    )
 
 
 RISING = np.linspace(0, 1, ISOTONIC_BINS).tolist()

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration import loss_intervals
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, wilson_interval
-from fl_dpbayes.calibration.loss_intervals import brier_interval, nll_interval
+from fl_dpbayes.calibration.metrics import scores as loss_intervals
+from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 
 INTERVALS = {"nll": nll_interval, "brier": brier_interval}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fl_dpbayes.calibration.mean_over_sites import mean_rows
+from fl_dpbayes.calibration.federation.rows import mean_rows
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.run_files import read_csv

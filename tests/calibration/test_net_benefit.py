@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.net_benefit import THRESHOLDS, decision_curve, net_benefit
+from fl_dpbayes.calibration.metrics.two_classes import THRESHOLDS, decision_curve, net_benefit
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.calibration.intervals import paired_difference
 
 
 def test_it_is_the_interval_of_the_paired_t_test():

@@ -6,16 +6,8 @@ from scipy.optimize import approx_fprime
 from scipy.special import expit, softmax
 from sklearn.linear_model import LogisticRegression
 
-from fl_dpbayes.calibration.recalibration import (
-    describe,
-    fit_platt,
-    fit_temperature,
-    fit_vector,
-    log_probabilities,
-    loss,
-    recalibrate,
-    record_gradients,
-)
+from fl_dpbayes.calibration.recalibration.descent import fit, log_probabilities, loss, record_gradients
+from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 
 
@@ -33,14 +25,14 @@ def test_temperature_of_a_constant_margin_golden():
     right = expit(3.0)
     probabilities = np.tile([right, 1 - right], (10, 1))
     labels = np.array([0] * 8 + [1] * 2)
-    temperature = np.exp(fit_temperature(probabilities, labels).parameters[0])
+    temperature = np.exp(fit("temperature", probabilities, labels).parameters[0])
     assert temperature == pytest.approx(2.1640425613, rel=1e-6)
 
 
 def test_vector_scaling_of_two_classes_is_logistic_regression_golden():
     probabilities, labels = overconfident(800, 2, 2.0)
     reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(log_probabilities(probabilities), labels)
-    ours = recalibrate(probabilities, fit_vector(probabilities, labels))
+    ours = recalibrate(probabilities, fit("vector", probabilities, labels))
     assert np.abs(ours - reference.predict_proba(log_probabilities(probabilities))).max() < 2e-4
 
 
@@ -48,7 +40,7 @@ def test_platt_scaling_is_logistic_regression_on_the_log_odds_golden():
     probabilities, labels = overconfident(800, 2, 2.0)
     odds = np.log(probabilities[:, 1:] / probabilities[:, :1])
     reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(odds, labels)
-    mapping = fit_platt(probabilities, labels)
+    mapping = fit("platt", probabilities, labels)
     assert mapping.parameters[0] == pytest.approx(np.log(reference.coef_.item()), abs=2e-3)
     assert mapping.parameters[1] == pytest.approx(reference.intercept_.item(), abs=2e-3)
     assert np.abs(recalibrate(probabilities, mapping) - reference.predict_proba(odds)).max() < 2e-4
@@ -76,9 +68,9 @@ def test_platt_scaling_of_more_than_two_classes_names_its_other_form():
 @pytest.mark.parametrize("method", ["temperature", "vector"])
 def test_the_fit_finds_the_factor_of_overconfidence(method):
     probabilities, labels = overconfident(20_000, 4, 2.5)
-    fit = {"temperature": fit_temperature, "vector": fit_vector}[method](probabilities, labels)
+    mapping = fit(method, probabilities, labels)
     expected = np.log(2.5) if method == "temperature" else np.repeat([-np.log(2.5), 0.0], 4)
-    found = np.array(fit.parameters)
+    found = np.array(mapping.parameters)
     if method == "vector":
         found[4:] -= found[4:].mean()
     assert np.abs(found - expected).max() < 0.1
@@ -111,17 +103,17 @@ def test_gradients_are_those_of_the_loss_property(method, classes):
 
 def test_certain_predictions_stay_finite_limit():
     probabilities, labels = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), np.array([0, 1, 1])
-    fit = fit_temperature(probabilities, labels)
-    assert np.isfinite(recalibrate(probabilities, fit)).all()
+    mapping = fit("temperature", probabilities, labels)
+    assert np.isfinite(recalibrate(probabilities, mapping)).all()
     # Two of three are right with margin -log floor, so T = margin / logit(2/3).
-    assert fit.parameters[0] == pytest.approx(np.log(-np.log(1e-12) / np.log(2)), abs=1e-5)
+    assert mapping.parameters[0] == pytest.approx(np.log(-np.log(1e-12) / np.log(2)), abs=1e-5)
 
 
 def test_without_records_the_fit_is_the_identity_limit():
     none, labels = np.zeros((0, 3)), np.zeros(0, np.int64)
-    assert fit_temperature(none, labels).parameters == (0.0,)
-    assert fit_vector(none, labels).parameters == (0.0,) * 6
-    assert recalibrate(none, fit_vector(none, labels)).shape == (0, 3)
+    assert fit("temperature", none, labels).parameters == (0.0,)
+    assert fit("vector", none, labels).parameters == (0.0,) * 6
+    assert recalibrate(none, fit("vector", none, labels)).shape == (0, 3)
 
 
 def test_a_map_for_other_classes_is_refused():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.calibration.bins import coarsen
-from fl_dpbayes.calibration.reliability import reliability_bins
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "calibration.json").read_text())

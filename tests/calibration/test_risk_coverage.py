@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.calibration.risk_coverage import accuracy_at_coverage, aurc, aurc_excess
+from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc, aurc_excess
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 
 
@@ -21,8 +21,8 @@ def mean_risk(right):
 def test_four_records_golden():
     statistics = top_label([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
     area, excess = aurc(statistics), aurc_excess(statistics)
-    assert (area.value, area.low, area.high) == pytest.approx([1 / 3] * 3, abs=1e-14)
-    assert (excess.value, excess.low, excess.high) == pytest.approx([1 / 8] * 3, abs=1e-14)
+    assert (area.value, *area.bounds) == pytest.approx([1 / 3] * 3, abs=1e-14)
+    assert excess == pytest.approx(1 / 8, abs=1e-14)
 
 
 def test_agrees_with_sorted_records_in_distinct_bins():
@@ -33,10 +33,10 @@ def test_agrees_with_sorted_records_in_distinct_bins():
     order = right[::-1]
     assert aurc(statistics).value == pytest.approx(mean_risk(order), abs=1e-12)
     best = mean_risk(np.sort(right)[::-1])
-    assert aurc_excess(statistics).value == pytest.approx(mean_risk(order) - best, abs=1e-12)
+    assert aurc_excess(statistics) == pytest.approx(mean_risk(order) - best, abs=1e-12)
     for share, kept in ((0.8, 384), (0.9, 432), (0.95, 456), (1.0, 480)):
         accuracy = accuracy_at_coverage(statistics, share)
-        assert (accuracy.value, accuracy.low, accuracy.high) == pytest.approx([order[:kept].mean()] * 3, abs=1e-12)
+        assert (accuracy.value, *accuracy.bounds) == pytest.approx([order[:kept].mean()] * 3, abs=1e-12)
 
 
 def test_one_bin_is_the_mean_and_the_extremes_of_all_orders():
@@ -44,10 +44,8 @@ def test_one_bin_is_the_mean_and_the_extremes_of_all_orders():
     orders = [(*first, *second) for first in permutations([1, 0]) for second in permutations([1, 0, 0, 1, 1])]
     areas, kept = [mean_risk(order) for order in orders], [np.mean(order[:4]) for order in orders]
     area, accuracy = aurc(statistics), accuracy_at_coverage(statistics, 4 / 7)
-    assert (area.value, area.low, area.high) == pytest.approx([np.mean(areas), min(areas), max(areas)], abs=1e-12)
-    assert (accuracy.value, accuracy.low, accuracy.high) == pytest.approx(
-        [np.mean(kept), min(kept), max(kept)], abs=1e-12
-    )
+    assert (area.value, *area.bounds) == pytest.approx([np.mean(areas), min(areas), max(areas)], abs=1e-12)
+    assert (accuracy.value, *accuracy.bounds) == pytest.approx([np.mean(kept), min(kept), max(kept)], abs=1e-12)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -58,17 +56,17 @@ def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
     right = (probabilities.argmax(axis=1) == labels)[np.argsort(-probabilities.max(axis=1), kind="stable")]
     statistics = from_batch(probabilities, labels)
     area, excess = aurc(statistics), aurc_excess(statistics)
-    assert area.low - 1e-12 <= mean_risk(right) <= area.high + 1e-12
-    assert area.low - 1e-12 <= area.value <= area.high + 1e-12
-    assert 0 <= excess.value <= area.value + 1e-12
+    assert area.bounds.low - 1e-12 <= mean_risk(right) <= area.bounds.high + 1e-12
+    assert area.bounds.low - 1e-12 <= area.value <= area.bounds.high + 1e-12
+    assert 0 <= excess <= area.value + 1e-12
     for share in (0.5, 0.8, 1.0):
-        accuracy = accuracy_at_coverage(statistics, share)
-        assert accuracy.low - 1e-12 <= right[: int(np.ceil(share * count))].mean() <= accuracy.high + 1e-12
+        low, high = accuracy_at_coverage(statistics, share).bounds
+        assert low - 1e-12 <= right[: int(np.ceil(share * count))].mean() <= high + 1e-12
 
 
 def test_perfect_ranking_has_no_excess_limit():
     excess = aurc_excess(top_label([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 0]))
-    assert excess.value == pytest.approx(0, abs=1e-14)
+    assert excess == pytest.approx(0, abs=1e-14)
     assert aurc(top_label([0.9, 0.6], [1, 1])).value == 0
     assert aurc(top_label([0.9, 0.6], [0, 0])).value == 1
 

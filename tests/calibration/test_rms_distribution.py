@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fl_dpbayes.calibration.errors import debiased_mean_square_gap
-from fl_dpbayes.calibration.rms_distribution import share_below, square_gap_moments
+from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, share_below, square_gap_moments
 
 
 @pytest.mark.parametrize(("n", "p", "q"), [(2, 0.7, 0.4), (9, 0.9, 0.97), (60, 0.55, 0.55), (35, 1.0, 0.2)])

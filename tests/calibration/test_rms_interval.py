@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import bin_index, coarsen
-from fl_dpbayes.calibration.errors import rms_debiased
+from fl_dpbayes.calibration.metrics.errors import rms_debiased
 from fl_dpbayes.calibration.rms_interval import rms_interval
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
@@ -97,7 +97,7 @@ def test_interval_property_holds_its_estimate(seed, count, classes, flip):
     labels = np.where(generator.random(count) < flip, best, worst)
     statistics = from_batch(probabilities, labels)
     low, high = rms_interval(coarsen(statistics.top_label, 15))
-    assert 0 <= low <= rms_debiased(statistics) <= high <= 1
+    assert 0 <= low <= rms_debiased(statistics).value <= high <= 1
 
 
 def test_luck_does_not_take_the_interval_away():

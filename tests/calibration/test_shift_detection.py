@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
-from fl_dpbayes.calibration.shift_detection import separation
+from fl_dpbayes.calibration.federation.rows import separation
 
 
 def histogram(values, bins=FINE_BINS):
@@ -19,9 +19,9 @@ def area(first, second):
 def test_by_hand():
     found = separation(np.array([2.0, 1, 0]), np.array([1.0, 1, 2]))
     # Of 12 pairs 8 are in order (2 of the middle bin's second over the first bin, 6 of the last bin) and 3 tied.
-    assert found.low == pytest.approx(8 / 12)
-    assert found.auroc == pytest.approx(9.5 / 12)
-    assert found.high == pytest.approx(11 / 12)
+    assert found.bounds.low == pytest.approx(8 / 12)
+    assert found.value == pytest.approx(9.5 / 12)
+    assert found.bounds.high == pytest.approx(11 / 12)
 
 
 @pytest.mark.parametrize("first", [np.zeros(4), np.array([1.0, 0, 0, 0])])
@@ -33,11 +33,11 @@ def test_undefined_without_records(first):
 def test_ends_limit():
     one, other = np.array([50.0, 0]), np.array([0, 50.0])
     apart = separation(one, other)
-    assert (apart.low, apart.auroc, apart.high) == (1, 1, 1)
+    assert (apart.bounds.low, apart.value, apart.bounds.high) == (1, 1, 1)
     assert apart.interval.high == 1
     assert 0.9 < apart.interval.low < 0.95
     tied = separation(one, one)
-    assert (tied.low, tied.auroc, tied.high) == (0, 0.5, 1)
+    assert (tied.bounds.low, tied.value, tied.bounds.high) == (0, 0.5, 1)
     assert tied.interval == (0, 1)
 
 
@@ -47,9 +47,9 @@ def test_bounds_property_hold_the_area_of_unbinned_values(seed, m, n, bins):
     generator = np.random.default_rng(seed)
     first, second = generator.beta(1, 5, m), generator.beta(2, 3, n)
     found = separation(histogram(first, bins), histogram(second, bins))
-    assert found.low - 1e-12 <= area(first, second) <= found.high + 1e-12
-    assert found.auroc == pytest.approx(area(bin_index(first, bins), bin_index(second, bins)))
-    assert found.interval.low <= found.low <= found.auroc <= found.high <= found.interval.high
+    assert found.bounds.low - 1e-12 <= area(first, second) <= found.bounds.high + 1e-12
+    assert found.value == pytest.approx(area(bin_index(first, bins), bin_index(second, bins)))
+    assert found.interval.low <= found.bounds.low <= found.value <= found.bounds.high <= found.interval.high
 
 
 def two_points(share):
@@ -76,6 +76,6 @@ def test_interval_covers(name, sizes):
     replicates, covered = 500, 0
     for _ in range(replicates):
         found = separation(histogram(first(generator, sizes[0])), histogram(second(generator, sizes[1])))
-        covered += found.interval.low <= whole.auroc <= found.interval.high
+        covered += found.interval.low <= whole.value <= found.interval.high
     error = (0.93 * 0.07 / replicates) ** 0.5
     assert covered / replicates >= 0.93 - 3 * error

@@ -8,8 +8,8 @@ from flwr.app import Array
 from pydantic import ValidationError
 
 from clients.subgroups import count_predictions, measured_groups
+from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
-from fl_dpbayes.calibration.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.protocol.arrays import prefixed

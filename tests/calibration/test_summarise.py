@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration import errors, scores
+from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 from fl_dpbayes.calibration.summarise import summarise
 
@@ -23,7 +23,7 @@ def test_row_holds_every_metric_as_plain_json():
     assert json.loads(json.dumps(row)) == row
     assert row["n"] == 300
     assert row["ece"] == errors.ece(statistics)
-    assert row["nll"] == scores.nll(statistics)
+    assert row["nll"] == scores.nll(statistics).value
     assert row["aleatoric"] == pytest.approx(statistics.aleatoric / 300)
     assert set(row["intervals"]) == {"accuracy", "nll", "brier", "rms_debiased"}
     for metric, (low, high) in row["intervals"].items():

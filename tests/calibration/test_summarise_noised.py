@@ -4,8 +4,7 @@ import pytest
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.release import NoisedTable, noised_table
 from fl_dpbayes.calibration.statistics import empty, from_batch
-from fl_dpbayes.calibration.summarise import summarise
-from fl_dpbayes.calibration.summarise_noised import join_small_bins, summarise_noised
+from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 
 
 def draw(generator, count, gap, confidences=(0.55, 0.62, 0.68, 0.75, 0.82, 0.88, 0.95)):

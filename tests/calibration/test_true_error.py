@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.errors import ece, rms_debiased
+from fl_dpbayes.calibration.metrics.errors import ece, ece_true, rms_debiased, rms_true
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-from fl_dpbayes.calibration.true_error import true_ece, true_rms
 
 
 def made_up(seed, count, power=1.0):
@@ -20,15 +19,15 @@ def test_by_hand():
     statistics = from_batch(
         [[0.64, 0.36], [0.34, 0.66], [1.0, 0.0]], [0, 0, 0], truth=[[0.7, 0.3], [0.7, 0.3], [0.8, 0.2]]
     )
-    assert true_ece(statistics) == pytest.approx((2 * 0.15 + 0.2) / 3, abs=1e-12)
-    assert true_rms(statistics) == pytest.approx(((2 * 0.15**2 + 0.2**2) / 3) ** 0.5, abs=1e-12)
+    assert ece_true(statistics) == pytest.approx((2 * 0.15 + 0.2) / 3, abs=1e-12)
+    assert rms_true(statistics) == pytest.approx(((2 * 0.15**2 + 0.2**2) / 3) ** 0.5, abs=1e-12)
 
 
 def test_predicting_the_truth_has_no_error_limit():
     predicted, labels, truth = made_up(1, 500)
     statistics = from_batch(predicted, labels, truth=truth)
-    assert true_ece(statistics) == pytest.approx(0, abs=1e-12)
-    assert true_rms(statistics) == pytest.approx(0, abs=1e-12)
+    assert ece_true(statistics) == pytest.approx(0, abs=1e-12)
+    assert rms_true(statistics) == pytest.approx(0, abs=1e-12)
     assert ece(statistics) > 0.01
 
 
@@ -37,17 +36,17 @@ def test_it_is_the_mean_of_what_the_debiased_error_estimates():
     for seed in range(300):
         predicted, labels, truth = made_up(seed, 400, power=2.0)
         statistics = from_batch(predicted, labels, truth=truth)
-        squares.append(rms_debiased(statistics) ** 2 - true_rms(statistics) ** 2)
+        squares.append(rms_debiased(statistics).value ** 2 - rms_true(statistics) ** 2)
     error = np.std(squares, ddof=1) / len(squares) ** 0.5
     # Single-record bins count as 0: a bias below the tolerance at 400 records.
     assert abs(np.mean(squares)) < 3 * error
-    assert true_rms(statistics) > 0.1
+    assert rms_true(statistics) > 0.1
 
 
 def test_unknown_where_one_record_has_no_truth():
     predicted, labels, truth = made_up(2, 20)
     known, unknown = from_batch(predicted, labels, truth=truth), from_batch(predicted[:1], labels[:1])
     for statistics in (merge(known, unknown), merge(unknown, known), unknown, empty(2)):
-        assert true_ece(statistics) is None
-        assert true_rms(statistics) is None
-    assert true_rms(merge(known, empty(2))) == true_rms(known)
+        assert ece_true(statistics) is None
+        assert rms_true(statistics) is None
+    assert rms_true(merge(known, empty(2))) == rms_true(known)

@@ -1,9 +1,51 @@
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.data import DataSpec, DirichletPartition, Partition, SiteSpec
+from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.data.site import Site, load_site
+from fl_dpbayes.data.virtual_sites import SitePlan
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A scenario and the plan of its sites."""
+
+    scenario: Scenario
+    plan: SitePlan
+
+    def files(self, folder: Path, cache_folder: Path | None = None) -> list[SiteFile]:
+        paths = prepare_simulation(self.scenario, self.plan, folder, cache_folder=cache_folder)
+        return [read_site_file(path) for path in paths]
+
+    def load(self, folder: Path) -> list[Site]:
+        return [load_site(file) for file in self.files(folder)]
+
+
+@pytest.fixture(scope="session")
+def deal() -> Callable[..., Dealt]:
+    """Deal records to the sites of a scenario that is the quickstart but for them."""
+    base = load_scenario("quickstart", ["privacy.delta=1e-6"])
+
+    def dealt(
+        sites: dict[str, SiteSpec],
+        partition: Partition | None = None,
+        data: DataSpec | None = None,
+        data_dir: Path | None = None,
+        **changes: object,
+    ) -> Dealt:
+        chosen = {"partition": partition or DirichletPartition(alpha=1.0), "data": data or DataSpec(source="digits")}
+        scenario = base.model_copy(update={"sites": sites, **chosen, **changes})
+        return Dealt(scenario, plan_sites(scenario, data_dir))
+
+    return dealt
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@ import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.feature_score import feature_scores, feature_total_variation
 from fl_dpbayes.data.load import load_source, load_unscaled
+from fl_dpbayes.data.partition import feature_scores, feature_total_variation
 
 
 def test_images_are_scored_by_their_brightness():

@@ -6,7 +6,7 @@ import pytest
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.fingerprint import data_version
 from fl_dpbayes.data.site import Site, SiteSplit
-from fl_dpbayes.privacy.ledger.data_version import shared_fraction, unit_sketch
+from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
 
 KEY = b"k" * 32
 

@@ -12,8 +12,7 @@ from fl_dpbayes.config.data import (
     QuantityPartition,
 )
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.data.feature_score import feature_total_variation
-from fl_dpbayes.data.partition import label_total_variation, partition_labels
+from fl_dpbayes.data.partition import feature_total_variation, label_total_variation, partition_labels
 
 LABELS = np.repeat(np.arange(10), 60)
 

@@ -8,9 +8,9 @@ from torch.distributions import Laplace, Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn import functional
 
-from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior
+from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, spread_of
 from fl_dpbayes.models.parameters import load_vector, to_vector
-from fl_dpbayes.models.variational import VariationalModule, divergence_gradient, draw, initial_spread
+from fl_dpbayes.models.variational import VariationalModule, divergence_gradient, draw
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 from fl_dpbayes.samplers.gradients.variational import clipped_sum
 
@@ -27,7 +27,7 @@ def network():
 
 @pytest.mark.parametrize("scale", [1e-8, 1e-3, 0.5, 3.0, 100.0])
 def test_initial_spread_is_the_inverse_of_softplus(scale):
-    spread = torch.tensor(initial_spread(scale), dtype=torch.float64)
+    spread = torch.tensor(spread_of(scale), dtype=torch.float64)
     assert functional.softplus(spread, threshold=1000).item() == pytest.approx(scale, rel=1e-7)
 
 
@@ -67,7 +67,7 @@ def test_forward_without_draws_is_refused():
 
 def test_draws_have_the_mean_and_scale_of_the_approximation():
     mean, scale = torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.1, 1.0, 3.0])
-    vector = torch.cat([mean, torch.tensor([initial_spread(value) for value in scale.tolist()])])
+    vector = torch.cat([mean, torch.tensor([spread_of(value) for value in scale.tolist()])])
     source, count = generator(), 4000
     draws = torch.stack([draw(vector, source) for _ in range(count)]).double()
     standard_error = scale.double() / math.sqrt(count)
@@ -115,7 +115,7 @@ def squared_error(outputs, targets):
 def train(features, targets, prior, seed):
     count, size = features.shape
     module = VariationalModule(nn.Linear(size, 1, bias=False), draws=16)
-    vector = torch.cat([torch.zeros(size), torch.full((size,), initial_spread(0.5))])
+    vector = torch.cat([torch.zeros(size), torch.full((size,), spread_of(0.5))])
     source, kept = generator(seed), []
     for step in range(400):
         load_vector(module, vector)

@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.convergence import (
     ConvergenceSummary,
+    is_hot,
+    mixing_warning,
     summarise_convergence,
-    temperature_warning,
-    warning,
 )
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
+from fl_dpbayes.report.warnings import sentence
+
+
+def said_of(summary, *, hot=False):
+    found = mixing_warning(summary, hot=hot)
+    return sentence(found) if found else ""
 
 
 def autoregressive(coefficient, *, chains=1, draws=100, dimensions=300, seed=0):
@@ -41,25 +48,25 @@ def test_single_parameter_has_the_figures_of_its_diagnostics():
 @pytest.mark.parametrize(("chains", "draws"), [(1, 100), (3, 60)])
 def test_independent_draws_are_mixed(chains, draws):
     summary = summarise(autoregressive(0.0, chains=chains, draws=draws), chains)
-    assert warning(summary) == ""
+    assert said_of(summary) == ""
     assert summary.quantities == 64
     assert summary.effective_samples_median == pytest.approx(chains * draws, rel=0.2)
 
 
 def test_warning_is_rare_for_mixed_chains_of_any_length():
-    said = [warning(summarise(autoregressive(0.0, draws=draws, seed=seed))) for draws in (10, 50) for seed in range(10)]
+    said = [said_of(summarise(autoregressive(0.0, draws=draws, seed=seed))) for draws in (10, 50) for seed in range(10)]
     assert sum("not mixed" in text for text in said) <= 1
 
 
 def test_drift_is_seen_even_in_few_samples():
     samples = autoregressive(0.0, draws=12) + np.linspace(0, 5, 12)[:, None]
-    assert warning(summarise(samples)).startswith("The sampler has not mixed: the chain's first and second half")
+    assert said_of(summarise(samples)).startswith("The sampler has not mixed: the chain's first and second half")
 
 
 def test_chains_apart_are_seen():
     samples = autoregressive(0.0, chains=2, draws=60)
     samples[60:] += 3
-    text = warning(summarise(samples, 2))
+    text = said_of(summarise(samples, 2))
     assert text.startswith("The sampler has not mixed: the chains disagree in")
     assert f"{summarise(samples, 2).r_hat_max:.2f}" in text
 
@@ -70,7 +77,7 @@ def test_some_parameters_apart_are_a_doubt():
     summary = summarise(samples, 2)
     assert summary.r_hat_median < 1.1
     assert 0.05 < summary.r_hat_above_1_1 < 0.5
-    assert warning(summary).startswith("The sampler may not have mixed")
+    assert said_of(summary).startswith("The sampler may not have mixed")
 
 
 def test_one_moving_parameter_reaches_a_projection():
@@ -82,7 +89,7 @@ def test_one_moving_parameter_reaches_a_projection():
 
 @pytest.mark.parametrize("draws", [1, 3, 4, 20])
 def test_few_samples_cannot_show_anything(draws):
-    text = warning(summarise(autoregressive(0.0, draws=draws, seed=1)))
+    text = said_of(summarise(autoregressive(0.0, draws=draws, seed=1)))
     counted = "1 sample" if draws == 1 else f"{draws} samples"
     assert text.startswith(f"{counted} cannot show whether the sampler has mixed: keep at least 50")
 
@@ -90,20 +97,20 @@ def test_few_samples_cannot_show_anything(draws):
 def test_no_samples_cannot_show_anything():
     summary = summarise_convergence(np.empty((0, 5)), np.empty(0, int), np.random.default_rng(0))
     assert summary == ConvergenceSummary(chains=0, samples_per_chain=0, quantities=0)
-    assert warning(summary).startswith("0 samples cannot show")
+    assert said_of(summary).startswith("0 samples cannot show")
 
 
 def test_slow_chain_is_told_by_its_effective_samples():
     summary = summarise(autoregressive(0.97, draws=2000, dimensions=40))
     assert summary.effective_samples_median == pytest.approx(2000 * 0.03 / 1.97, rel=0.5)
-    text = warning(ConvergenceSummary(1, 2000, 64, 1.05, 1.0, 0.2, 0.0, 10.0, 17.4))
+    text = said_of(ConvergenceSummary(1, 2000, 64, 1.05, 1.0, 0.2, 0.0, 10.0, 17.4))
     assert text.startswith("2000 samples are worth about 17 independent ones")
 
 
 def test_chain_that_stands_still_is_told():
     summary = summarise(np.ones((60, 7), dtype=np.float32))
     assert summary.r_hat_max is None
-    assert "did not move" in warning(summary)
+    assert "did not move" in said_of(summary)
 
 
 def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
@@ -112,7 +119,7 @@ def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
     chains = np.repeat([0, 1, 2], [60, 50, 8])
     summary = summarise_convergence(samples, chains, np.random.default_rng(0))
     assert (summary.chains, summary.samples_per_chain) == (2, 50)
-    assert warning(summary) == ""
+    assert said_of(summary) == ""
 
 
 def test_lengths_that_differ_are_refused():
@@ -122,11 +129,12 @@ def test_lengths_that_differ_are_refused():
 
 @pytest.mark.parametrize(("planned", "mean"), [(1.0, 1.0), (1.0, 0.2), (0.5, 0.52)])
 def test_chain_at_its_temperature_is_not_warned_about(planned, mean):
-    assert temperature_warning(planned, mean) == ""
+    assert not is_hot(planned, mean)
 
 
 def test_hotter_chain_is_told_with_how_much_wider_it_is():
-    text = temperature_warning(0.5, 8.0)
+    assert is_hot(0.5, 8.0)
+    text = sentence(warning("hot", planned=0.5, mean=8.0))
     assert "more noise than temperature 0.5: the chain sampled at 8," in text
     assert "about 4 times too wide" in text
 
@@ -134,5 +142,5 @@ def test_hotter_chain_is_told_with_how_much_wider_it_is():
 @pytest.mark.parametrize("hot", [False, True])
 def test_larger_steps_are_no_advice_for_a_chain_that_is_hot(hot):
     apart = ConvergenceSummary(1, 60, 8, 3.0, 2.0, 1.0, 1.0, 4.0, 5.0)
-    assert ("take larger steps" in warning(apart, hot=hot)) != hot
-    assert "run more steps" in warning(apart, hot=hot)
+    assert ("take larger steps" in said_of(apart, hot=hot)) != hot
+    assert "run more steps" in said_of(apart, hot=hot)

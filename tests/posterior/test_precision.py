@@ -4,6 +4,7 @@ import pytest
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains
 from fl_dpbayes.posterior.precision import diagonal_gaussian, effective_draws, full_gaussian, weighted_variance
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.report.warnings import sentence
 
 
 def chain_of(draws, weights=None, temperatures=None):
@@ -98,7 +99,7 @@ def test_sticky_chain_is_warned_about_and_weighed_as_the_least_number():
     steps = np.repeat(np.random.default_rng(7).normal(size=(3, 50)), 6, axis=0)
     steps = steps + 1e-3 * np.random.default_rng(8).normal(size=steps.shape)
     gaussian, warnings = diagonal_gaussian(chain_of(steps))
-    assert "effective samples of the 5 that its precision needs" in warnings[0]
+    assert "effective samples of the 5 that its precision needs" in sentence(warnings[0])
     np.testing.assert_allclose(gaussian.precision, 0.5 / weighted_variance(chain_of(steps)), rtol=1e-12)
 
 

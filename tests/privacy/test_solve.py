@@ -11,8 +11,8 @@ from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import Budget, admitted_steps, choose_rule, filter_orders
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
-from fl_dpbayes.samplers.noise import temperatures
-from fl_dpbayes.samplers.step_size import step_sizes
+from fl_dpbayes.samplers.noise import NoiseScale
+from fl_dpbayes.samplers.planned import step_sizes
 
 SCHEDULES = [
     ConstantStepSize(initial=0.05),
@@ -29,24 +29,20 @@ def plan(coupling: str, rate: float, epsilon: float = 2.0, **parameters: float) 
 @pytest.mark.parametrize("rate", [1.0, 0.05])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
 @pytest.mark.parametrize("coupling", ["constant", "temperature", "langevin", "floor"])
-def test_solved_noise_costs_the_budget_and_one_step_more_of_a_prefix_too_much(
-    coupling: str, schedule: ConstantStepSize, rate: float
-) -> None:
+def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: ConstantStepSize, rate: float) -> None:
     sizes = step_sizes(schedule, 30)
     # A temperature at which the Langevin noise alone would cost too much.
-    given = {"temperature": 0.01} if coupling == "floor" else {}
+    given = {"temperature": 0.004} if coupling == "floor" else {}
     solved = solve_noise(plan(coupling, rate, **given), sizes, UNITS)
     again = pld_epsilon(history_of_steps(solved.noise_multipliers, rate), 1e-4)
     assert 0.999 * 2.0 <= again <= 2.0
     assert solved.epsilon == again
     assert pld_epsilon(solved.history, 1e-4) == again
-    resulting = temperatures(
-        sizes, solved.noise_multipliers, clip_norm=2.0, expected_batch_size=rate * UNITS, units=UNITS
-    )
+    resulting = NoiseScale(2.0, rate * UNITS, UNITS).temperatures(sizes, solved.noise_multipliers)
     if coupling == "langevin":
         assert resulting == pytest.approx(np.full(30, solved.temperature), rel=1e-12)
     if coupling == "floor":
-        assert np.all(resulting >= 0.01 * (1 - 1e-12))
+        assert np.all(resulting >= 0.004 * (1 - 1e-12))
         assert np.all(solved.noise_multipliers >= solved.noise_multiplier)
     if coupling in ("constant", "floor"):
         assert solved.noise_multiplier is not None

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import tomli_w
 
-from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.report.html import write_report
 from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from fl_dpbayes.calibration.recalibration import fit_temperature, recalibrate
+from fl_dpbayes.calibration.recalibration.descent import fit
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.recalibration import RecalibrationPlan
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.privacy.events import GaussianEvent
@@ -153,7 +154,7 @@ def test_private_temperature_is_near_the_one_without_privacy(epsilon: float) -> 
         **RECALIBRATION,
     )  # fmt: skip
     mapping, history = predictors.fit_privately(sharp, labels, plan, np.random.default_rng(1))
-    best = fit_temperature(sharp, labels)
+    best = fit("temperature", sharp, labels)
     assert best.parameters[0] == pytest.approx(np.log(2), abs=0.05)
     assert mapping.parameters[0] == pytest.approx(best.parameters[0], abs=0.25)
     assert recalibrate(sharp, mapping).max(axis=1).mean() < sharp.max(axis=1).mean() - 0.03

@@ -5,33 +5,24 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.models.priors import Cavity
-from fl_dpbayes.samplers import noisy_gradient as drift
-from fl_dpbayes.samplers.chain import ChainDivergedError, ChainStreams, run_chain
+from fl_dpbayes.samplers import chain
+from fl_dpbayes.samplers.chain import ChainDivergedError
+from fl_dpbayes.samplers.planned import ChainStreams
+from tests import chains
 
 TASK = Task(input_shape=(4,), classes=3)
 COUNT = 30
 
 
-def plan_of(*, rounds=1, steps=12, chains=1, step_size=None, prior=None, burn_in=2, thinning=3, **privacy):
-    limits = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.5, "clip_norm": 1.0}
-    return TrainingPlan(
-        rounds=rounds,
-        steps_per_round=steps,
-        burn_in=burn_in,
-        thinning=thinning,
-        chains=chains,
-        sampler=SGLD(
-            step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9), prior=prior or GaussianPrior()
-        ),
-        privacy=PrivacyPlan(**(limits | privacy)),
-        chain_start="own_last",
-    )
+def plan_of(*, steps=12, step_size=None, prior=None, burn_in=2, thinning=3, rounds=1, **privacy):
+    sampler = SGLD(step_size=step_size or ExponentialStepSize(initial=0.5, decay=0.9), prior=prior or GaussianPrior())
+    return chains.plan_of(sampler, privacy, rounds=rounds, steps_per_round=steps, burn_in=burn_in, thinning=thinning)
 
 
 @pytest.fixture
@@ -45,34 +36,10 @@ def site():
     return generator.standard_normal((COUNT, 4)).astype(np.float32), generator.integers(0, 3, COUNT), np.arange(COUNT)
 
 
-def run(
-    module,
-    site,
-    plan,
-    *,
-    first_step=0,
-    steps=None,
-    start=None,
-    sigma=1.0,
-    units=COUNT,
-    streams=None,
-    pre_noise_seed=3,
-    **more,
-):
-    sampling, noise = streams or (np.random.default_rng(1), np.random.default_rng(2))
-    other = [np.random.default_rng(seed) for seed in (pre_noise_seed, 7)]
-    return run_chain(
-        module,
-        *site,
-        plan=plan,
-        noise_multipliers=np.full(plan.total_steps, sigma),
-        units=units,
-        first_step=first_step,
-        steps=steps or plan.total_steps,
-        start={"parameters": to_vector(module) if start is None else start},
-        streams=ChainStreams(sampling, noise, *other),
-        **more,
-    )
+def run(module, site, plan, *, units=COUNT, streams=(1, 2), pre_noise_seed=3, **more):
+    if not isinstance(streams, ChainStreams):
+        streams = chains.streams_of(*streams, pre_noise_seed, 7)
+    return chains.run(module, site, plan, units=units, streams=streams, **more)
 
 
 def test_samples_and_their_numbers_follow_the_plan(module, site):
@@ -95,7 +62,7 @@ def test_kept_sample_of_the_last_step_is_the_last_state(module, site):
 
 
 def test_stretch_before_burn_in_keeps_nothing(module, site):
-    result = run(module, site, plan_of(burn_in=6), steps=5)
+    result = run(module, site, plan_of(burn_in=6), steps=range(5))
     assert result.samples.shape == (0, len(result.last["parameters"]))
     assert result.sample_steps == ()
 
@@ -104,24 +71,17 @@ def test_same_streams_give_the_same_path_and_others_another(module, site):
     start = to_vector(module)
     first = run(module, site, plan_of(), start=start)
     assert np.array_equal(first.samples, run(module, site, plan_of(), start=start).samples)
-    other = run(module, site, plan_of(), start=start, streams=(np.random.default_rng(1), np.random.default_rng(3)))
+    other = run(module, site, plan_of(), start=start, streams=(1, 3))
     assert not np.array_equal(first.samples, other.samples)
 
 
 def test_two_stretches_with_the_same_streams_equal_one(module, site):
     plan, start = plan_of(rounds=2, steps=6), to_vector(module)
     whole = run(module, site, plan, start=start)
-    streams = np.random.default_rng(1), np.random.default_rng(2)
-    first = run(module, site, plan, steps=5, start=start, streams=streams)
-    second = run(
-        module,
-        site,
-        plan,
-        first_step=5,
-        steps=7,
-        start=torch.from_numpy(first.last["parameters"].copy()),
-        streams=streams,
-    )
+    streams = chains.streams_of(1, 2, 3, 7)
+    first = run(module, site, plan, steps=range(5), start=start, streams=streams)
+    start = torch.from_numpy(first.last["parameters"].copy())
+    second = run(module, site, plan, steps=range(5, 12), start=start, streams=streams)
     np.testing.assert_array_equal(np.concatenate([first.samples, second.samples]), whole.samples)
     np.testing.assert_array_equal(second.last["parameters"], whole.last["parameters"])
     assert first.sample_steps + second.sample_steps == whole.sample_steps
@@ -151,8 +111,8 @@ def test_no_noise_full_batch_and_wide_clip_is_gradient_descent_limit(site):
 def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
     plan = plan_of(steps=3, burn_in=0, thinning=1, sampling_rate=rate)
     empty = tuple(part[:0] for part in site)
-    start, streams = to_vector(module), (np.random.default_rng(1), np.random.default_rng(2))
-    found = run(module, empty if rate == 1.0 else site, plan, start=start, streams=streams)
+    start = to_vector(module)
+    found = run(module, empty if rate == 1.0 else site, plan, start=start)
     noise, state = np.random.default_rng(2), start.double().numpy()
     batch = rate * COUNT
     for number in range(3):
@@ -163,13 +123,13 @@ def test_empty_batch_is_a_step_with_noise_and_prior(module, site, rate):
 
 def test_denominator_is_declared_and_never_counted(module, site, monkeypatch):
     seen = []
-    original = drift.private_drift
+    original = chain.noisy_gradient
 
     def spy(*arguments, **named):
         seen.append((named["expected_batch_size"], named["units"]))
         return original(*arguments, **named)
 
-    monkeypatch.setattr(drift, "private_drift", spy)
+    monkeypatch.setattr(chain, "noisy_gradient", spy)
     run(module, site, plan_of(), units=100)
     run(module, tuple(part[:7] for part in site), plan_of(), units=100)
     assert seen == [(50.0, 100)] * 24
@@ -237,7 +197,7 @@ def test_divergence_is_told_and_never_returned(module, site):
 
 def test_stretch_outside_the_plan_is_refused(module, site):
     with pytest.raises(ValueError, match="steps 8 to 13"):
-        run(module, site, plan_of(), first_step=8, steps=5)
+        run(module, site, plan_of(), steps=range(8, 13))
 
 
 @pytest.mark.gpu
@@ -245,7 +205,7 @@ def test_stretch_outside_the_plan_is_refused(module, site):
 def test_path_on_a_gpu_is_that_on_the_cpu(module, site):
     start = to_vector(module)
     on_cpu = run(module, site, plan_of(), start=start)
-    on_gpu = run(module, site, plan_of(), start=start, device="cuda")
+    on_gpu = run(module.to("cuda"), site, plan_of(), start=start)
     np.testing.assert_allclose(on_gpu.last["parameters"], on_cpu.last["parameters"], rtol=1e-3, atol=1e-4)
 
 

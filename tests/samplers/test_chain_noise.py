@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import (
     SGD,
     SGHMC,
@@ -20,12 +19,15 @@ from fl_dpbayes.config.sampler import (
 )
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
-from fl_dpbayes.samplers.state_vectors import initial_slots
+from fl_dpbayes.models.parameters import to_vector
+from fl_dpbayes.samplers.chain import ChainResult, noisy_gradient
+from fl_dpbayes.samplers.planned import ChainStreams
+from fl_dpbayes.samplers.state_vectors import initial_vectors
+from tests.chains import plan_of, run, streams_of
 
 STEP_SIZE, CLIP_NORM, UNITS, CHAIN_STEPS = 0.5, 1.7, 40, 4
 SETTINGS = {"step_size": ConstantStepSize(initial=STEP_SIZE), "prior": FlatPrior()}
-# Of two steps of a stretch from rest: a, or the weight of each drift in what is read, first step first.
+# Of two steps of a stretch from rest: a, or the weight of each noisy gradient in what is read, first step first.
 SAMPLERS: dict[str, tuple[Sampler, tuple[float, float]]] = {
     "dp-sgld": (SGLD(**SETTINGS), (1.0, 1.0)),
     "dp-sgd": (SGD(kind="dp-sgd", **SETTINGS), (1.0, 1.0)),
@@ -40,45 +42,22 @@ MULTIPLIERS = np.linspace(3.0, 1.0, 2 * CHAIN_STEPS)
 ERRORS = 4.5
 
 
-def plan_of(sampler: Sampler, sampling_rate: float = 0.5) -> TrainingPlan:
-    return TrainingPlan(
-        rounds=1,
-        steps_per_round=CHAIN_STEPS,
-        chains=2,
-        burn_in=0,
-        thinning=1,
-        sampler=sampler,
-        privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, clip_norm=CLIP_NORM, sampling_rate=sampling_rate),
-        chain_start="broadcast",
-    )
-
-
-def run(sampler: Sampler, first_step: int, steps: int) -> tuple[ChainResult, np.ndarray]:
+def run_empty(sampler: Sampler, first_step: int, steps: int) -> tuple[ChainResult, np.ndarray]:
     """Run without records from a state of zeros, and return the result and the start."""
     task = Task(input_shape=(1000,), classes=2)
-    hidden = isinstance(sampler, MCDropout)
-    module = build_model(MLPModel(hidden=(3,)) if hidden else LogisticModel(), task, seed=0)
-    size = sum(value.numel() for value in module.parameters())
-    start = initial_slots(sampler, torch.zeros(size))
-    result = run_chain(
-        module,
-        np.empty((0, 1000), np.float32),
-        np.empty(0, np.int64),
-        np.empty(0, np.int64),
-        plan=plan_of(sampler),
-        noise_multipliers=MULTIPLIERS,
-        units=UNITS,
-        first_step=first_step,
-        steps=steps,
-        start=start,
-        streams=ChainStreams(*(np.random.default_rng([first_step, steps, purpose]) for purpose in range(4))),
-    )
+    module = build_model(MLPModel(hidden=(3,)) if isinstance(sampler, MCDropout) else LogisticModel(), task, seed=0)
+    start = initial_vectors(sampler, torch.zeros(len(to_vector(module))))
+    nobody = np.empty((0, 1000), np.float32), np.empty(0, np.int64), np.empty(0, np.int64)
+    plan = plan_of(sampler, {"clip_norm": CLIP_NORM}, steps_per_round=CHAIN_STEPS, chains=2)
+    streams = streams_of(*([first_step, steps, purpose] for purpose in range(4)))
+    stretch = range(first_step, first_step + steps)
+    result = run(module, nobody, plan, MULTIPLIERS, units=UNITS, steps=stretch, start=start, streams=streams)
     return result, start["parameters"].numpy()
 
 
 def noise_of(sampler: Sampler, first_step: int, steps: int) -> np.ndarray:
-    """Return the weighted sum of the noise in the drifts, in units of the step size."""
-    result, start = run(sampler, first_step, steps)
+    """Return the weighted sum of the noise in the gradients, in units of the step size."""
+    result, start = run_empty(sampler, first_step, steps)
     if isinstance(sampler, Adam):
         return result.last["first_moment"] / STEP_SIZE
     return (start - result.last["parameters"]) / STEP_SIZE
@@ -99,8 +78,8 @@ def test_noise_of_every_sampler_and_chain_is_the_accounted_one(name: str, first_
 
 def test_noise_of_spreads_is_the_accounted_one() -> None:
     sampler, _ = SAMPLERS["dp-bbp"]
-    result, start = run(sampler, CHAIN_STEPS, 1)
-    moves = (initial_slots(sampler, torch.from_numpy(start))["spread"].numpy() - result.last["spread"]) / STEP_SIZE
+    result, start = run_empty(sampler, CHAIN_STEPS, 1)
+    moves = (initial_vectors(sampler, torch.from_numpy(start))["spread"].numpy() - result.last["spread"]) / STEP_SIZE
     deviation = MULTIPLIERS[CHAIN_STEPS] * CLIP_NORM / (0.5 * UNITS)
     assert abs(moves.std() / deviation - 1) < ERRORS / math.sqrt(2 * len(moves))
 
@@ -114,23 +93,76 @@ def test_chains_share_no_noise() -> None:
 def test_units_join_at_the_planned_rate_and_in_batches_of_poisson_sizes(sampling_rate: float) -> None:
     units, sizes = 600, []
     module = build_model(LogisticModel(), Task(input_shape=(2,), classes=2), seed=0)
-    plan = plan_of(SAMPLERS["dp-sgld"][0], sampling_rate).model_copy(update={"rounds": 15})
+    plan = plan_of(SAMPLERS["dp-sgld"][0], {"sampling_rate": sampling_rate}, steps_per_round=60)
     records = np.random.default_rng(0).normal(size=(units, 2)).astype(np.float32)
-    run_chain(
+    run(
         module,
-        records,
-        np.zeros(units, np.int64),
-        np.arange(units),
-        plan=plan,
-        noise_multipliers=np.ones(plan.total_steps),
-        units=units,
-        first_step=0,
-        steps=plan.chain_steps,
-        start=initial_slots(plan.sampler, torch.zeros(6)),
-        streams=ChainStreams(*(np.random.default_rng(purpose) for purpose in range(4))),
+        (records, np.zeros(units, np.int64), np.arange(units)),
+        plan,
         on_step=lambda number, state, clipped: sizes.append(clipped.units),
     )
     joined, variance = np.array(sizes), units * sampling_rate * (1 - sampling_rate)
     assert abs(joined.mean() - units * sampling_rate) < ERRORS * math.sqrt(variance / len(joined))
     squares = np.square(joined - units * sampling_rate).mean() / variance
     assert abs(squares - 1) < ERRORS * math.sqrt(2 / len(joined))
+
+
+class CountingGenerator(np.random.Generator):
+    """Notes the size of every draw."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(np.random.Philox(seed))
+        self.sizes: list[int] = []
+
+    def standard_normal(self, size, dtype=np.float64):
+        self.sizes.append(int(np.prod(size)))
+        return super().standard_normal(size, dtype=dtype)
+
+    def random(self, size):
+        self.sizes.append(size)
+        return super().random(size)
+
+
+@pytest.mark.parametrize("sampling_rate", [1.0, 0.5, 1e-6])
+def test_each_step_draws_once_over_all_parameters_and_once_over_all_units(sampling_rate: float) -> None:
+    module, units, steps = build_model(MLPModel(hidden=(5,)), Task(input_shape=(3,), classes=2), seed=0), 20, 6
+    records = np.ones((units, 3), np.float32), np.zeros(units, np.int64), np.arange(units)
+    streams, start = ChainStreams(*map(CountingGenerator, (2, 1, 3, 4))), to_vector(module)
+    plan = plan_of(privacy={"sampling_rate": sampling_rate}, steps_per_round=steps)
+    result = run(module, records, plan, start=start, streams=streams)
+    # A batch that nobody joined (nearly all of them at the smallest rate) has its draw like any other.
+    assert streams.noise.sizes == [start.numel()] * steps
+    assert streams.sampling.sizes == [units] * steps
+    moved = np.diff(np.vstack([start.numpy(), result.samples]), axis=0)
+    assert (moved != 0).all()
+    assert not np.isnan(moved).any()
+
+
+def gradient_of(**more):
+    settings = {
+        "noise": torch.tensor([1.5, -0.5]),
+        "noise_multiplier": 2.0,
+        "noise_unit": 0.5,
+        "expected_batch_size": 4.0,
+        "data_free_gradient": torch.tensor([2.0, -1.0]),
+        "units": 20,
+    }
+    return noisy_gradient(torch.tensor([3.0, 0.5]), **(settings | more))
+
+
+def test_noisy_gradient_is_the_formula_by_hand():
+    # (G + sigma C xi) / B - (s / n) grad log p
+    expected = [(3.0 + 2.0 * 0.5 * 1.5) / 4 + 2.0 / 20, (0.5 + 2.0 * 0.5 * -0.5) / 4 - 1.0 / 20]
+    torch.testing.assert_close(gradient_of(), torch.tensor(expected))
+
+
+def test_no_noise_and_no_prior_is_the_mean_gradient_bit_for_bit_limit():
+    found = gradient_of(noise=torch.full((2,), 1e30), noise_multiplier=0.0, data_free_gradient=torch.zeros(2))
+    assert torch.equal(found, torch.tensor([3.0, 0.5]) / 4.0)
+
+
+@pytest.mark.parametrize("name", ["noise", "data_free_gradient"])
+def test_inputs_of_the_noisy_gradient_are_left_as_they_are(name):
+    given = torch.tensor([1.0, 2.0])
+    gradient_of(**{name: given})
+    assert torch.equal(given, torch.tensor([1.0, 2.0]))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan
 from fl_dpbayes.config.sampler import (
     SGD,
     SGHMC,
@@ -18,18 +18,16 @@ from fl_dpbayes.config.sampler import (
     GaussianPrior,
     LaplacePrior,
     PolynomialStepSize,
-    friction,
 )
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.diagnostics import effective_sample_size
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
-from fl_dpbayes.samplers.minibatch import poisson_units
-from fl_dpbayes.samplers.noise import langevin_noise
+from fl_dpbayes.samplers.minibatch import TrainingRecords, poisson_units
+from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
-from fl_dpbayes.samplers.state_vectors import initial_slots
+from tests import chains
 
 SIZE = ConstantStepSize(initial=0.3)
 PRIOR = GaussianPrior(scale=0.8)
@@ -39,28 +37,14 @@ def squared_error(outputs, targets):
     return (outputs - targets[:, None]).square().sum() / 2
 
 
-def plan_of(sampler, privacy, *, steps, burn_in=0, thinning=None, share=0.5):
-    return TrainingPlan(
-        rounds=1, steps_per_round=steps, burn_in=burn_in, thinning=thinning or steps, sampler=sampler,
-        prior_share=share, privacy=privacy, chain_start="broadcast",
-    )  # fmt: skip
+def plan_of(sampler, privacy, *, steps, share=0.5, **settings):
+    settings = {"thinning": steps} | settings
+    return chains.plan_of(sampler, privacy, steps_per_round=steps, prior_share=share, **settings)
 
 
-def run(plan, module, features, targets, noise_multipliers, *, seed=0, **more):
-    return run_chain(
-        module,
-        features,
-        targets,
-        np.arange(len(features)),
-        plan=plan,
-        noise_multipliers=noise_multipliers,
-        units=len(features),
-        first_step=0,
-        steps=plan.total_steps,
-        start=initial_slots(plan.sampler, to_vector(module)),
-        streams=ChainStreams(*[np.random.default_rng(seed + offset) for offset in range(4)]),
-        **more,
-    )
+def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_entropy, **more):
+    records = TrainingRecords(features, targets, np.arange(len(features)), loss)
+    return chains.run(module, records, plan, noise_multipliers, **more)
 
 
 def linear_data():
@@ -92,11 +76,11 @@ def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(
     module = nn.Linear(1, chains, bias=False)
     privacy = NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature)
     plan = plan_of(sampler, privacy, steps=80)
-    noise = noise_without_privacy(plan, privacy, len(features))
+    noise = noise_without_privacy(plan, len(features))
     result = run(plan, module, features, targets, noise, loss=squared_error)
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
     mean, curvature = linear_posterior(features, targets, plan.prior_share)
-    correction = 1 - 0.3 * curvature / (2 * (2 - friction(sampler)))
+    correction = 1 - 0.3 * curvature / (2 * (2 - sampler.momentum_lost))
     variance = temperature / (len(features) * curvature) / correction
     final = result.samples[0].astype(np.float64)
     assert abs(final.mean() - mean) <= 4 * math.sqrt(variance / chains)
@@ -109,7 +93,7 @@ def test_poisson_batches_add_exactly_their_own_variance_gaussian_target():
     rate, step_size, deviation = 0.4, 0.3, 0.6
     privacy = NoPrivacyPlan(kind="none", sampling_rate=rate, noise_standard_deviation=deviation)
     plan = plan_of(SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), privacy, steps=6000, burn_in=50, thinning=1)
-    noise = noise_without_privacy(plan, privacy, 12)
+    noise = noise_without_privacy(plan, 12)
     result = run(plan, nn.Linear(1, 1, bias=False), features, targets, noise, loss=squared_error)
     mean, curvature = linear_posterior(features, targets, plan.prior_share)
     squares, residuals = features[:, 0] ** 2, features[:, 0] * mean - targets
@@ -170,7 +154,7 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
     sizes = planned_step_sizes(plan)
     # sigma_SGD = |B| / (n sqrt(eta) C) at eta_SGD = eta n
     sigma = rate * units / (units * np.sqrt(sizes / units) * clip_norm)
-    coupled = langevin_noise(sizes, 0.5, clip_norm=clip_norm, expected_batch_size=rate * units, units=units)
+    coupled = NoiseScale(clip_norm, rate * units, units).langevin_noise(sizes, 0.5)
     np.testing.assert_allclose(sigma, coupled, rtol=1e-12)
     result = run(plan, logistic(), features, labels, sigma)
 
@@ -246,13 +230,9 @@ def test_two_stretches_carry_the_momentum_and_equal_one(records, sampler):
     features, labels = records
     plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12)
     whole = run(plan, logistic(), features, labels, np.ones(12))
-    streams = ChainStreams(*[np.random.default_rng(seed) for seed in range(4)])
-    start = initial_slots(sampler, to_vector(logistic()))
-    for first_step, steps in ((0, 5), (5, 7)):
-        part = run_chain(
-            logistic(), features, labels, np.arange(40), plan=plan, noise_multipliers=np.ones(12), units=40,
-            first_step=first_step, steps=steps, start=start, streams=streams,
-        )  # fmt: skip
+    streams, start = chains.streams_of(0, 1, 2, 3), None
+    for stretch in (range(5), range(5, 12)):
+        part = run(plan, logistic(), features, labels, np.ones(12), streams=streams, start=start, steps=stretch)
         start = {name: torch.from_numpy(vector.copy()) for name, vector in part.last.items()}
     assert part.last.keys() == whole.last.keys()
     for name, vector in whole.last.items():

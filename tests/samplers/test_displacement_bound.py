@@ -1,4 +1,4 @@
-"""No chain gets out of its reach, and the reach is not far beyond what a chain can do."""
+"""No chain gets beyond its bound, and the bound is not far beyond what a chain can do."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,12 @@ import torch
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import load_scenario, shipped_scenarios, training_plan
-from fl_dpbayes.privacy.planned_noise import planned_noise
+from fl_dpbayes.privacy.planned_noise import planned_chain
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.samplers.algorithm import build_algorithm
-from fl_dpbayes.samplers.displacement_bound import reach
-from fl_dpbayes.samplers.planned import planned_step_sizes
-from fl_dpbayes.samplers.state_vectors import from_slots, to_slots
+from fl_dpbayes.samplers.displacement_bound import displacement_bound
+from fl_dpbayes.samplers.planned import PlannedChain, planned_step_sizes
+from fl_dpbayes.samplers.state_vectors import from_state, initial_vectors, to_state
 
 PARAMETERS = 60
 SAMPLERS = {
@@ -37,48 +37,55 @@ def plan_of(sampler, prior, **privacy) -> TrainingPlan:
     )  # fmt: skip
 
 
-def walk(plan, units, noise_multipliers, generator, outward: bool):
+def walk(chain, generator, outward: bool):
     """Yield (|w - w0|, |m|) of a chain whose every unit pulls as hard as its clip norm allows."""
-    privacy, module = plan.privacy, torch.nn.Linear(PARAMETERS, 1, bias=False)
-    algorithm = build_algorithm(plan.sampler, module, plan.prior_share)
+    plan, units, privacy, module = (
+        chain.plan,
+        chain.units,
+        chain.plan.privacy,
+        torch.nn.Linear(PARAMETERS, 1, bias=False),
+    )
+    algorithm = build_algorithm(plan.sampler, module)
     start = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
-    slots = {"parameters": start, "momentum": torch.zeros(PARAMETERS)}
-    state = from_slots(slots, plan.sampler, algorithm.kernel, 0, "cpu")
+    state = to_state(initial_vectors(plan.sampler, start), plan.sampler, 0)
     direction = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
     batch = privacy.sampling_rate * units
-    for size, sigma in zip(planned_step_sizes(plan)[:10], noise_multipliers[:10], strict=True):
+    for size, sigma in zip(chain.step_sizes[:10], chain.noise_multipliers[:10], strict=True):
         pulled = state.parameters - start if outward and (state.parameters - start).norm() > 0 else direction
         members = generator.binomial(units, privacy.sampling_rate)
         total = -members * privacy.clip_norm * pulled / pulled.norm()
         noise = sigma * privacy.noise_unit * torch.from_numpy(generator.standard_normal(PARAMETERS)).float()
-        drift = (total + noise) / batch + algorithm.data_free_gradient(state.parameters) / units
-        state = algorithm.kernel.step(state, drift, float(size))
-        vectors = to_slots(state, plan.sampler)
+        pull = algorithm.data_free_gradient(plan.prior, state.parameters, plan.prior_share)
+        state = algorithm.step(state, (total + noise) / batch + pull / units, float(size))
+        vectors = from_state(state, plan.sampler)
         momentum = float(vectors["momentum"].norm()) if "momentum" in vectors else 0.0
         yield float((vectors["parameters"] - start).norm()), momentum
+
+
+def bound_of(plan, noise):
+    chain = PlannedChain(plan, 7, noise)
+    return displacement_bound(chain, range(10), most_units=7, parameters=5, start_norm=3.0)
 
 
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("sigma", [0.01, 1.0, 30.0])
-def test_chain_that_is_pulled_as_hard_as_can_be_stays_within_reach(sampler, prior, sigma) -> None:
+def test_chain_that_is_pulled_as_hard_as_can_be_stays_within_the_bound(sampler, prior, sigma) -> None:
     plan, units = plan_of(SAMPLERS[sampler], PRIORS[prior], noise_multiplier=sigma), 40
-    noise = planned_noise(plan, units)
+    chain = planned_chain(plan, units)
     for seed in range(20):
         generator = np.random.default_rng(seed)
         norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
-        bound = reach(
-            plan, noise, units=units, most_units=units, first_step=0, steps=10, parameters=PARAMETERS, start_norm=norm
-        )
-        walked = np.array(list(walk(plan, units, noise, generator, outward=seed % 2 == 0)))
+        bound = displacement_bound(chain, range(10), most_units=units, parameters=PARAMETERS, start_norm=norm)
+        walked = np.array(list(walk(chain, generator, outward=seed % 2 == 0)))
         assert (walked <= bound * (1 + 1e-5)).all()
         # The bound is of use: such a chain goes a good part of the way, and what is a hundred times its size is seen.
         assert walked[-1, 0] > (0.2 if sampler in ("sgld", "sgd") else 0.03) * bound[-1, 0]
 
 
-def test_reach_without_noise_or_chance_is_the_sum_of_the_clipped_steps() -> None:
+def test_bound_without_noise_or_chance_is_the_sum_of_the_clipped_steps() -> None:
     plan = plan_of(SAMPLERS["sgld"], PRIORS["flat"], sampling_rate=1.0)
-    bound = reach(plan, np.zeros(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0)
+    bound = bound_of(plan, np.zeros(30))
     np.testing.assert_allclose(bound[:, 0], 2.0 * np.cumsum(planned_step_sizes(plan)[:10]), rtol=1e-12)
 
 
@@ -94,21 +101,20 @@ def test_planned_noise_is_the_noise_that_a_site_solves(coupling, given) -> None:
         privacy["temperature"] = 2.0
     plan = plan_of(SAMPLERS["momentum"], PRIORS["flat"], **privacy)
     for units in (30, 3000):
-        np.testing.assert_allclose(planned_noise(plan, units), solve_plan(plan, units).noise_multipliers, rtol=1e-9)
+        np.testing.assert_allclose(
+            planned_chain(plan, units).noise_multipliers, solve_plan(plan, units).noise_multipliers, rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("name", shipped_scenarios())
-def test_chains_of_every_shipped_scenario_stay_within_reach(name) -> None:
+def test_chains_of_every_shipped_scenario_stay_within_the_bound(name) -> None:
     plan, units = training_plan(load_scenario(name), prior_share=1.0, chain_start="own_last"), 250
     steps = min(10, plan.chain_steps)
-    noise = planned_noise(plan, units)
+    chain = planned_chain(plan, units)
     for seed in range(20):
         norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
-        bound = reach(
-            plan, noise, units=units, most_units=units, first_step=0, steps=steps, parameters=PARAMETERS,
-            start_norm=norm,
-        )  # fmt: skip
-        walked = np.array(list(walk(plan, units, noise, np.random.default_rng(seed), outward=seed % 2 == 0)))
+        bound = displacement_bound(chain, range(steps), most_units=units, parameters=PARAMETERS, start_norm=norm)
+        walked = np.array(list(walk(chain, np.random.default_rng(seed), outward=seed % 2 == 0)))
         assert (walked <= bound * (1 + 1e-5)).all()
 
 
@@ -124,9 +130,9 @@ def test_no_bound_is_claimed_where_there_is_none(sampler, privacy) -> None:
     content = plan_of(SAMPLERS["sgld"], PRIORS["flat"]).model_dump()
     content["sampler"] = {**sampler, "step_size": {"kind": "constant", "initial": 0.5}}
     plan = TrainingPlan.model_validate(content | ({"privacy": privacy} if privacy else {}))
-    assert reach(plan, np.ones(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0) is None
+    assert bound_of(plan, np.ones(30)) is None
 
 
 def test_no_bound_is_claimed_where_a_cavity_pulls() -> None:
     plan = plan_of(SAMPLERS["sgld"], PRIORS["gaussian"]).model_copy(update={"prior_source": "cavity"})
-    assert reach(plan, np.ones(30), units=7, most_units=7, first_step=0, steps=10, parameters=5, start_norm=3.0) is None
+    assert bound_of(plan, np.ones(30)) is None

@@ -6,20 +6,24 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import Cavity, log_prior
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
-from fl_dpbayes.samplers.kernel import ChainState
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.state_vectors import ChainState
+from tests import chains
 
 SIZE = ConstantStepSize(initial=0.1)
 SAMPLER = SGLD(step_size=SIZE, prior=GaussianPrior(scale=2.0))
+
+
+def plan_of(prior_share, **settings):
+    return chains.plan_of(SAMPLER, {"clip_norm": 1.5}, prior_share=prior_share, **settings)
 
 
 def state(*values):
@@ -31,14 +35,14 @@ def clipped(count, units):
 
 
 def traced(steps, **more):
-    trace = LocalTrace(SAMPLER, 0.5, lambda parameters: float(parameters.sum()), **more)
+    trace = LocalTrace(plan_of(0.5), lambda parameters: float(parameters.sum()), **more)
     for number in range(steps):
         trace(number, state(float(number), 0.0), clipped(1, 4))
     return trace
 
 
 def test_row_by_hand():
-    trace = LocalTrace(SAMPLER, 0.5, lambda parameters: -10.0 * float(parameters[0]))
+    trace = LocalTrace(plan_of(0.5), lambda parameters: -10.0 * float(parameters[0]))
     trace(7, state(1.0, -3.0), clipped(3, 12))
     (row,) = trace.rows
     assert (row.step, row.units, row.clipped_fraction, row.log_likelihood) == (7, 12, 0.25, -10.0)
@@ -46,7 +50,7 @@ def test_row_by_hand():
 
 
 def test_empty_batch_has_no_clipped_fraction():
-    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: 0.0)
+    trace = LocalTrace(plan_of(1.0), lambda parameters: 0.0)
     trace(0, state(0.0), clipped(0, 0))
     assert math.isnan(trace.rows[0].clipped_fraction)
 
@@ -66,7 +70,7 @@ def test_rows_are_bounded_and_even(max_rows, steps):
 
 def test_likelihood_is_looked_at_only_for_rows_once_full():
     calls = []
-    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: float(len(calls.append(1) or calls)), max_rows=10)
+    trace = LocalTrace(plan_of(1.0), lambda parameters: float(len(calls.append(1) or calls)), max_rows=10)
     for number in range(10_000):
         trace(number, state(0.0), clipped(0, 1))
     assert len(calls) < 100
@@ -78,7 +82,7 @@ def test_parameters_of_a_state_that_holds_more_are_the_plain_models():
         (SGHMC(kind="dp-sghmc", step_size=SIZE), {"parameters": torch.ones(2), "momentum": torch.zeros(2)}),
         (BayesByBackprop(kind="dp-bbp", step_size=SIZE), {"parameters": torch.tensor([1.0, 1.0, -3.0, -3.0])}),
     ):
-        trace = LocalTrace(sampler, 1.0, lambda parameters: float(seen.append(parameters.tolist()) or 0.0))
+        trace = LocalTrace(chains.plan_of(sampler), lambda parameters: float(seen.append(parameters.tolist()) or 0.0))
         trace(0, ChainState(vectors, 0), clipped(0, 1))
     assert seen == [[1.0, 1.0], [1.0, 1.0]]
 
@@ -101,10 +105,11 @@ def test_estimate_is_exact_over_all_records_and_near_over_some():
     generator = np.random.default_rng(0)
     features = generator.standard_normal((400, 4)).astype(np.float32)
     labels = generator.integers(0, 3, 400)
+    records = TrainingRecords(features, labels, np.arange(400))
     before = to_vector(module)
     parameters = before + 0.3
-    exact = log_likelihood_estimate(module, features, labels, records=400, generator=generator)(parameters)
-    some = log_likelihood_estimate(module, features, labels, records=100, generator=generator)
+    exact = log_likelihood_estimate(module, records, 400, generator)(parameters)
+    some = log_likelihood_estimate(module, records, 100, generator)
     assert torch.equal(to_vector(module), before)
     other = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
     with torch.no_grad():
@@ -122,14 +127,13 @@ def test_estimate_is_exact_over_all_records_and_near_over_some():
 
 def test_no_records_have_no_likelihood():
     module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
-    empty = log_likelihood_estimate(
-        module, np.empty((0, 4), np.float32), np.empty(0, np.int64), records=9, generator=np.random.default_rng(0)
-    )
+    records = TrainingRecords(np.empty((0, 4), np.float32), np.empty(0, np.int64), np.empty(0, np.int64))
+    empty = log_likelihood_estimate(module, records, 9, np.random.default_rng(0))
     assert empty(to_vector(module)) == 0.0
 
 
 def test_log_posterior_rises_along_gradient_ascent():
-    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: -float((parameters - 1).square().sum()))
+    trace = LocalTrace(plan_of(1.0), lambda parameters: -float((parameters - 1).square().sum()))
     position = torch.zeros(2, requires_grad=True)
     for number in range(20):
         objective = -(position - 1).square().sum() + log_prior(SAMPLER.prior, position)
@@ -142,32 +146,21 @@ def test_log_posterior_rises_along_gradient_ascent():
 
 def test_cavity_takes_the_place_of_the_prior_in_the_log_posterior():
     cavity = Cavity(torch.tensor([2.0, 0.0]), torch.tensor([3.0, 5.0]))
-    trace = LocalTrace(SAMPLER, 1.0, lambda parameters: -7.0, cavity=cavity)
+    trace = LocalTrace(plan_of(1.0), lambda parameters: -7.0, cavity=cavity)
     position = torch.tensor([1.0, 1.0])
     trace(0, ChainState({"parameters": position}, 0), clipped(0, 1))
     assert trace.rows[0].log_posterior == pytest.approx(-7.0 + float(log_prior(cavity, position)))
 
 
-def test_too_few_rows_are_refused():
-    with pytest.raises(ValueError, match="at least 2"):
-        traced(1, max_rows=1)
-
-
 def test_trace_of_a_chain_ends_at_its_last_state():
     generator = np.random.default_rng(0)
     features, labels = generator.standard_normal((40, 4)).astype(np.float32), generator.integers(0, 3, 40)
-    plan = TrainingPlan(
-        rounds=1, steps_per_round=15, burn_in=0, thinning=15, sampler=SAMPLER, chain_start="broadcast",
-        privacy=PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5, clip_norm=1.5),
-    )  # fmt: skip
+    plan = plan_of(1.0, steps_per_round=15, thinning=15)
+    records = TrainingRecords(features, labels, np.arange(40))
     module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
-    likelihood = log_likelihood_estimate(module, features, labels, records=40, generator=generator)
-    trace = LocalTrace(SAMPLER, plan.prior_share, likelihood)
-    result = run_chain(
-        module, features, labels, np.arange(40), plan=plan, noise_multipliers=np.ones(15), units=40, first_step=0,
-        steps=15, start={"parameters": to_vector(module)}, on_step=trace,
-        streams=ChainStreams(*[np.random.default_rng(seed) for seed in range(4)]),
-    )  # fmt: skip
+    likelihood = log_likelihood_estimate(module, records, 40, generator)
+    trace = LocalTrace(plan, likelihood)
+    result = chains.run(module, records, plan, on_step=trace)
     assert [row.step for row in trace.rows] == list(range(15))
     assert trace.rows[-1].log_likelihood == likelihood(torch.from_numpy(result.last["parameters"]))
     assert 0 < np.mean([row.clipped_fraction for row in trace.rows]) < 1

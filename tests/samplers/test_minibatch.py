@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -18,7 +19,8 @@ from fl_dpbayes.samplers.gradients.loss import (
     summed_cross_entropy,
     summed_gaussian_negative_log_likelihood,
 )
-from fl_dpbayes.samplers.minibatch import BatchGradient, poisson_units
+from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords, poisson_units
+from tests.chains import streams_of
 
 TASK = Task(input_shape=(4,), classes=3)
 
@@ -28,17 +30,13 @@ def site(count):
     return generator.standard_normal((count, 4)).astype(np.float32), generator.integers(0, 3, count)
 
 
-def batch_gradient(features, labels, unit_index, *, module=None, **changes):
-    settings = {
-        "units": len(labels),
-        "sampling_rate": 1.0,
-        "clip_norm": 0.5,
-        "sampling_generator": np.random.default_rng(1),
-        "pre_noise_generator": np.random.default_rng(2),
-        "device": "cpu",
-    }
+def batch_gradient(features, labels, unit_index, *, module=None, loss=summed_cross_entropy, **changes):
     model = build_model(LogisticModel(), TASK, seed=0) if module is None else module
-    return BatchGradient(model, features, labels, unit_index, **(settings | changes))
+    settings = {"sampling_rate": 1.0, "clip_norm": 0.5} | changes
+    plan = NoPrivacyPlan if settings["clip_norm"] is None else PrivacyPlan
+    kind = {"kind": "none"} if plan is NoPrivacyPlan else {"epsilon": 1.0, "delta": 1e-5}
+    records = TrainingRecords(features, labels, unit_index, loss)
+    return BatchGradient(model, records, plan(**kind, **settings), len(labels), streams_of(1, 4, 2, 7))
 
 
 def test_each_unit_joins_with_its_own_coin():
@@ -125,8 +123,6 @@ def test_misuse_is_refused():
         batch_gradient(features, labels, np.array([0, 0, 2, 3]))
     with pytest.raises(ValueError, match="3 labels"):
         batch_gradient(features, labels[:3], np.arange(4))
-    with pytest.raises(ValueError, match="give pre_noise_generator"):
-        batch_gradient(features, labels, np.arange(4), pre_noise=1.0, pre_noise_generator=None)
 
 
 def hidden_layers():
@@ -165,7 +161,7 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     load_vector(module, torch.randn(23, generator=torch.Generator().manual_seed(3)))
     loss = summed_gaussian_negative_log_likelihood
-    found = batch_gradient(features, targets, unit_index, module=module, clip_norm=math.inf, loss=loss)()
+    found = batch_gradient(features, targets, unit_index, module=module, clip_norm=None, loss=loss)()
     loss(module(torch.from_numpy(features)), torch.from_numpy(targets)).backward()
     expected = torch.cat([value.grad.flatten() for value in module.parameters()]).double()
     torch.testing.assert_close(found.total, expected, rtol=1e-4, atol=1e-5)
@@ -184,10 +180,7 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
     features, labels = site(12)
 
     def totals():
-        generator = np.random.default_rng(7)
-        gradient = batch_gradient(
-            features, labels, unit_index, module=stochastic(), loss=loss, resample_generator=generator
-        )
+        gradient = batch_gradient(features, labels, unit_index, module=stochastic(), loss=loss)
         return torch.stack([gradient().total for _ in range(3)])
 
     whole = totals()
@@ -207,14 +200,7 @@ def test_last_record_more_or_less_moves_the_sum_by_at_most_the_bound(stochastic,
             np.arange(count),
             module=stochastic(),
             loss=loss,
-            resample_generator=np.random.default_rng(7),
         )().total
         for count in (12, 11)
     )
     assert 0 < (with_it - without_it).double().norm().item() <= 0.5 * (1 + 1e-5)
-
-
-def test_stochastic_module_needs_its_generator():
-    features, labels = site(4)
-    with pytest.raises(ValueError, match="give resample_generator"):
-        batch_gradient(features, labels, np.arange(4), module=DropoutModule(hidden_layers(), 0.4))

@@ -1,16 +1,20 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.samplers.noise import noise_multipliers, temperatures
+from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
+from fl_dpbayes.samplers.noise import NoiseScale, noise_multipliers
+from fl_dpbayes.samplers.planned import step_sizes
 
 SIZES = np.array([0.5, 0.125, 0.02])
-PLACE = {"clip_norm": 2.0, "expected_batch_size": 8.0, "units": 100}
+SCALE = NoiseScale(clip_norm=2.0, expected_batch_size=8.0, units=100)
 
 
 def multipliers(coupling: str, sigma: float | None, tau: float | None) -> np.ndarray:
-    return noise_multipliers(coupling, step_sizes=SIZES, noise_multiplier=sigma, temperature=tau, **PLACE)  # type: ignore[arg-type]
+    return noise_multipliers(coupling, SIZES, SCALE, sigma, tau)  # type: ignore[arg-type]
 
 
 def test_couplings_by_hand() -> None:
@@ -47,52 +51,55 @@ def test_a_missing_parameter_is_named(coupling: str, sigma: float | None, tau: f
 def test_langevin_property_has_its_temperature(
     tau: float, batch: float, clip: float, units: int, sizes: list[float]
 ) -> None:
-    place = {"clip_norm": clip, "expected_batch_size": batch, "units": units}
-    steps = np.array(sizes)
-    noise = noise_multipliers("langevin", step_sizes=steps, noise_multiplier=None, temperature=tau, **place)  # type: ignore[arg-type]
-    assert temperatures(steps, noise, **place) == pytest.approx(np.full(steps.size, tau), rel=1e-12)  # type: ignore[arg-type]
+    scale, steps = NoiseScale(clip, batch, units), np.array(sizes)
+    noise = noise_multipliers("langevin", steps, scale, temperature=tau)
+    assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
 
 
 def test_temperature_of_constant_noise_by_hand() -> None:
     # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
-    assert temperatures(SIZES, np.full(3, 2.0), **PLACE)[0] == pytest.approx(6.25, rel=1e-15)
+    assert SCALE.temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(6.25, rel=1e-15)
 
 
 @given(friction=st.floats(1e-3, 1), tau=st.floats(1e-3, 1e3), coupling=st.sampled_from(["langevin", "floor"]))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_friction_property_keeps_the_temperature_at_tau(friction: float, tau: float, coupling: str) -> None:
-    noise = noise_multipliers(
-        coupling,  # type: ignore[arg-type]
-        step_sizes=SIZES,
-        noise_multiplier=1e-9,
-        temperature=tau,
-        **PLACE,
-        friction=friction,
-    )
+    scale = replace(SCALE, friction=friction)
+    noise = noise_multipliers(coupling, SIZES, scale, 1e-9, tau)  # type: ignore[arg-type]
     plain = multipliers("langevin", None, tau)
     # A chain that keeps its momentum heats up, so it needs less noise.
     assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
-    assert temperatures(SIZES, noise, **PLACE, friction=friction) == pytest.approx(np.full(3, tau), rel=1e-12)
+    assert scale.temperatures(SIZES, noise) == pytest.approx(np.full(3, tau), rel=1e-12)
 
 
 @pytest.mark.parametrize("coupling", ["constant", "temperature"])
 def test_friction_heats_a_chain_whose_noise_does_not_know_of_it(coupling: str) -> None:
     noise = multipliers(coupling, 1.5 if coupling == "constant" else None, None if coupling == "constant" else 4.0)
-    again = noise_multipliers(
-        coupling,  # type: ignore[arg-type]
-        step_sizes=SIZES,
-        noise_multiplier=1.5,
-        temperature=4.0,
-        **PLACE,
-        friction=0.25,
-    )
-    assert np.array_equal(noise, again)
-    hot = temperatures(SIZES, noise, **PLACE, friction=0.25)
-    assert hot == pytest.approx(4 * temperatures(SIZES, noise, **PLACE), rel=1e-12)
+    scale = replace(SCALE, friction=0.25)
+    assert np.array_equal(noise, noise_multipliers(coupling, SIZES, scale, 1.5, 4.0))  # type: ignore[arg-type]
+    assert scale.temperatures(SIZES, noise) == pytest.approx(4 * SCALE.temperatures(SIZES, noise), rel=1e-12)
 
 
 def test_floor_says_where_the_noise_of_privacy_is_hotter_than_tau() -> None:
     # Langevin noise at tau = 4 is 1.6, 3.2, 8.0: below the floor only in the first step.
-    hot = temperatures(SIZES, multipliers("floor", 2.0, 4.0), **PLACE)
+    hot = SCALE.temperatures(SIZES, multipliers("floor", 2.0, 4.0))
     assert hot[0] == pytest.approx(4.0 * (2.0 / 1.6) ** 2, rel=1e-12)
     assert hot[1:] == pytest.approx([4.0, 4.0], rel=1e-12)
+
+
+def test_schedules_by_hand() -> None:
+    assert step_sizes(ConstantStepSize(initial=0.5), 3).tolist() == [0.5, 0.5, 0.5]
+    assert step_sizes(ExponentialStepSize(initial=8.0, decay=0.5), 4).tolist() == [8.0, 4.0, 2.0, 1.0]
+    polynomial = step_sizes(PolynomialStepSize(initial=6.0, offset=2.0, power=1.0), 5)
+    assert polynomial == pytest.approx([6.0, 4.0, 3.0, 2.4, 2.0], rel=1e-15)
+
+
+def test_no_step_has_no_size() -> None:
+    sizes = step_sizes(ConstantStepSize(initial=0.5), 0)
+    assert sizes.shape == (0,)
+    assert sizes.dtype == np.float64
+
+
+def test_a_schedule_that_falls_to_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="falls to zero"):
+        step_sizes(ExponentialStepSize(initial=1.0, decay=0.1), 1000)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models import row_check
 from fl_dpbayes.models.build import build_model
@@ -20,7 +21,8 @@ from fl_dpbayes.samplers.gradients import book_keeping, units, variational, vmap
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
-from fl_dpbayes.samplers.minibatch import BatchGradient
+from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
+from tests.chains import streams_of
 
 SHAPE = (1, 8, 8)
 
@@ -35,24 +37,13 @@ def normalised():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def gradient_of(module, count, *, each=1, units=None, **changes):
+def gradient_of(module, count, *, each=1, units=90, loss=summed_cross_entropy, pre_noise=0.0):
     generator = np.random.default_rng(0)
-    settings = {
-        "units": 90 if units is None else units,
-        "sampling_rate": 1.0,
-        "clip_norm": 0.5,
-        "sampling_generator": np.random.default_rng(1),
-        "pre_noise_generator": np.random.default_rng(2),
-        "resample_generator": np.random.default_rng(3),
-        "device": "cpu",
-    }
-    return BatchGradient(
-        module,
-        generator.standard_normal((count * each, *SHAPE)).astype(np.float32),
-        generator.integers(0, 3, count * each),
-        np.repeat(np.arange(count), each),
-        **(settings | changes),
-    )
+    features = generator.standard_normal((count * each, *SHAPE)).astype(np.float32)
+    labels = generator.integers(0, 3, count * each)
+    records = TrainingRecords(features, labels, np.repeat(np.arange(count), each), loss)
+    privacy = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, clip_norm=0.5, pre_noise=pre_noise)
+    return BatchGradient(module, records, privacy, units, streams_of(1, 4, 2, 3))
 
 
 # What trains, its settings, and how many rows a pass has at 90 declared units: 90 + 3 sqrt(90), up to a multiple of 64.

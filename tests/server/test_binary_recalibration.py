@@ -9,8 +9,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from rich.console import Console
 
-from fl_dpbayes.calibration.isotonic import count_bins, fit_isotonic
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.recalibration.isotonic import count, fit
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
@@ -73,7 +73,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
     module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
     thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
     predicted = predictive_probabilities(module, thinned.arrays, thinned.weights, part.features)
-    return count_bins(predicted, part.labels)
+    return count(predicted, part.labels)
 
 
 def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
@@ -106,16 +106,16 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
     run.run()
     summary, stored = summary_of(run), load_posterior(run.folder / "posterior.safetensors")
     counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
-    pooled = fit_isotonic(NoisedTable(counted["a"] + counted["b"], 0.0))
+    pooled = fit(NoisedTable(counted["a"] + counted["b"], 0.0))
     assert summary["recalibration"]["average"] == pytest.approx(list(pooled.parameters))
-    assert stored.metadata.recalibration == fit_isotonic(NoisedTable(counted["a"] + counted["b"], 0.0))
+    assert stored.metadata.recalibration == fit(NoisedTable(counted["a"] + counted["b"], 0.0))
     used = {
         run.site_of(m): json.loads(m.content["config"]["record"])["recalibration"]["parameters"]
         for m in run.grid.requests if m.metadata.message_type == "evaluate"
     }  # fmt: skip
     for site, parameters in used.items():
         own = scope == "site" and site in counted
-        expected = fit_isotonic(NoisedTable(counted[site], 0.0)) if own else pooled
+        expected = fit(NoisedTable(counted[site], 0.0)) if own else pooled
         assert parameters == pytest.approx(list(expected.parameters))
     assert ("pooled:train", "recalibrated") in rows_of(run)
     assert summary["recalibration"]["noise"] == ""

@@ -27,6 +27,7 @@ from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulat
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import parameter_shapes
 from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.inline_engine import task_identity
 from fl_dpbayes.run.inline_grid import InlineGrid
 from server.evaluation_stage import EvaluationStage
@@ -214,10 +215,10 @@ class Sites:
 
         roster = call_roster(Answering(asked), list(self.names), list(self.scenario.sites), self.rules)
         said = "" if HOSTILE in {member.card.name for member in roster.members} else "left out"
-        for sentence in roster.left_out:
-            assert sentence.isprintable()
-            assert len(sentence) < 250
-            said = sentence.removeprefix("a node did not join: ")
+        for text in map(sentence, roster.left_out):
+            assert text.isprintable()
+            assert len(text) < 250
+            said = text.removeprefix("a node did not join: ")
         return [member for member in roster.members if member.card.name in self.scenario.sites], said
 
     def train_requests(self, folder: Path):
@@ -240,15 +241,15 @@ class Sites:
             assert path.stat().st_size < 2**17
         # A site may have spent much before this run, and its history is as long as a header may be.
         assert (folder / "checkpoint.safetensors").stat().st_size < 2**22
-        assert all(text.isprintable() and len(text) < 250 for text in strategy.record.warnings)
+        assert all(text.isprintable() and len(text) < 250 for text in map(sentence, strategy.record.warnings))
         return posterior.read_bytes(), "" if outcome.reply else outcome.detail
 
     def recalibrated(self, answer, folder: Path):
         record = record_in(folder)
         grid = Answering(lambda messages: answer(messages))
         found = recalibrate_sites(grid, self.federation(folder), self.posterior, LedgerHeads(None), record)
-        said = [text for text in record.warnings if text.startswith(f"{HOSTILE} did not recalibrate: ")]
-        assert all(text.isprintable() and len(text) < 350 for text in record.warnings)
+        said = [text for text in map(sentence, record.warnings) if text.startswith(f"{HOSTILE} did not recalibrate: ")]
+        assert all(text.isprintable() and len(text) < 350 for text in map(sentence, record.warnings))
         return found, said[0].split(": ", 1)[1] if said else ""
 
     def recalibrate(self, answer, folder: Path):
@@ -266,7 +267,7 @@ class Sites:
         stage.collect(answer(requests))
         events = map(json.loads, (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
-        assert all(text.isprintable() and len(text) < 350 for text in record.warnings)
+        assert all(text.isprintable() and len(text) < 350 for text in map(sentence, record.warnings))
         parts = {(part.card.name, part.predictor): sums_of(part.statistics) for part in stage.evaluation.parts}
         return parts, said[0] if said else "no reply"
 

@@ -20,9 +20,10 @@ from fl_dpbayes.posterior.rules.combine import Released, combine_sites
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
-from fl_dpbayes.samplers.noise import langevin_noise
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.noise import NoiseScale
 from server.strategies.fald import LARGEST_DRIFT
+from tests import chains
 
 CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
 SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))
@@ -83,7 +84,7 @@ def run_site(site, share, start, *, steps, seed):
     features, targets = DATA[site]
     units, temperature = len(features), SITES[site][1]
     sizes = np.full(steps, STEP_SIZE)
-    noise = langevin_noise(sizes, temperature, clip_norm=CLIP_NORM, expected_batch_size=units, units=units)
+    noise = NoiseScale(CLIP_NORM, units, units).langevin_noise(sizes, temperature)
     plan = TrainingPlan(
         rounds=1, steps_per_round=steps, burn_in=0, thinning=steps, sampler=SAMPLER, prior_share=share,
         chain_start="own_last", privacy=PrivacyPlan(
@@ -91,12 +92,10 @@ def run_site(site, share, start, *, steps, seed):
             sampling_rate=1.0,
         ),
     )  # fmt: skip
-    result = run_chain(
-        nn.Linear(PARAMETERS, len(start), bias=False), features, targets, np.arange(units), plan=plan,
-        noise_multipliers=noise, units=units, first_step=0, steps=steps,
-        start={"parameters": torch.from_numpy(start.ravel())}, loss=squared_error,
-        streams=ChainStreams(*[np.random.default_rng([seed, number]) for number in range(4)]),
-    )  # fmt: skip
+    records = TrainingRecords(features, targets, np.arange(units), squared_error)
+    streams = chains.streams_of(*([seed, number] for number in range(4)))
+    module = nn.Linear(PARAMETERS, len(start), bias=False)
+    result = chains.run(module, records, plan, noise, start=torch.from_numpy(start.ravel()), streams=streams)
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
     return result.samples.reshape(start.shape), result.temperature_mean
 

@@ -34,8 +34,9 @@ from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.run.audit.membership import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
-from fl_dpbayes.samplers.noise import langevin_noise
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.noise import NoiseScale
+from tests import chains
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MLP = "model={kind='mlp', hidden=[16], frozen_body={seed=2}}"
@@ -167,9 +168,7 @@ def squared_error(outputs, targets):
 def chain_states(inputs, targets, temperature, seed):
     """States (CHAINS, WIDTH + 1) of as many chains, one per output of the last layer, its bias last."""
     units, steps = len(inputs), 120
-    noise = langevin_noise(
-        np.full(steps, STEP_SIZE), temperature, clip_norm=1e6, expected_batch_size=units, units=units
-    )
+    noise = NoiseScale(1e6, units, units).langevin_noise(np.full(steps, STEP_SIZE), temperature)
     privacy = PrivacyPlan(
         epsilon=1.0, delta=1e-3, coupling="langevin", temperature=temperature, clip_norm=1e6, sampling_rate=1.0
     )
@@ -178,11 +177,9 @@ def chain_states(inputs, targets, temperature, seed):
         chain_start="own_last", privacy=privacy,
     )  # fmt: skip
     head = build_model(REGRESSION, REGRESSION_TASK, seed=0)
-    result = run_chain(
-        head, inputs, targets, np.arange(units), plan=plan, noise_multipliers=noise, units=units, first_step=0,
-        steps=steps, start={"parameters": torch.zeros(CHAINS * (WIDTH + 1))}, loss=squared_error,
-        streams=ChainStreams(*[np.random.default_rng([seed, number]) for number in range(4)]),
-    )  # fmt: skip
+    records = TrainingRecords(inputs, targets, np.arange(units), squared_error)
+    streams = chains.streams_of(*([seed, number] for number in range(4)))
+    result = chains.run(head, records, plan, noise, start=torch.zeros(CHAINS * (WIDTH + 1)), streams=streams)
     arrays = vector_to_arrays(torch.from_numpy(result.samples[0]), head)
     return np.concatenate([arrays["3.weight"], arrays["3.bias"][:, None]], axis=1)
 

@@ -11,6 +11,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
+from fl_dpbayes.report.warnings import sentence
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
 
@@ -188,4 +189,4 @@ def test_site_that_goes_to_the_bound_of_cavities_does_not_end_the_round_of_the_o
         restarted._combined(restarted._prior(), [site], 1)
     updated = restarted._updated(restarted._prior(), 1)
     assert set(updated.factors) == {"north"}
-    assert any("round 1: south keeps its old factor" in text for text in ran.record.warnings)
+    assert any("round 1: south keeps its old factor" in text for text in map(sentence, ran.record.warnings))

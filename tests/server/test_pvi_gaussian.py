@@ -13,6 +13,7 @@ import pytest
 from scipy.linalg import hadamard
 
 from fl_dpbayes.data.site import SiteSplit
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.samplers.chain import run_chain
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
@@ -104,7 +105,9 @@ def test_federation_lands_on_the_predicted_posterior(
     federation, monkeypatch: pytest.MonkeyPatch, damping: float, rounds: int, temperature: float
 ) -> None:
     strategy = refined(federation, monkeypatch, f"damping={damping}, draws=4000", rounds, temperature)
-    assert any("the step size is long for q's largest precision" in text for text in strategy.record.warnings)
+    assert any(
+        "the step size is long for q's largest precision" in text for text in map(sentence, strategy.record.warnings)
+    )
     units = {member.card.name: member.card.units for member in strategy.federation.roster.training}
     precision, mean = predicted(units, STEP_SIZE, damping, rounds)
     draws = strategy.posterior()

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 from scipy.special import entr
 
-from fl_dpbayes.calibration.recalibration import recalibrate
-from fl_dpbayes.calibration.scores import exact_auroc
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file

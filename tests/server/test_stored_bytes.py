@@ -66,7 +66,7 @@ def test_rows_of_a_round_without_a_checkpoint_are_dropped(federation, monkeypatc
     from server.checkpoint import write_checkpoint as write
 
     with monkeypatch.context() as patch:
-        patch.setattr("server.strategies.strategy.write_checkpoint", die)
+        patch.setattr("server.strategies.intake.write_checkpoint", die)
         patch.setattr("server.federation._write", lambda *_, **__: None)
         with pytest.raises(Cut):
             run.run()

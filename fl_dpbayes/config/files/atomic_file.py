@@ -30,28 +30,41 @@ def written(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replaced_atomically(path: Path) -> Iterator[Path]:
-    """Replace a file; whoever reads it, after a power cut as well, meets the old file or the whole new one.
+def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
+    """Replace a file; whoever reads it meets the old file or the whole new one.
 
     Args:
         path: the file; its folder exists, and one process at a time writes it.
+        through_power_cut: whether that holds after a power cut as well, or only after the death of the process.
 
     Yields:
         The path to write to; what stands there takes the file's place when the context ends well, and goes when not.
 
     Raises:
-        UserError: if it cannot be written, for instance on a full disk.
+        OSError: if it cannot be written.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
-    with written(path):
-        try:
-            yield partial
+    try:
+        yield partial
+        if through_power_cut:
             sync(partial)
-            os.replace(partial, path)
+        os.replace(partial, path)
+        if through_power_cut:
             sync(path.parent)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replaced_atomically(path: Path) -> Iterator[Path]:
+    """Replace a file as `replaced` does, through a power cut too.
+
+    Raises:
+        UserError: if it cannot be written, for instance on a full disk.
+    """
+    with written(path), replaced(path) as partial:
+        yield partial
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fl_dpbayes.config.kinds import implementation
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.posterior.student import Student
@@ -45,12 +46,12 @@ class Aggregate:
 
     Attributes:
         samples: weighted samples; a rule that gives a point returns one, at temperature 0.
-        warnings: one sentence for each assumption that does not hold, each once, in the order of the sites' names.
+        warnings: one for each assumption that does not hold, each once, in the order of the sites' names.
         facts: what the run's record says of how it was made.
     """
 
     samples: AnySamples
-    warnings: tuple[str, ...]
+    warnings: tuple[RunWarning, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +65,7 @@ def combine_sites(rule: Rule, released: Released) -> Aggregate:
 
 
 def posterior_aggregate(
-    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[str]
+    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
 ) -> Aggregate:
     """Wrap draws (M, d) of a posterior at temperature 1 as equally weighted samples.
 
@@ -75,7 +76,7 @@ def posterior_aggregate(
 
 
 def point_aggregate(
-    points: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[str]
+    points: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
 ) -> Aggregate:
     """Wrap points (M, d) that claim no posterior width as equally weighted samples at temperature 0.
 
@@ -88,7 +89,7 @@ def point_aggregate(
 def _aggregate(
     values: npt.NDArray[np.float64],
     shapes: Mapping[str, tuple[int, ...]],
-    warnings: Iterable[str],
+    warnings: Iterable[RunWarning],
     temperature: float,
 ) -> Aggregate:
     if not (np.abs(values) <= np.finfo(np.float32).max).all():

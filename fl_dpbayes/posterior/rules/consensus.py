@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.config.aggregation import Consensus
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings
@@ -53,9 +54,9 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     """
     shapes, estimate = sample_shapes(released.samples), ESTIMATES.get(rule.form)
     weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())
-    sites, warnings = 0, list[str]()
+    sites, warnings = 0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(released.samples)):
-        weight, found = np.ones(chain.draws.shape[1]), tuple[str, ...]()
+        weight, found = np.ones(chain.draws.shape[1]), tuple[RunWarning, ...]()
         if estimate is not None:
             gaussian, found = estimate(chain)
             weight, shift = gaussian.precision, shift + gaussian.precision_mean
@@ -66,10 +67,7 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     # J sites that each target p(w)^s p(D_k|w) have the product p(w)^(J s) p(D|w).
     share = rule.prior_share(released.sites)
     if abs(sites * share - 1) > 1e-9:
-        warnings.append(
-            f"{sites} sites with a prior share of {share:g} count the prior {sites * share:g} times: let each target "
-            f"the share 1/{sites}, or use a rule that divides by the prior"
-        )
+        warnings.append(warning("prior-share", sites=sites, share=share, times=sites * share))
     if estimate is not None:
         warnings += conflict_warnings(estimate, released.samples, NaturalGaussian(total, shift))
     return posterior_aggregate(_solved(weighted, total), shapes, warnings)

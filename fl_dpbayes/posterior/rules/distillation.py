@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import Distillation, DistillingRule
 from fl_dpbayes.config.rule import SyntheticInputs
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.models.pullback import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
@@ -21,10 +22,6 @@ from fl_dpbayes.posterior.student import Student, distil
 
 # By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
 LARGE_DIVERGENCE = 0.02
-SYNTHETIC = (
-    "the distilled network was compared with its teacher at made-up inputs only: how far it follows it for records is "
-    "not known, and on handwritten digits it did not follow it well: prefer public records (aggregation.public)"
-)
 
 
 def combine(rule: Distillation, released: Released) -> Aggregate:
@@ -45,7 +42,7 @@ def imitated(
     released: Released,
     teacher: npt.NDArray[np.float64],
     facts: Mapping[str, Any] | None = None,
-    warnings: tuple[str, ...] = (),
+    warnings: tuple[RunWarning, ...] = (),
 ) -> Aggregate:
     """Fit the server's network to a teacher's probabilities (N, classes).
 
@@ -59,18 +56,11 @@ def imitated(
     function = logits_at(student.module, student.features)
     found = distil(function, released.starts[0], teacher, max_iterations=rule.iterations)
     if found.divergence > LARGE_DIVERGENCE and not found.converged:
-        said.append(
-            f"the fit of the distilled network stopped at aggregation.iterations = {rule.iterations} before it "
-            f"converged; it differs from its teacher by {found.divergence:.3g} nats at the average input: raise "
-            "iterations"
-        )
+        said.append(warning("distillation-stopped", iterations=rule.iterations, divergence=found.divergence))
     elif found.divergence > LARGE_DIVERGENCE:
-        said.append(
-            f"the distilled network differs from its teacher by {found.divergence:.3g} nats at the average input, "
-            "so it predicts otherwise than the sites' samples together: choose a larger model or rule 'mixture'"
-        )
+        said.append(warning("distillation-differs", divergence=found.divergence))
     if isinstance(rule.public, SyntheticInputs):
-        said.append(SYNTHETIC)
+        said.append(warning("distillation-synthetic"))
     samples = PosteriorSamples(
         {name: array[np.newaxis] for name, array in found.parameters.items()}, np.ones(1), np.zeros(1)
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FedAvg
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import chains, sample_shapes, unflatten
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, point_aggregate
@@ -36,7 +37,7 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
         found = average_of_states(posterior_means(released.samples), start, rule, released.weights)
         return Aggregate(point_of(prefixed("parameters", found.state)), found.warnings)
     shapes = sample_shapes(released.samples)
-    total, weight, warnings = np.zeros(()), 0.0, list[str]()
+    total, weight, warnings = np.zeros(()), 0.0, list[RunWarning]()
     for chain in chains(released.samples):
         total = total + released.weights[chain.site] * chain.mean
         weight += released.weights[chain.site]

@@ -7,6 +7,7 @@ a setting and not a result. Its distillation step is the rule `distillation`.
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FedBE
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.chains import chains, sample_shapes
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, point_aggregate
 
@@ -28,7 +29,7 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
         variant.
     """
     shapes = sample_shapes(released.samples)
-    means, shares, warnings = [], [], list[str]()
+    means, shares, warnings = [], [], list[RunWarning]()
     for chain in chains(released.samples):
         means.append(chain.mean)
         shares.append(released.weights[chain.site])

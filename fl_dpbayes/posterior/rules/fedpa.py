@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes, state_of
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays
@@ -59,7 +60,7 @@ def server_step(
     shrinkage: float,
     prior_scale: float,
     learning_rate: float,
-) -> tuple[Arrays, tuple[str, ...]]:
+) -> tuple[Arrays, tuple[RunWarning, ...]]:
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
     Args:
@@ -79,14 +80,14 @@ def server_step(
     """
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
-    total, weight, warnings = np.zeros_like(state), 0.0, list[str]()
+    total, weight, warnings = np.zeros_like(state), 0.0, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         delta = site_delta(state, chain.draws, chain.weights, shrinkage=shrinkage, prior_scale=prior_scale)
         total += site_weights[chain.site] * delta
         weight += site_weights[chain.site]
         warnings += chain.warnings
         if len(chain.weights) < 2:
-            warnings.append(f"site {chain.site!r} sent one sample, which has no covariance: its delta is FedAvg's")
+            warnings.append(warning("one-sample-delta", chain.site))
     if not weight > 0:
         raise ValueError("no site with a positive weight sent a sample")
     moved = state - learning_rate * total / weight

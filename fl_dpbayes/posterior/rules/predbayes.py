@@ -15,7 +15,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp
 
 from fl_dpbayes.config.aggregation import PredBayes
-from fl_dpbayes.config.sampler import has_temperature
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
 from fl_dpbayes.posterior.rules.distillation import imitated, site_predictions, student_of
 from fl_dpbayes.posterior.samples import AnySamples
@@ -43,7 +43,7 @@ def combine(rule: PredBayes, released: Released) -> Aggregate:
     ends = product_and_mixture(site_predictions(released, site) for site in released.samples)
     labels = student_of(released).labels
     beta = best_beta(ends, labels) if labels is not None else float(rule.beta)
-    tempered = has_temperature(released.sampler)
+    tempered = released.sampler.has_temperature
     warnings = temperature_warnings(released.samples) if tempered else ()
     return imitated(rule, released, between(ends, beta), {"beta": beta}, warnings)
 
@@ -110,7 +110,7 @@ def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
     return min((0.0, 1.0, float(inside.x)), key=loss)
 
 
-def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[str, ...]:
+def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[RunWarning, ...]:
     """Warn where sites predict at different temperatures, which neither a product nor a mixture corrects."""
     means = [
         float(np.average(samples.temperatures, weights=samples.weights))
@@ -119,7 +119,4 @@ def temperature_warnings(site_samples: Mapping[str, AnySamples]) -> tuple[str, .
     ]
     if not means or max(means) - min(means) <= _EQUAL_TEMPERATURES * max(means):
         return ()
-    return (
-        f"the sites' temperatures range from {min(means):.3g} to {max(means):.3g}: hotter sites predict less surely, "
-        "and combining predictions does not correct for it",
-    )
+    return (warning("temperatures-differ", least=min(means), most=max(means)),)

@@ -9,6 +9,7 @@ one site's samples plus the sums.
 from collections.abc import Sequence
 
 from fl_dpbayes.config.aggregation import Product, prior_scale
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.natural import NaturalGaussian, centred_prior, floored, prior_precision
 from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings
@@ -52,7 +53,7 @@ def combine(rule: Product, released: Released) -> Aggregate:
         ValueError: if a site has too few samples, or the product is improper.
     """
     shapes, estimate, scale = sample_shapes(released.samples), ESTIMATES[rule.form], prior_scale(released.sampler)
-    factors, warnings = list[NaturalGaussian](), list[str]()
+    factors, warnings = list[NaturalGaussian](), list[RunWarning]()
     sites = 0
     for chain in map(at_unit_temperature, chains(released.samples)):
         factor, found = estimate(chain)
@@ -63,10 +64,6 @@ def combine(rule: Product, released: Released) -> Aggregate:
     joined = product(factors, prior_scale=scale, prior_share=sites * rule.prior_share(released.sites))
     posterior, raised = floored(joined, prior_precision(scale))
     if raised:
-        warnings.append(
-            f"the product is less precise than the prior in {raised} of {len(posterior.precision_mean)} directions and "
-            "was set to the prior's precision there: the sites' precisions are too uncertain to divide by the prior, "
-            "send more samples"
-        )
+        warnings.append(warning("precision-floored", raised=raised, parameters=len(posterior.precision_mean)))
     warnings += conflict_warnings(estimate, released.samples, posterior)
     return posterior_aggregate(posterior.sample(rule.draws, released.generator), shapes, warnings)

@@ -13,6 +13,7 @@ the whole q and not of the site's part of it, so a factor that is small beside q
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains
 from fl_dpbayes.posterior.natural import Array, NaturalGaussian, positive_part
 from fl_dpbayes.posterior.precision import diagonal_gaussian
@@ -32,7 +33,7 @@ class PVIState:
 
     prior: NaturalGaussian
     factors: Mapping[str, NaturalGaussian] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
     negative: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -44,12 +45,11 @@ class PVIState:
         return total
 
     @property
-    def noisy_factors(self) -> tuple[str, ...]:
-        """A sentence on each site whose factor the last update had to correct."""
+    def noisy_factors(self) -> tuple[RunWarning, ...]:
+        """A warning of each site whose factor the last update had to correct."""
         directions = len(self.prior.precision_mean)
         return tuple(
-            f"the factor of site {site!r} has a negative precision in {raised} of {directions} directions, where it "
-            "now counts for the mean only: lower the damping or send more samples"
+            warning("noisy-factor", site, raised=raised, directions=directions)
             for site, raised in self.negative.items()
         )
 
@@ -113,7 +113,7 @@ def update_from_samples(state: PVIState, site_samples: Mapping[str, AnySamples],
     Raises:
         ValueError: if a site has fewer than 5 samples.
     """
-    new_posteriors, warnings = {}, list[str]()
+    new_posteriors, warnings = {}, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):
         new_posteriors[chain.site], found = diagonal_gaussian(chain)
         warnings += [*chain.warnings, *found]

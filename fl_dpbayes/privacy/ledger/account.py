@@ -1,36 +1,35 @@
-"""What a part of a cohort has spent so far, as the site accounts for it."""
+"""What a part of a cohort has spent so far, and whether what the ledger states is sound."""
 
-from dataclasses import dataclass
+import hashlib
+import sqlite3
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from fl_dpbayes.privacy.events import History
-from fl_dpbayes.privacy.filter import filter_epsilon
+from fl_dpbayes.privacy.filter import admitted_steps, filter_epsilon
 from fl_dpbayes.privacy.gdp import GdpMu, gdp_mu
-from fl_dpbayes.privacy.ledger.state import LedgerState, Part, Reservation, slice_history
+from fl_dpbayes.privacy.ledger.file import PUT_BACK, LedgerError, ledger_errors, ledger_key, read_chain
+from fl_dpbayes.privacy.ledger.state import PARTS, LedgerState, Part, read_state, slice_history
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 
-EpsilonMethod = Literal["pld", "rdp filter", "gdp filter"]
+# Sums made in another order may differ in their last bits.
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True)
 class Spent:
-    """The spend of one part.
+    """The spend of one part, of everything reserved in it, completed or not.
 
-    Attributes:
-        part: of the cohort.
-        history: every event reserved, completed or not.
-        steps: their number.
-        epsilon: at the cohort's delta, by `method`.
-        method: `pld` for the fixed schedule of a single run; else the filter by which the part is spent.
-        mu: Gaussian differential privacy of the history, with its kind.
+    Epsilon is at the cohort's delta, by `method`: `pld` for the fixed schedule of a single run, else the part's filter.
     """
 
     part: Part
     history: History
     steps: int
     epsilon: float
-    method: EpsilonMethod
+    method: Literal["pld", "rdp filter", "gdp filter"]
     mu: GdpMu
 
 
@@ -41,57 +40,92 @@ def spent(state: LedgerState, part: Part) -> Spent:
     privacy-loss distribution, whichever of them it skipped. That holds if where it ends was fixed beforehand (by its
     plan, or by the budget); `planned_epsilon` holds if the server ended it because of what it saw. Anything else, and
     a run that skipped so much that this passes the budget, costs what the part's rule says.
-
-    Args:
-        state: of the cohort.
-        part: which part.
-
-    Returns:
-        The spend.
     """
-    history, budget = state.spent_in(part), state.budget()
-    epsilon = _single_run_epsilon(state, part)
-    method: EpsilonMethod = "pld"
-    if epsilon is None or epsilon > budget.epsilon:
-        rule = state.rules[part]
-        epsilon = filter_epsilon(rule, history, budget)
-        method = "pld" if rule.name == "fixed schedule" else rule.name
-    steps = sum(event.steps for event in history)
-    return Spent(part, history, steps, epsilon, method, gdp_mu(history, budget.adjacency))
+    history, budget, run = state.spent_in(part), state.budget(), _single_run(state, part)
+    steps, mu = sum(event.steps for event in history), gdp_mu(history, budget.adjacency)
+    if not history:
+        return Spent(part, history, steps, 0.0, "pld", mu)
+    if run is not None:
+        plan, reached = run
+        epsilon = pld_epsilon(slice_history(plan, 0, reached), budget.delta, budget.adjacency)
+        if epsilon <= budget.epsilon:
+            return Spent(part, history, steps, epsilon, "pld", mu)
+    rule = state.rules[part]
+    method = "pld" if rule.name == "fixed schedule" else rule.name
+    return Spent(part, history, steps, filter_epsilon(rule, history, budget), method, mu)
 
 
 def planned_epsilon(state: LedgerState, part: Part) -> float | None:
-    """Account for the whole plan of a part's only run, where the run has not reached its end.
+    """Account for the whole plan of a part's only run, at the cohort's delta; None if there is nothing unfinished."""
+    run, budget = _single_run(state, part), state.budget()
+    if run is None or run[1] == sum(event.steps for event in run[0]):
+        return None
+    return pld_epsilon(run[0], budget.delta, budget.adjacency)
 
-    Args:
-        state: of the cohort.
-        part: which part.
 
-    Returns:
-        Epsilon at the cohort's delta; None if there is nothing unfinished, or more than one run.
+def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
+    """Check the file, its chain, and a cohort's stored replies and sums: one line for each problem."""
+    try:
+        with ledger_errors():
+            found = [f"the file is damaged: {row[0]}" for row in connection.execute("PRAGMA integrity_check")]
+            if found != ["the file is damaged: ok"]:
+                return found
+            ledger_key(connection)
+            state = read_state(read_chain(connection), cohort)
+            over = [problem for part in PARTS for problem in _budget_problems(state, part)]
+            return [*_reply_problems(connection, state), *_takeover_problems(state), *over]
+    except LedgerError as error:
+        return [str(error)]
+
+
+def reply_body(connection: sqlite3.Connection, state: LedgerState, reservation: int) -> bytes:
+    """Read a stored reply and check it against the digest in the chain.
+
+    Raises:
+        LedgerError: if it is missing or was changed.
     """
-    reservations, budget = state.reserved_in(part), state.budget()
-    if not reservations or not _is_single_run(reservations):
+    row = connection.execute("SELECT body FROM reply WHERE reservation = ?", (reservation,)).fetchone()
+    if row is None or hashlib.sha256(row[0]).hexdigest() != state.reply_digests[reservation]:
+        raise LedgerError(f"the stored reply of reservation {reservation} is missing or was changed: {PUT_BACK}")
+    return bytes(row[0])
+
+
+def _single_run(state: LedgerState, part: Part) -> tuple[History, int] | None:
+    """Return the plan of a part's only run and how far it came; None if there are several, or a step was repeated."""
+    reservations = sorted(state.reserved_in(part), key=lambda reservation: reservation.first_step)
+    if len({(reservation.run, reservation.purpose) for reservation in reservations}) != 1:
         return None
-    plan = state.plans[part, reservations[0].run, reservations[0].purpose].history
-    if max(one.first_step + one.steps for one in reservations) == sum(event.steps for event in plan):
+    if any(earlier.first_step + earlier.steps > later.first_step for earlier, later in pairwise(reservations)):
         return None
-    return pld_epsilon(plan, budget.delta, budget.adjacency)
+    last = reservations[-1]
+    return state.plan_of(last), last.first_step + last.steps
 
 
-def _single_run_epsilon(state: LedgerState, part: Part) -> float | None:
-    reservations, budget = state.reserved_in(part), state.budget()
-    if not reservations:
-        return 0.0
-    if not _is_single_run(reservations):
-        return None
-    plan = state.plans[part, reservations[0].run, reservations[0].purpose].history
-    reached = max(reservation.first_step + reservation.steps for reservation in reservations)
-    return pld_epsilon(slice_history(plan, 0, reached), budget.delta, budget.adjacency)
+def _reply_problems(connection: sqlite3.Connection, state: LedgerState) -> list[str]:
+    problems = []
+    for reservation in state.reply_digests:
+        try:
+            reply_body(connection, state, reservation)
+        except LedgerError as error:
+            problems.append(str(error))
+    return problems
 
 
-def _is_single_run(reservations: list[Reservation]) -> bool:
-    if len({(reservation.run, reservation.purpose) for reservation in reservations}) > 1:
-        return False
-    in_order = sorted(reservations, key=lambda reservation: reservation.first_step)
-    return all(earlier.first_step + earlier.steps <= later.first_step for earlier, later in pairwise(in_order))
+def _takeover_problems(state: LedgerState) -> list[str]:
+    return [
+        f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"
+        for row in state.reservations.values()
+        if row.takeovers > MOST_TAKEOVERS
+    ]
+
+
+def _budget_problems(state: LedgerState, part: Part) -> list[str]:
+    history = state.spent_in(part)
+    if not history:
+        return []
+    budget = state.budget()
+    budget = replace(budget, epsilon=budget.epsilon * _ROUNDING)
+    steps, admitted = sum(event.steps for event in history), admitted_steps(state.rules[part], (), history, budget)
+    if admitted == steps:
+        return []
+    return [f"part {part!r} holds {steps} steps, but its {state.rules[part].name} admits only {admitted} of them"]

@@ -1,15 +1,25 @@
 """How a cohort comes into a ledger: once, by a command, and only with units that no other cohort of the ledger has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.filter import filter_orders
-from fl_dpbayes.privacy.ledger.data_version import MOST_SHARED, DataVersion, shared_fraction
-from fl_dpbayes.privacy.ledger.file import LedgerError, ledger_key, open_ledger_file, transaction
-from fl_dpbayes.privacy.ledger.hash_chain import Entry, append_entry, read_chain
-from fl_dpbayes.privacy.ledger.state import Cohort, cohort_content, cohorts_of, data_version_content, read_state
+from fl_dpbayes.privacy.ledger.file import (
+    Entry,
+    LedgerError,
+    append_entry,
+    ledger_key,
+    open_ledger_file,
+    read_chain,
+    transaction,
+)
+from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, cohort_content, cohorts_of, read_state
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness, write_witness
 
+SKETCH_SIZE = 256
+# Patients may return in a later cohort; records that are mostly those of another cohort are that cohort.
+MOST_SHARED = 0.1
 Describe = Callable[[bytes], DataVersion]
 
 
@@ -38,11 +48,11 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
                     f"ledger {place.path} holds cohort {cohort.name!r} already: nothing is made or overwritten"
                 )
             orders = filter_orders(cohort.epsilon, cohort.delta)
-            last = append_entry(connection, "cohort", cohort_content(cohort, orders))
+            last = append_entry(connection, "cohort", {"cohort": cohort.name, **cohort_content(cohort, orders)})
             if describe is not None:
                 version = describe(ledger_key(connection))
                 require_other_units(entries, cohort.name, version, place)
-                last = append_entry(connection, "data version", data_version_content(cohort.name, version))
+                last = append_entry(connection, "data version", {"cohort": cohort.name, **asdict(version)})
         with transaction(connection):
             if new:
                 write_witness(place, last.position, last.head)
@@ -53,13 +63,7 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
 
 
 def require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:
-    """Check that a cohort's units are not those of another cohort of the ledger.
-
-    Args:
-        entries: the whole chain.
-        cohort: name.
-        version: of its records.
-        place: of the ledger, for the error's text.
+    """Check that a cohort's units, in this version of its records, are not those of another cohort of the chain.
 
     Raises:
         LedgerError: if more than `MOST_SHARED` of the units are shared.
@@ -73,3 +77,30 @@ def require_other_units(entries: list[Entry], cohort: str, version: DataVersion,
                 f"{MOST_SHARED:.0%} may be: another cohort would give them another budget. Set ledger.cohort in the "
                 f"site file to {name!r}"
             )
+
+
+def unit_sketch(hashes: Iterable[str]) -> tuple[str, ...]:
+    """Keep the smallest of a set's hashes: a uniform sample of it that every set with these members draws alike.
+
+    Args:
+        hashes: keyed hashes of equal length, one or more for each unit.
+
+    Source:
+        Broder 1997, On the resemblance and containment of documents.
+    """
+    return tuple(sorted(set(hashes))[:SKETCH_SIZE])
+
+
+def shared_fraction(one: tuple[str, ...], other: tuple[str, ...]) -> float:
+    """Estimate which part of the smaller of two sets lies in the other.
+
+        |A_t and B_t| / min(|A_t|, |B_t|),   A_t = the hashes of A up to t, which both sketches know completely
+
+    It lies in [0, 1], 0 if a sketch is empty; its standard error is at most 1 / (2 sqrt(min(|A_t|, |B_t|))).
+    """
+    if not one or not other:
+        return 0.0
+    complete = [sketch[-1] for sketch in (one, other) if len(sketch) == SKETCH_SIZE]
+    last = min(complete, default=max(one[-1], other[-1]))
+    first, second = ({found for found in sketch if found <= last} for sketch in (one, other))
+    return len(first & second) / max(min(len(first), len(second)), 1)

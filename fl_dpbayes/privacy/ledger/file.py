@@ -1,12 +1,19 @@
-"""The SQLite file of a ledger: where it may lie, who may read it, when it is on disk."""
+"""The SQLite file of a ledger: where it may lie, who may read it, when it is on disk; and the chain of entries in it.
 
+Each entry is bound to all before it by a hash, so none can be changed or dropped.
+"""
+
+import hashlib
+import json
 import secrets
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fl_dpbayes.config.errors import UserError
 
@@ -19,6 +26,7 @@ NETWORK_FILE_SYSTEMS = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs",
     "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "davfs", "fuse.davfs2", "lustre", "beegfs", "gpfs", "vboxsf",
 })  # fmt: skip
+FIRST_PREVIOUS = "0" * 64
 _TABLES = """
 CREATE TABLE chain (position INTEGER PRIMARY KEY, previous TEXT NOT NULL, content TEXT NOT NULL, head TEXT NOT NULL);
 CREATE TABLE reply (reservation INTEGER PRIMARY KEY, body BLOB NOT NULL);
@@ -32,18 +40,24 @@ class LedgerError(Exception):
     """The ledger could not be read or written, or is damaged; nothing may be released without it."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One change of a ledger, at position 1, 2, 3, ...; `kind` and `time` are always in its content.
+
+    `head` is the SHA-256 of `previous` (the head before, 64 zeros for the first), a line feed and the content's text.
+    """
+
+    position: int
+    previous: str
+    content: dict[str, Any]
+    head: str
+
+
 def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sqlite3.Connection:
-    """Open the database of a ledger, in write-ahead mode, readable by its owner only.
+    """Open the database of a ledger, in write-ahead mode, readable by its owner only, without automatic transactions.
 
     `full` waits for the disk at every change and survives a power cut; `normal` survives the death of the process.
-
-    Args:
-        path: the file.
-        durability: when a change counts as written.
-        create: whether a missing or empty file is made into a ledger.
-
-    Returns:
-        A connection without automatic transactions, holding the tables.
+    `create` makes a missing or empty file into a ledger.
 
     Raises:
         UserError: if the file lies on a network file system, whose locks SQLite cannot trust.
@@ -115,15 +129,42 @@ def ledger_key(connection: sqlite3.Connection) -> bytes:
     return row[0]
 
 
+def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, Any]) -> Entry:
+    """Append an entry of JSON-ready content, inside the caller's transaction.
+
+    Its time makes two chains that part from one another have different heads.
+    """
+    row = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
+    position, previous = (row[0] + 1, row[1]) if row else (1, FIRST_PREVIOUS)
+    content = {"kind": kind, "time": datetime.now(UTC).isoformat(), **content}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    head = _head(previous, text)
+    connection.execute("INSERT INTO chain VALUES (?, ?, ?, ?)", (position, previous, text, head))
+    return Entry(position, previous, content, head)
+
+
+def read_chain(connection: sqlite3.Connection) -> list[Entry]:
+    """Read all entries in turn and check each link.
+
+    Raises:
+        LedgerError: at the first entry that does not follow from the one before.
+    """
+    entries: list[Entry] = []
+    previous = FIRST_PREVIOUS
+    for position, stated, text, head in connection.execute("SELECT * FROM chain ORDER BY position"):
+        if position != len(entries) + 1 or stated != previous or head != _head(previous, text):
+            raise LedgerError(
+                f"entry {position} of the ledger does not follow from the one before: it was changed: {PUT_BACK}"
+            )
+        entries.append(Entry(position, previous, json.loads(text), head))
+        previous = head
+    return entries
+
+
 def network_file_system(path: Path, mounts: str) -> str | None:
-    """Name the network file system that a path lies on.
+    """Name the network file system, such as `nfs4`, on which an absolute path without links lies; None: a local one.
 
-    Args:
-        path: absolute, without links.
-        mounts: the text of /proc/self/mounts.
-
-    Returns:
-        Its type, such as `nfs4`; None for a local one.
+    `mounts` is the text of /proc/self/mounts.
     """
     best, kind = -1, ""
     for line in mounts.splitlines():
@@ -135,6 +176,10 @@ def network_file_system(path: Path, mounts: str) -> str | None:
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, kind = len(point.parts), fields[2]
     return kind if kind in NETWORK_FILE_SYSTEMS else None
+
+
+def _head(previous: str, text: str) -> str:
+    return hashlib.sha256(f"{previous}\n{text}".encode()).hexdigest()
 
 
 def _refuse_network(path: Path) -> None:

@@ -1,16 +1,8 @@
 """A site's ledger: what was spent on a cohort is written down before it is spent, and never forgotten.
 
 Every change is one entry of a hash chain in one SQLite file; the ledger's state is what the entries add up to. Steps
-are reserved in the file before they run and count from then on, whether they complete, fail or are cut off by a crash:
-the recorded spend is never below the true one. A completed request is answered again from its stored reply, at no
-cost. Replies are kept for good: that is the price of answering a repeated request for free.
-
-Work that did not complete is charged again when it is repeated, unless a process that is known to be dead left it open:
-then it is taken over at no further cost, a few times at most (`takeover` says when and why).
-
-A ledger is made once, by `create`. The chain is not signed: whoever may write the file may write another chain. But its
-last head also stands in a second place (`witness`), and each reply carries it and the server echoes the last one it
-saw; so a chain that lacks either (an older copy put back, a file made anew) is refused.
+are reserved before they run and count from then on, whatever becomes of them; a completed request is answered again
+from its stored reply, at no cost. docs/ledger.md says what stands against a second budget.
 """
 
 import dataclasses
@@ -21,22 +13,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
-from fl_dpbayes.privacy.ledger.account import Spent, spent
-from fl_dpbayes.privacy.ledger.check import ledger_problems, reply_body
+from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
 from fl_dpbayes.privacy.ledger.file import (
     HOW_TO_MAKE,
+    Entry,
     LedgerError,
+    append_entry,
     ledger_errors,
     ledger_key,
     open_ledger_file,
+    read_chain,
     transaction,
 )
-from fl_dpbayes.privacy.ledger.hash_chain import Entry, append_entry, read_chain
-from fl_dpbayes.privacy.ledger.running_process import this_process
 from fl_dpbayes.privacy.ledger.state import (
     Cohort,
     LedgerState,
@@ -45,27 +38,22 @@ from fl_dpbayes.privacy.ledger.state import (
     Spending,
     StoredPlan,
     cohorts_of,
-    data_version_content,
     plan_content,
     read_state,
     reservation_content,
     rule_content,
     slice_history,
-    takeover_content,
 )
-from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over
+from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness
 from fl_dpbayes.protocol.refusal import RefusalCode
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """Steps that may now run.
+    """Steps that may now run, from the request's first on; fewer than asked for where the budget ends.
 
-    Attributes:
-        reservation: what to commit or fail.
-        steps: how many, from the request's first step on; fewer than asked for where the budget ends.
-        head: of the chain, to be sent with the reply.
+    `reservation` is what to commit or fail, `head` the chain's, to be sent with the reply.
     """
 
     reservation: int
@@ -99,34 +87,13 @@ class Ledger:
 
     @classmethod
     def create(cls, place: LedgerPlace, cohort: Cohort, describe: Describe | None = None) -> "Ledger":
-        """Make a cohort, and its ledger where neither the file nor its second place is there; nothing is overwritten.
-
-        Args:
-            place: of the ledger.
-            cohort: name and budget, fixed for good.
-            describe: gives the version of the cohort's records under the ledger's key; None: by the first request.
-
-        Returns:
-            The ledger.
-
-        Raises:
-            UserError: if the cohort is there already, or the file may not serve as a ledger.
-            LedgerError: if the ledger is not the one that its second place knows, cannot be read or written or is
-                damaged, or another cohort has these records.
-        """
+        """Make a cohort and open it: see `create_cohort`."""
         create_cohort(place, cohort, describe)
         return cls.open(place, cohort)
 
     @classmethod
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
-        """Open the ledger of a cohort that was made before.
-
-        Args:
-            place: of the ledger.
-            cohort: name and budget, stated as they were when it was made.
-
-        Returns:
-            The ledger.
+        """Open the ledger of a cohort that was made before, its budget stated as it was then.
 
         Raises:
             UserError: if the cohort was made with another budget, or the file may not serve as a ledger.
@@ -217,14 +184,7 @@ class Ledger:
             return answer if answer is not None else self._reserve_new(state, spending)
 
     def commit(self, reservation: int, reply: bytes) -> str:
-        """Store the reply to a reserved request; only then may it be sent.
-
-        Args:
-            reservation: from `reserve`.
-            reply: the whole reply, as it will be sent.
-
-        Returns:
-            The new head.
+        """Store the whole reply to a reserved request, and return the new head; only then may it be sent.
 
         Raises:
             LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
@@ -233,24 +193,19 @@ class Ledger:
         with self._change():
             self._require_held(reservation)
             self._connection.execute("INSERT INTO reply VALUES (?, ?)", (reservation, reply))
-            content = {"cohort": self.cohort.name, "reservation": reservation, "reply_digest": digest}
-            head = append_entry(self._connection, "done", content).head
+            head = self._append("done", {"reservation": reservation, "reply_digest": digest}).head
         self._held.discard(reservation)
         return head
 
     def fail(self, reservation: int) -> str:
-        """Note that a reserved request came to nothing; its steps stay spent.
-
-        Returns:
-            The new head.
+        """Note that a reserved request came to nothing, and return the new head; its steps stay spent.
 
         Raises:
             LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
         """
         with self._change():
             self._require_held(reservation)
-            content = {"cohort": self.cohort.name, "reservation": reservation}
-            head = append_entry(self._connection, "failed", content).head
+            head = self._append("failed", {"reservation": reservation}).head
         self._held.discard(reservation)
         return head
 
@@ -259,10 +214,7 @@ class Ledger:
         return self.state().plans.get((part, run, purpose))
 
     def record_data_version(self, describe: Describe) -> None:
-        """Note which version of the cohort's records is used from now on; the budget stays what it is.
-
-        Args:
-            describe: gives the version under the ledger's secret key.
+        """Note which version of the records, under the ledger's key, is used from now on; the budget stays what it is.
 
         Raises:
             LedgerError: if another cohort of this ledger has these records, or the ledger cannot be written.
@@ -273,7 +225,7 @@ class Ledger:
                 return
         with self._change() as entries:
             require_other_units(entries, self.cohort.name, version, self._place)
-            append_entry(self._connection, "data version", data_version_content(self.cohort.name, version))
+            self._append("data version", dataclasses.asdict(version))
 
     def rows(self) -> list[Reservation]:
         """Return the cohort's reservations in the order in which they were made."""
@@ -319,6 +271,9 @@ class Ledger:
         with transaction(self._connection):
             advance_witness(self._place, self._connection)
 
+    def _append(self, kind: str, content: dict[str, Any]) -> Entry:
+        return append_entry(self._connection, kind, {"cohort": self.cohort.name, **content})
+
     def _read(self) -> LedgerState:
         return read_state(read_chain(self._connection), self.cohort.name)
 
@@ -344,24 +299,24 @@ class Ledger:
         return None if open_to_all is None else self._take_over(open_to_all)
 
     def _take_over(self, earlier: Reservation) -> Reserved:
-        content = takeover_content(self.cohort.name, earlier.identity, this_process(), self._place.durability)
-        entry = append_entry(self._connection, "taken over", content)
+        holder = {"process": this_process(), "durability": self._place.durability}
+        entry = self._append("taken over", {"reservation": earlier.identity, **holder})
         self._held.add(earlier.identity)
         return Reserved(earlier.identity, earlier.steps, entry.head)
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
-        name, part, budget = self.cohort.name, spending.part, state.budget()
+        part, budget = spending.part, state.budget()
         rule = state.rules.get(part) or choose_rule(spending.plan, budget)
         requested = slice_history(spending.plan, spending.first_step, spending.steps)
         steps = admitted_steps(rule, state.spent_in(part), requested, budget)
         if steps == 0:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)
         if part not in state.rules:
-            append_entry(self._connection, "rule", rule_content(name, part, rule))
+            self._append("rule", rule_content(part, rule))
         if (part, spending.run, spending.purpose) not in state.plans:
-            append_entry(self._connection, "plan", plan_content(name, spending))
-        content = reservation_content(name, spending, steps, this_process(), self._place.durability)
-        entry = append_entry(self._connection, "reserved", content)
+            self._append("plan", plan_content(spending))
+        content = reservation_content(spending, steps, this_process(), self._place.durability)
+        entry = self._append("reserved", content)
         self._held.add(entry.position)
         return Reserved(entry.position, steps, entry.head)
 
@@ -372,8 +327,7 @@ class Ledger:
             reservations = self._read().reservations
             for held in sorted(self._held & reservations.keys()):
                 if reservations[held].state == "reserved" and reservations[held].process == this_process():
-                    content = {"cohort": self.cohort.name, "reservation": held}
-                    append_entry(self._connection, "interrupted", content)
+                    self._append("interrupted", {"reservation": held})
 
     def _require_held(self, reservation: int) -> None:
         found = self._read().reservations.get(reservation)

@@ -9,9 +9,7 @@ from typing import Any, Literal, get_args
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History, read_history, write_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
-from fl_dpbayes.privacy.ledger.data_version import DataVersion
-from fl_dpbayes.privacy.ledger.file import Durability, LedgerError
-from fl_dpbayes.privacy.ledger.hash_chain import Entry
+from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError
 
 Part = Literal["train", "test", "recalibration"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -26,8 +24,6 @@ class Cohort:
         name: as in the site file; a corrected record does not make another cohort.
         unit: what one unit of privacy is, such as "patient".
         epsilon: the budget of each part, > 0.
-        delta: in (0, 1).
-        adjacency: which data sets are neighbours.
         split: what tells the rule that puts each unit in its part from any other; a unit that moved to another part
             would have both budgets spent on it.
     """
@@ -45,9 +41,6 @@ class Spending:
     """What a request asks to spend.
 
     Attributes:
-        part: which disjoint part of the units is used.
-        run: our run id.
-        round: from 1.
         purpose: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for each purpose.
         request_digest: SHA-256 of the request without the head that it echoes.
         plan_digest: SHA-256 of the plan as the request states it.
@@ -123,6 +116,14 @@ class StoredPlan:
     history: History
 
 
+@dataclass(frozen=True)
+class DataVersion:
+    """One version of a cohort's records under the ledger's secret key: hash of all, and sketch of the units."""
+
+    fingerprint: str
+    units: tuple[str, ...]
+
+
 @dataclass
 class LedgerState:
     """One cohort's state after some entries; grown by `read_state` only."""
@@ -140,10 +141,9 @@ class LedgerState:
         assert self.cohort is not None
         return Budget(self.cohort.epsilon, self.cohort.delta, self.cohort.adjacency, self.orders)
 
-    def events(self, reservation: Reservation) -> History:
-        """Return the events that a reservation set aside."""
-        plan = self.plans[reservation.part, reservation.run, reservation.purpose].history
-        return slice_history(plan, reservation.first_step, reservation.steps)
+    def plan_of(self, reservation: Reservation) -> History:
+        """Return the events of the whole run that a reservation belongs to."""
+        return self.plans[reservation.part, reservation.run, reservation.purpose].history
 
     def reserved_in(self, part: Part) -> list[Reservation]:
         """Return a part's reservations in the order in which they were made."""
@@ -151,27 +151,21 @@ class LedgerState:
 
     def spent_in(self, part: Part) -> History:
         """Return every event reserved in a part."""
-        return tuple(event for reservation in self.reserved_in(part) for event in self.events(reservation))
+        return tuple(
+            event
+            for each in self.reserved_in(part)
+            for event in slice_history(self.plan_of(each), each.first_step, each.steps)
+        )
 
 
-def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
-    """Add up the entries of one cohort.
-
-    Args:
-        entries: the whole chain, checked.
-        cohort: name.
-
-    Returns:
-        Its state; `cohort` is None if the chain does not know it.
-
-    Raises:
-        LedgerError: if an entry completes, fails or takes over what is not open.
-    """
-    state = LedgerState()
-    for entry in entries:
-        if entry.content["cohort"] == cohort:
-            _ENTRY_READERS[entry.content["kind"]](state, entry)
-    return state
+def slice_history(plan: History, first_step: int, steps: int) -> History:
+    """Cut `steps` steps out of a plan, from `first_step` on."""
+    ends = [0, *accumulate(event.steps for event in plan)]
+    return tuple(
+        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
+        for event, (start, end) in zip(plan, pairwise(ends), strict=True)
+        if start < first_step + steps and first_step < end
+    )
 
 
 def cohorts_of(entries: Iterable[Entry]) -> list[str]:
@@ -179,108 +173,84 @@ def cohorts_of(entries: Iterable[Entry]) -> list[str]:
     return [entry.content["cohort"] for entry in entries if entry.content["kind"] == "cohort"]
 
 
-def slice_history(plan: History, first_step: int, steps: int) -> History:
-    """Cut `steps` steps out of a plan, from `first_step` on."""
-    ends = [0, *accumulate(event.steps for event in plan)]
-    cuts = [
-        replace(event, steps=min(end, first_step + steps) - max(start, first_step))
-        for event, (start, end) in zip(plan, pairwise(ends), strict=True)
-        if start < first_step + steps and first_step < end
-    ]
-    return tuple(cuts)
+def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
+    """Add up the entries of one cohort in a checked chain; `cohort` is None if the chain does not know it.
+
+    Raises:
+        LedgerError: if an entry completes, fails or takes over what is not open.
+    """
+    state = LedgerState()
+    for entry in entries:
+        if entry.content["cohort"] == cohort:
+            _add(state, entry)
+    return state
 
 
 def cohort_content(cohort: Cohort, orders: tuple[float, ...]) -> dict[str, Any]:
     """Write the entry that opens a cohort."""
     settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
-    return {"cohort": cohort.name, "settings": settings, "orders": list(orders)}
+    return {"settings": settings, "orders": list(orders)}
 
 
-def data_version_content(cohort: str, version: DataVersion) -> dict[str, Any]:
-    """Write the entry that notes a version of a cohort's records."""
-    return {"cohort": cohort, "fingerprint": version.fingerprint, "units": list(version.units)}
-
-
-def plan_content(cohort: str, spending: Spending) -> dict[str, Any]:
+def plan_content(spending: Spending) -> dict[str, Any]:
     """Write the entry that fixes a run's plan."""
     return {
-        "cohort": cohort, "part": spending.part, "run": spending.run, "purpose": spending.purpose,
-        "digest": spending.plan_digest, "history": write_history(spending.plan),
+        "part": spending.part, "run": spending.run, "purpose": spending.purpose, "digest": spending.plan_digest,
+        "history": write_history(spending.plan),
     }  # fmt: skip
 
 
-def rule_content(cohort: str, part: Part, rule: SpendingRule) -> dict[str, Any]:
+def rule_content(part: Part, rule: SpendingRule) -> dict[str, Any]:
     """Write the entry that fixes a part's rule."""
-    return {"cohort": cohort, "part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
+    return {"part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
 
 
-def reservation_content(
-    cohort: str, spending: Spending, steps: int, process: str, durability: Durability
-) -> dict[str, Any]:
+def reservation_content(spending: Spending, steps: int, process: str, durability: Durability) -> dict[str, Any]:
     """Write the entry that sets steps aside."""
     return {
-        "cohort": cohort, "part": spending.part, "run": spending.run, "round": spending.round,
-        "purpose": spending.purpose, "request_digest": spending.request_digest, "first_step": spending.first_step,
-        "steps": steps, "process": process, "durability": durability,
+        "part": spending.part, "run": spending.run, "round": spending.round, "purpose": spending.purpose,
+        "request_digest": spending.request_digest, "first_step": spending.first_step, "steps": steps,
+        "process": process, "durability": durability,
     }  # fmt: skip
 
 
-def takeover_content(cohort: str, reservation: int, process: str, durability: Durability) -> dict[str, Any]:
-    """Write the entry by which a process goes on with a reservation that a dead one left open."""
-    return {"cohort": cohort, "reservation": reservation, "process": process, "durability": durability}
-
-
-def _read_cohort(state: LedgerState, entry: Entry) -> None:
-    settings = entry.content["settings"]
-    state.cohort = Cohort(**settings | {"epsilon": float(settings["epsilon"])})
-    state.orders = tuple(entry.content["orders"])
-
-
-def _read_data_version(state: LedgerState, entry: Entry) -> None:
-    state.data_versions.append(DataVersion(entry.content["fingerprint"], tuple(entry.content["units"])))
-
-
-def _read_plan(state: LedgerState, entry: Entry) -> None:
+def _add(state: LedgerState, entry: Entry) -> None:
     content = entry.content
-    key = (content["part"], content["run"], content["purpose"])
-    state.plans[key] = StoredPlan(content["digest"], read_history(content["history"]))
-
-
-def _read_rule(state: LedgerState, entry: Entry) -> None:
-    schedule = read_history(entry.content["schedule"])
-    state.rules[entry.content["part"]] = SpendingRule(entry.content["rule"], schedule)
-
-
-def _read_reservation(state: LedgerState, entry: Entry) -> None:
-    stated = {key: value for key, value in entry.content.items() if key not in ("kind", "cohort")}
-    state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
-
-
-def _read_takeover(state: LedgerState, entry: Entry) -> None:
-    earlier, content = _open_reservation(state, entry), entry.content
-    state.reservations[earlier.identity] = replace(
-        earlier,
-        process=content["process"],
-        takeovers=earlier.takeovers + 1,
-        durability=content.get("durability", "normal"),
-        interrupted=False,
-    )
-
-
-def _read_done(state: LedgerState, entry: Entry) -> None:
-    earlier = _open_reservation(state, entry)
-    state.reservations[earlier.identity] = replace(earlier, state="done")
-    state.reply_digests[earlier.identity] = entry.content["reply_digest"]
-
-
-def _read_failed(state: LedgerState, entry: Entry) -> None:
-    earlier = _open_reservation(state, entry)
-    state.reservations[earlier.identity] = replace(earlier, state="failed")
-
-
-def _read_interrupted(state: LedgerState, entry: Entry) -> None:
-    earlier = _open_reservation(state, entry)
-    state.reservations[earlier.identity] = replace(earlier, interrupted=True)
+    changes: dict[str, Any] = {}
+    match content["kind"]:
+        case "cohort":
+            settings = content["settings"]
+            state.cohort = Cohort(**settings | {"epsilon": float(settings["epsilon"])})
+            state.orders = tuple(content["orders"])
+        case "data version":
+            state.data_versions.append(DataVersion(content["fingerprint"], tuple(content["units"])))
+        case "plan":
+            key = (content["part"], content["run"], content["purpose"])
+            state.plans[key] = StoredPlan(content["digest"], read_history(content["history"]))
+        case "rule":
+            state.rules[content["part"]] = SpendingRule(content["rule"], read_history(content["schedule"]))
+        case "reserved":
+            stated = {key: value for key, value in content.items() if key not in ("kind", "cohort")}
+            state.reservations[entry.position] = Reservation(identity=entry.position, **stated)
+        case "taken over":
+            # An older ledger does not tell the durability: the weaker one is taken.
+            durability = content.get("durability", "normal")
+            takeovers = _open_reservation(state, entry).takeovers + 1
+            changes = {"process": content["process"], "takeovers": takeovers, "durability": durability}
+            changes["interrupted"] = False
+        case "done":
+            changes = {"state": "done"}
+        case "failed":
+            changes = {"state": "failed"}
+        case "interrupted":
+            changes = {"interrupted": True}
+        case kind:
+            raise LedgerError(f"entry {entry.position} of the ledger is of an unknown kind, {kind!r}")
+    if changes:
+        earlier = _open_reservation(state, entry)
+        state.reservations[earlier.identity] = replace(earlier, **changes)
+        if changes.get("state") == "done":
+            state.reply_digests[earlier.identity] = content["reply_digest"]
 
 
 def _open_reservation(state: LedgerState, entry: Entry) -> Reservation:
@@ -291,16 +261,3 @@ def _open_reservation(state: LedgerState, entry: Entry) -> Reservation:
         kind = entry.content["kind"]
         raise LedgerError(f"entry {entry.position} of the ledger: {kind!r} for reservation {identity}, which is {was}")
     return found
-
-
-_ENTRY_READERS = {
-    "cohort": _read_cohort,
-    "data version": _read_data_version,
-    "plan": _read_plan,
-    "rule": _read_rule,
-    "reserved": _read_reservation,
-    "taken over": _read_takeover,
-    "done": _read_done,
-    "failed": _read_failed,
-    "interrupted": _read_interrupted,
-}

@@ -1,29 +1,67 @@
-"""Whether work that came to no end is gone on with under its old reservation, or charged again.
+"""Which process holds a reservation, whether it still runs, and who may go on with what a dead one left open.
 
-Work that did not complete is charged again when it is repeated, with one exception. A reservation that is still open
-although the process that worked on it is known to be dead (a power cut, a kill) is taken over by the process that gets
-the same request again, at no further cost:
-
-- Nothing of the cut attempt left the site. A reply is sent only after `commit`, and a reservation is committed once, by
-  the process that holds it: of all attempts under it, at most one is ever released, and that one is charged.
-- That holds only while no `commit` is forgotten. A power cut may take the last entries of a ledger of `normal`
-  durability with it, and the reply was sent: so under `normal` the death of the machine is charged again.
-- What ended the cut attempt is taken to be independent of the records and the noise. An end that depends on them (a
-  chain that diverged, an exception) is caught and recorded as failed; its repetition is charged. So whoever operates a
-  site must not interrupt it because of what a trace or its speed shows: that would be a choice among attempts, paid
-  for once.
-- A process can also die of its own work, and that it died can be seen. So a reservation is taken over at most
-  `MOST_TAKEOVERS` times; after that the repetition is charged like any other.
-- What cannot be known is not taken for dead: a holder in another container of the same machine, or a /proc that hides
-  it, is charged again.
-
-A process that was interrupted and goes on living gave its work up: that is charged again, too.
+Work that did not complete is charged again when it is repeated, but for that. docs/proofs/takeover.md says why.
 """
 
-from fl_dpbayes.privacy.ledger.running_process import process_status
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
 from fl_dpbayes.privacy.ledger.state import Reservation
 
 MOST_TAKEOVERS = 3
+ProcessStatus = Literal["running", "dead", "machine restarted", "unknown"]
+_PROC = Path("/proc")
+# At most seven digits: the kernel gives no higher process id. Id 0 would ask for this process's whole group.
+_NAME = re.compile(r"(?P<boot>[^:]+):(?P<namespace>[0-9]+):(?P<process_id>[1-9][0-9]{0,6}):(?P<start_time>[0-9]+)")
+
+
+def this_process() -> str:
+    """Name this process so that no other, before or after a restart of the machine, has the same name.
+
+    It is "boot id:process id namespace:process id:start time", or "" where /proc does not tell.
+    """
+    process_id = os.getpid()
+    try:
+        # A /proc that was mounted for another namespace tells of other processes under our numbers.
+        if os.readlink(_PROC / "self") != str(process_id):
+            return ""
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        namespace = (_PROC / "self/ns/pid").stat().st_ino
+        _, start_time = _state_and_start_time(process_id)
+    except OSError:
+        return ""
+    return f"{boot}:{namespace}:{process_id}:{start_time}"
+
+
+def process_status(name: str) -> ProcessStatus:
+    """Say what became of the process that `this_process` named so, there.
+
+    It is `dead` only if it is known to be gone: its namespace is ours, and no process of its id, or a later one, runs
+    there. `machine restarted` if the boot id is not ours (some containers have a boot id of their own, and then the
+    process may still run). `unknown` if it is of another namespace, or /proc does not tell.
+    """
+    there, here = _NAME.fullmatch(name), _NAME.fullmatch(this_process())
+    if there is None or here is None:
+        return "unknown"
+    if there["boot"] != here["boot"]:
+        return "machine restarted"
+    if there["namespace"] != here["namespace"]:
+        return "unknown"
+    process_id = int(there["process_id"])
+    try:
+        # A /proc mounted with hidepid does not show what runs; signal 0 tells, and does nothing.
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return "dead"
+    except PermissionError:
+        pass
+    try:
+        state, start_time = _state_and_start_time(process_id)
+    except OSError:
+        return "unknown"
+    return "running" if start_time == there["start_time"] and state not in "ZX" else "dead"
 
 
 def is_worked_on(reservation: Reservation) -> bool:
@@ -39,3 +77,9 @@ def may_take_over(reservation: Reservation) -> bool:
         return False
     status = process_status(reservation.process)
     return status == "dead" or (status == "machine restarted" and reservation.durability == "full")
+
+
+def _state_and_start_time(process_id: int) -> tuple[str, str]:
+    # The command name may hold blanks and brackets; what follows its last bracket does not.
+    fields = (_PROC / str(process_id) / "stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]

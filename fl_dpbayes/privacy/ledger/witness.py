@@ -12,9 +12,17 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_dpbayes.config.files.atomic_file import replaced
 from fl_dpbayes.config.outside_text import outside_text
-from fl_dpbayes.privacy.ledger.file import Durability, LedgerError, ledger_errors, open_ledger_file, transaction
-from fl_dpbayes.privacy.ledger.hash_chain import append_entry, read_chain
+from fl_dpbayes.privacy.ledger.file import (
+    Durability,
+    LedgerError,
+    append_entry,
+    ledger_errors,
+    open_ledger_file,
+    read_chain,
+    transaction,
+)
 
 FORMAT = 1
 MOST_BYTES = 65_536
@@ -49,14 +57,7 @@ class Seen:
 
 
 def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
-    """Check, under the ledger's lock, that a ledger holds what its second place has seen.
-
-    Args:
-        place: of the ledger.
-        connection: to its file, whose chain is sound.
-
-    Returns:
-        What the second place has seen.
+    """Check, under the ledger's lock, that a sound chain holds what its second place has seen, and return that.
 
     Raises:
         LedgerError: if the second place is missing, unreadable or another ledger's, or the ledger is behind it.
@@ -107,12 +108,7 @@ def read_witness(place: LedgerPlace) -> Seen:
 
 
 def write_witness(place: LedgerPlace, position: int, head: str) -> None:
-    """Replace a second place; a crash leaves the old one or the new one.
-
-    Args:
-        place: of the ledger, whose lock is held.
-        position: of its last entry, >= 1.
-        head: of that entry.
+    """Replace a second place, under the ledger's lock, by its last entry's; a crash leaves the old one or the new one.
 
     Raises:
         LedgerError: if it cannot be written.
@@ -121,17 +117,12 @@ def write_witness(place: LedgerPlace, position: int, head: str) -> None:
     with ledger_errors():
         # A link stays one: what it points to, on another disk, is what has to know the head.
         witness = place.witness.resolve()
-        partial = witness.with_name(f".{witness.name}.partial")
         witness.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text + "\n")
-            file.flush()
-            if place.durability == "full":
-                os.fsync(file.fileno())
-        os.replace(partial, witness)
-        if place.durability == "full":
-            _sync(witness.parent)
+        with replaced(witness, through_power_cut=place.durability == "full") as partial:
+            # What a killed process left there, or a link that somebody put there, is not written to.
+            partial.unlink(missing_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text + "\n")
 
 
 def repair_witness(place: LedgerPlace) -> bool:
@@ -191,11 +182,3 @@ def _require_not_behind(place: LedgerPlace, connection: sqlite3.Connection, seen
 def _seen_from(place: LedgerPlace) -> str:
     # Relative, so that a folder that holds both may be moved.
     return os.path.relpath(place.path.resolve(), place.witness.resolve().parent)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

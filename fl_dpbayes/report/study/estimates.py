@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.report.study.results import SEED
 
 

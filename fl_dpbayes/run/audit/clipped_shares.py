@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from fl_dpbayes.data.virtual_site_files import TRACES_FOLDER
+from fl_dpbayes.data.simulation import TRACES_FOLDER
 
 
 def clipped_shares(run_folder: Path) -> dict[str, float]:

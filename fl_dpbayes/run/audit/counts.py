@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fl_dpbayes.calibration.bins import COUNT, coarsen
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import CountingPlan, RecalibrationMap, RecalibrationPlan, parameter_count
 from fl_dpbayes.config.recalibration_plan import Recalibration, recalibration_plan

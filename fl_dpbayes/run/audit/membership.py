@@ -22,7 +22,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audit.canary_site import CanarySite, ask
 from fl_dpbayes.samplers.planned import planned_step_sizes
-from fl_dpbayes.samplers.state_vectors import initial_slots, state_arrays
+from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 
 Array = npt.NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def attack_membership(
     assert site.train is not None
     plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
     module = build_model(scenario.model, site.task, seed=scenario.seed)
-    last = state_arrays(initial_slots(plan.sampler, to_vector(module)), module)
+    last = state_arrays(initial_vectors(plan.sampler, to_vector(module)), module)
     samples: list[Arrays] = []
     weights, sizes = list[float](), planned_step_sizes(plan)
     epsilon: float | None = None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, BayesByBackprop, MCDropout, Sampler, state_slots
+from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, BayesByBackprop, MCDropout, Sampler
 from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.priors import prior_gradient
@@ -93,7 +93,7 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     module = build_model(course.model, course.site.task, seed=0)
     size = len(start["parameters"])
     before: dict[str, torch.Tensor] = {
-        slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in state_slots(sampler)
+        slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in sampler.state_vectors
     }
     arrays = state_arrays(before, module)
     request = TrainRequest(
@@ -130,15 +130,14 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
 
 
 def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float:
-    if isinstance(plan.sampler, BayesByBackprop | MCDropout) or not plan.is_kept(last_step):
+    if plan.sampler.draws_samples or not plan.is_kept(last_step):
         return 0.0
     samples, state = without_prefix("samples", released), without_prefix("last/parameters", released)
     return max(float(np.abs(samples[name][-1] - values).max()) for name, values in state.items())
 
 
 def _position(slots: Mapping[str, torch.Tensor], sampler: Sampler) -> torch.Tensor:
-    names = ("parameters", "spread") if isinstance(sampler, BayesByBackprop) else ("parameters",)
-    return torch.cat([slots[name] for name in names]).double()
+    return torch.cat([slots[name] for name in sampler.position]).double()
 
 
 def _data_free_gradient(plan: TrainingPlan, position: torch.Tensor) -> Array:

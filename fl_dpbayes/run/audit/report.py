@@ -9,7 +9,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout, state_slots
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_attacks import MembershipScore
 from fl_dpbayes.privacy.audit_statistics import Check
@@ -81,9 +80,9 @@ def not_looked_at(scenario: Scenario) -> list[str]:
         left.append(f"all but {AUDITED_CHAINS} of {chains} chains")
     if privacy.pre_noise > 0:
         left.append("pre-noise where sums are read (it is on where one unit's length is measured)")
-    if isinstance(scenario.sampler, BayesByBackprop | MCDropout):
+    if scenario.sampler.draws_samples:
         left.append("samples drawn from the released state; layers below the last where sums are read")
-    elif len(state_slots(scenario.sampler)) > 1:
+    elif len(scenario.sampler.state_vectors) > 1:
         left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
     if scenario.aggregation.rule == "pvi":
         left.append("priors that a request carries (they read no record)")

@@ -27,7 +27,7 @@ def audit_rounding(scenario: Scenario) -> list[Check]:
     """
     task, moves = canary_task(scenario), {}
     for records in RECORDS_PER_UNIT:
-        algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0), 1.0)
+        algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0))
         moves[records] = worst_movement(
             algorithm.module,
             model_input_shape(scenario.model, task),

@@ -25,7 +25,9 @@ from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals
 from fl_dpbayes.run.reproduce.closer_recalibration_sites import Labelled
-from fl_dpbayes.samplers.chain import ChainResult, ChainStreams, run_chain
+from fl_dpbayes.samplers.chain import ChainResult, ChainStart, run_chain
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.planned import PlannedChain
 
 STEPS, BURN_IN, THINNING = 60, 30, 2
 PRIOR_SCALE = 1.0
@@ -209,8 +211,7 @@ class SiteChain:
         self._records, self._plan, self._solved = records, plan, solved
         self._module = build_model(hospitals.model, hospitals.task, seed=0)
         self.start = _arrays(to_vector(self._module), self._module)
-        streams = Streams.from_insecure_seed(seed, f"aggregation {name}")
-        self._streams = ChainStreams(*map(streams.generator, ("sampling", "noise", "pre-noise", "model")))
+        self._streams = Streams.from_insecure_seed(seed, f"aggregation {name}").of_chain()
 
     def from_start(self) -> PosteriorSamples:
         """Run the whole chain."""
@@ -218,12 +219,15 @@ class SiteChain:
 
     def stretch(self, first: int, steps: int, start: Arrays, cavity: Cavity | None = None) -> Stretch:
         """Take steps from a given state, with a cavity for a prior where the plan asks for one."""
+        records = self._records
         found: ChainResult = run_chain(
-            self._module, self._records.features, self._records.labels, np.arange(len(self._records.labels)),
-            plan=self._plan, noise_multipliers=self._solved.noise_multipliers, units=len(self._records.labels),
-            first_step=first, steps=steps, start={"parameters": arrays_to_vector(start, self._module)},
-            streams=self._streams, cavity=cavity,
-        )  # fmt: skip
+            self._module,
+            TrainingRecords(records.features, records.labels, np.arange(len(records.labels))),
+            PlannedChain(self._plan, len(records.labels), self._solved.noise_multipliers),
+            range(first, first + steps),
+            ChainStart({"parameters": arrays_to_vector(start, self._module)}, cavity),
+            self._streams,
+        )
         samples = PosteriorSamples(
             vector_to_arrays(torch.from_numpy(found.samples), self._module),
             np.array(found.sample_weights),

@@ -20,6 +20,7 @@ from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.privacy.events import History
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.reproduce.aggregation_chains import (
     STEPS,
     Budget,
@@ -114,10 +115,9 @@ def predictors(
             of_site, history = of_sites(settings), chains(settings, 1.0).history
             warnings: tuple[str, ...] = ()
             if method != ALONE:
-                of_site = predbayes.between(predbayes.product_and_mixture(of_site), 0.5 if method == HALFWAY else 1.0)[
-                    np.newaxis
-                ]
-                warnings = predbayes.temperature_warnings(chains(settings, 1.0).samples)
+                ends = predbayes.product_and_mixture(of_site)
+                of_site = predbayes.between(ends, 0.5 if method == HALFWAY else 1.0)[np.newaxis]
+                warnings = tuple(map(sentence, predbayes.temperature_warnings(chains(settings, 1.0).samples)))
             yield Predictor(method, of_site, history, warnings)
         else:
             yield _by_rule(method, hospitals, settings, budget, chains, seed)
@@ -142,7 +142,8 @@ def _by_rule(
     weights, _ = weigh_sites(rule, units)
     aggregate = combine_sites(rule, Released(found.samples, weights, sampler, sites, np.random.default_rng(seed)))
     samples = aggregate.samples.in_memory()
-    return Predictor(method, predicted(hospitals, samples)[np.newaxis], found.history, aggregate.warnings)
+    warnings = tuple(map(sentence, aggregate.warnings))
+    return Predictor(method, predicted(hospitals, samples)[np.newaxis], found.history, warnings)
 
 
 def predicted(hospitals: Hospitals, samples: PosteriorSamples) -> Floats:

@@ -14,6 +14,7 @@ from fl_dpbayes.posterior.rules.combine import posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.reproduce.aggregation_chains import (
     PRIOR_SCALE,
     STEPS,
@@ -79,7 +80,7 @@ def refined_posterior(hospitals: Hospitals, settings: PVISettings, budget: Budge
     return Refined(
         posterior_aggregate(drawn, shapes, ()).samples.in_memory(),
         solved.history,
-        (*state.warnings, *state.noisy_factors),
+        tuple(map(sentence, (*state.warnings, *state.noisy_factors))),
     )
 
 

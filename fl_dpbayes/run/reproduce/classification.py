@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fl_dpbayes.calibration.reliability import reliability_bins
-from fl_dpbayes.calibration.scores import exact_auroc
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.posterior.predictive import predictive_probabilities

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.reliability import reliability_bins
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from fl_dpbayes.calibration.private_recalibration import private_fit
-from fl_dpbayes.calibration.recalibration import FITS, Floats, recalibrate
+from fl_dpbayes.calibration.bins import Floats
+from fl_dpbayes.calibration.recalibration.descent import fit, private_fit
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.recalibration import RecalibrationMap, RecalibrationPlan, parameter_count
 from fl_dpbayes.config.task import Model
@@ -112,13 +113,13 @@ def fit_privately(
         The map and its cost.
     """
     assert plan.epsilon is not None
-    fit = private_fit(
+    found = private_fit(
         probabilities, labels, np.arange(len(labels)), plan=plan,
         noise_multiplier=solve_multiplier(plan.epsilon, plan.delta, 1.0, plan.steps), units=len(labels),
         start=np.zeros(parameter_count(plan.method, probabilities.shape[1])), first_step=0, steps=plan.steps,
         generator=generator,
     )  # fmt: skip
-    return RecalibrationMap(method=plan.method, parameters=tuple(map(float, fit.parameters))), fit.history
+    return RecalibrationMap(method=plan.method, parameters=tuple(map(float, found.parameters))), found.history
 
 
 def _recalibrated(
@@ -131,7 +132,7 @@ def _recalibrated(
 ) -> Iterator[Predictor]:
     for kind, name in names.items():
         if kind == NON_PRIVATE_TS:
-            yield Predictor(name, _mapped(found, FITS["temperature"](probabilities, labels)), None)
+            yield Predictor(name, _mapped(found, fit("temperature", probabilities, labels)), None)
             continue
         plan = RecalibrationPlan(
             method=PRIVATE_MAPS[kind], epsilon=settings["epsilon"], delta=settings["delta"],

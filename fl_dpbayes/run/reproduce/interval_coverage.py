@@ -9,11 +9,11 @@ from scipy.stats import binom
 
 from fl_dpbayes.calibration.bins import REPORT_BINS, Floats
 from fl_dpbayes.calibration.intervals import TAILS, Interval, wilson_interval
-from fl_dpbayes.calibration.loss_intervals import brier_interval, nll_interval
+from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
 from fl_dpbayes.calibration.release import NoisedTable
 from fl_dpbayes.calibration.rms_interval import rms_interval
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, from_batch
-from fl_dpbayes.calibration.summarise_noised import join_small_bins
+from fl_dpbayes.calibration.summarise import join_small_bins
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.run.reproduce.experiment import Cell, Experiment, Measurement, Metric, Row
 from fl_dpbayes.run.reproduce.interval_coverage_figures import coverage_figures

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.private_recalibration import private_fit
-from fl_dpbayes.calibration.recalibration import recalibrate
+from fl_dpbayes.calibration.recalibration.descent import private_fit
+from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.recalibration import RecalibrationMap, RecalibrationPlan
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon

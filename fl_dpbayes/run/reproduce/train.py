@@ -13,9 +13,11 @@ from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.events import History
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers.chain import ChainStart, run_chain
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
-from fl_dpbayes.samplers.state_vectors import initial_slots
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.planned import PlannedChain
+from fl_dpbayes.samplers.state_vectors import initial_vectors
 
 
 @dataclass(frozen=True)
@@ -64,25 +66,13 @@ def train(
         ChainDivergedError: if the last state is not finite.
     """
     solved = solve_plan(plan, len(features))
-    start = initial_slots(plan.sampler, to_vector(module))
     result = run_chain(
         module,
-        features,
-        targets,
-        np.arange(len(features)),
-        plan=plan,
-        noise_multipliers=solved.noise_multipliers,
-        units=len(features),
-        first_step=0,
-        steps=plan.chain_steps,
-        start=start,
-        streams=ChainStreams(
-            sampling=streams.generator("sampling"),
-            noise=streams.generator("noise"),
-            pre_noise=streams.generator("pre-noise"),
-            model=streams.generator("model"),
-        ),
-        loss=loss,
+        TrainingRecords(features, targets, np.arange(len(features)), loss),
+        PlannedChain(plan, len(features), solved.noise_multipliers),
+        range(plan.chain_steps),
+        ChainStart(initial_vectors(plan.sampler, to_vector(module))),
+        streams.of_chain(),
     )
     private = plan.privacy.kind == "dp"
     return Trained(

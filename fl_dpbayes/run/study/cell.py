@@ -14,7 +14,6 @@ from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.data.named_files import check_named_files
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.inline_engine import run_inline
@@ -71,7 +70,6 @@ def run_cell(job: CellJob) -> CellOutcome:
         # What a killed worker left is not gone on with: its ledgers hold reservations that no summary shows.
         shutil.rmtree(work, ignore_errors=True)
         plan = plan_sites(scenario, job.data_dir)
-        check_named_files(scenario, plan)
         prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
         run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
         summary = read_summary(work)

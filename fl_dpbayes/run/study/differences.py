@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 

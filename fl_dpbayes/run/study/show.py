@@ -7,7 +7,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from fl_dpbayes.calibration.paired import paired_difference
+from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
 from fl_dpbayes.report.run_files import BOUNDED

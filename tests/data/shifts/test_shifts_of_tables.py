@@ -7,7 +7,6 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import Policy, read_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
@@ -20,9 +19,6 @@ from fl_dpbayes.data.shifts.population import (
     lose_features,
     tilt_indices,
 )
-from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.virtual_site_files import write_virtual_sites
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 
 
 def table(count=500, classes=2, truth=False):
@@ -161,32 +157,24 @@ def test_no_shift_without_records():
         apply_shift(table().subset(np.arange(0)), Shift(kind="tilt", feature="age"), np.random.default_rng(0))
 
 
-def written(planned, folder):
-    paths = write_virtual_sites(
-        planned, folder, cohort="c", epsilon=2.0, delta=1e-4, adjacency="add_or_remove_one",
-        policy=Policy(max_run_epsilon=2.0),
-    )  # fmt: skip
-    return [load_site(read_site_file(path)) for path in paths]
-
-
 @pytest.mark.parametrize("feature", ["age", "sex", "chol"])
-def test_hospitals_can_be_tilted(data_folder, tmp_path, feature):
+def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
     sites = {
         "cleveland": SiteSpec(role="train", shift=Shift(kind="tilt", feature=feature, severity=3)),
         "va": SiteSpec(role="shifted", shift=Shift(kind="tilt", feature=feature, severity=4)),
         "hungarian": SiteSpec(role="shifted", shift=Shift(kind="missing_features", severity=5)),
     }
-    planned = plan_virtual_sites(DataSpec(source="heart"), NaturalPartition(), sites, 0, data_folder)
-    train, shifted, missing = written(planned, tmp_path)
+    dealt = deal(sites, NaturalPartition(), DataSpec(source="heart"), data_folder)
+    train, shifted, missing = dealt.load(tmp_path)
     # What a virtual site declares is exact.
     assert train.train is not None
-    assert train.units == train.train.unit_count == planned.sites[0].train_units < 303 * 0.8
-    assert shifted.units == shifted.test.unit_count == planned.sites[1].test_units < 130
+    assert train.units == train.train.unit_count == dealt.plan.sites[0].train_units < 303 * 0.8
+    assert shifted.units == shifted.test.unit_count == dealt.plan.sites[1].test_units < 130
     assert shifted.shift == f"tilt by {feature} (severity 4)"
     assert missing.test.unit_count == 261
 
 
-def test_a_tables_columns_can_be_tilted_by(tmp_path):
+def test_a_tables_columns_can_be_tilted_by(tmp_path, deal):
     generator = np.random.default_rng(0)
     path = tmp_path / "t.csv"
     frame = pandas.DataFrame({"age": generator.integers(20, 90, 200), "pulse": generator.normal(70, 9, 200)})
@@ -196,8 +184,7 @@ def test_a_tables_columns_can_be_tilted_by(tmp_path):
         "a": SiteSpec(role="train"),
         "b": SiteSpec(role="shifted", records=80, shift=Shift(kind="tilt", feature="age", severity=2)),
     }
-    planned = plan_virtual_sites(DataSpec(source=source), IIDPartition(), sites, 0, None)
-    site = written(planned, tmp_path / "sites")[1]
+    site = deal(sites, IIDPartition(), DataSpec(source=source)).load(tmp_path)[1]
     assert site.units == site.test.unit_count < 80
 
 
@@ -208,7 +195,7 @@ def test_a_tables_columns_can_be_tilted_by(tmp_path):
         (Shift(kind="tilt", feature="pulse"), r"sites\.b\.shift\.feature is 'pulse'.*choose one of age, sex"),
     ],
 )
-def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, shift, message):
+def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, shift, message, deal):
     sites = {"a": SiteSpec(role="train"), "b": SiteSpec(role="shifted", records=80, shift=shift)}
     with pytest.raises(UserError, match=message):
-        plan_virtual_sites(DataSpec(source="heart"), IIDPartition(), sites, 0, data_folder)
+        deal(sites, IIDPartition(), DataSpec(source="heart"), data_folder)

@@ -8,14 +8,10 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, SiteSpec
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import Policy, read_site_file
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.sources import huggingface as hugging_face
-from fl_dpbayes.data.virtual_site_files import write_virtual_sites
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TRAIN = SiteSpec(role="train")
@@ -101,22 +97,18 @@ def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
     assert records.task == source.task
 
 
-def test_a_folder_becomes_sites(tmp_path):
+def test_a_folder_becomes_sites(tmp_path, deal):
     folder = image_folder(
         tmp_path / "scans", hospital=lambda count: [("rome", "oslo")[i % 3 > 1] for i in range(count)]
     )
     natural = images(folder, site_column="hospital", splits={"train": "train", "test": "test"})
     sites = {"rome": TRAIN, "oslo": SiteSpec(role="held_out", part="test")}
     for partition, names in ((NaturalPartition(), sites), (IIDPartition(), {"a": TRAIN, "b": TRAIN})):
-        planned = plan_virtual_sites(DataSpec(source=natural), partition, names, 0, None)
-        paths = write_virtual_sites(
-            planned, tmp_path / partition.kind / "sites", cohort="c", epsilon=1.0, delta=1e-4,
-            adjacency="add_or_remove_one", policy=Policy(max_run_epsilon=1.0),
-        )  # fmt: skip
-        loaded = [load_site(read_site_file(path)) for path in paths]
+        dealt = deal(names, partition, DataSpec(source=natural))
+        loaded = dealt.load(tmp_path / partition.kind)
         assert [site.name for site in loaded] == list(names)
         if partition.kind == "natural":
-            assert [len(site.indices) for site in planned.sites] == [27, 3]
+            assert [len(site.indices) for site in dealt.plan.sites] == [27, 3]
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,9 @@ from fl_dpbayes.config.data import (
     SiteSpec,
 )
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import Policy, read_site_file
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.sources import radiographs
-from fl_dpbayes.data.virtual_site_files import write_virtual_sites
-from fl_dpbayes.data.virtual_sites import plan_virtual_sites
 
 SOURCES = [
     Logistic2D(records=3000, test_records=600, sites=3, seed=1),
@@ -78,19 +74,10 @@ def test_bounds(keys, message):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
-def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path):
-    plan = plan_virtual_sites(DataSpec(source=source), NaturalPartition(), SITES, 0, None)
-    assert plan.source == source
-    paths = write_virtual_sites(
-        plan,
-        tmp_path / "sites",
-        cohort="c",
-        epsilon=2.0,
-        delta=1e-4,
-        adjacency="add_or_remove_one",
-        policy=Policy(max_run_epsilon=2.0),
-    )
-    train, held_out, shifted = (load_site(read_site_file(path)) for path in paths)
+def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path, deal):
+    dealt = deal(SITES, NaturalPartition(), DataSpec(source=source))
+    assert dealt.plan.source == source
+    train, held_out, shifted = dealt.load(tmp_path)
     everything = load_source(source, "train")
     expected = everything.subset(everything.natural_site == "site-1")
     np.testing.assert_array_equal(
@@ -104,9 +91,9 @@ def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path):
 
 @pytest.mark.parametrize("partition", [IIDPartition(), DirichletPartition(alpha=0.5)], ids=by_kind)
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
-def test_other_partitions_deal_the_records_too(source, partition, check_truth):
+def test_other_partitions_deal_the_records_too(source, partition, check_truth, deal):
     sites = {"north": TRAIN, "south": TRAIN, "away": SiteSpec(role="held_out", part="test", records=100)}
-    plan = plan_virtual_sites(DataSpec(source=source), partition, sites, 0, None)
+    plan = deal(sites, partition, DataSpec(source=source)).plan
     dealt = np.concatenate([site.indices for site in plan.sites if site.spec.role == "train"])
     assert np.array_equal(np.sort(dealt), np.arange(3000))
     records = load_source(source, "train")

@@ -3,6 +3,7 @@ import pytest
 
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update, update_from_samples
+from fl_dpbayes.report.warnings import sentence
 
 
 def likelihood(problem, site):
@@ -59,7 +60,7 @@ def test_wider_answer_moves_the_mean_only_and_is_said(damping):
     damped = (1 - damping) + damping * answer.precision
     np.testing.assert_allclose(updated.posterior.precision, [1.0, damped[1]])
     np.testing.assert_allclose(updated.posterior.mean, damping * answer.precision_mean / damped)
-    assert "'a' has a negative precision in 1 of 2 directions" in updated.noisy_factors[0]
+    assert "'a' has a negative precision in 1 of 2 directions" in sentence(updated.noisy_factors[0])
 
 
 def test_wider_direction_of_a_matrix_is_treated_as_in_its_own_axes():

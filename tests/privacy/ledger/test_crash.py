@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-# Set FL_DPBAYES_LEDGER_KILLS=10 for ten times as many kills and restores.
+# Set FL_DPBAYES_LEDGER_KILLS=10 for ten times as many kills and restores; docs/ledger.md tells what 3 showed.
 FACTOR = int(os.environ.get("FL_DPBAYES_LEDGER_KILLS", "1"))
 
 COMMON = """
@@ -266,7 +266,7 @@ def test_processes_on_one_ledger_never_pass_the_budget_together(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("durability", "kills", "seed", "processes"),
-    [("normal", 150, 1, 1), ("full", 100, 2, 1), ("full", 134, 3, 1), ("full", 33, 4, 2)],
+    [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)],
 )
 def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed, processes):
     report = _run(VICTIM + KILL, tmp_path, durability, FACTOR * kills, seed, processes)
@@ -281,7 +281,7 @@ def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("durability", "restores", "seed"), [("full", 50, 5)])
+@pytest.mark.parametrize(("durability", "restores", "seed"), [("full", 20, 5)])
 def test_ledger_put_back_at_any_instant_is_refused_or_lacks_nothing(tmp_path, durability, restores, seed):
     report = _run(VICTIM + RESTORE, tmp_path, durability, FACTOR * restores, seed)
     assert report["below"] == 0
@@ -294,5 +294,5 @@ def test_ledger_put_back_at_any_instant_is_refused_or_lacks_nothing(tmp_path, du
 
 @pytest.mark.slow
 def test_making_that_was_killed_can_be_ended(tmp_path):
-    report = _run(VICTIM + BIRTH, tmp_path, "full", 40 * FACTOR, 6)
+    report = _run(VICTIM + BIRTH, tmp_path, "full", 15 * FACTOR, 6)
     assert report["unusable"] == 0

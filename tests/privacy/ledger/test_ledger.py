@@ -15,12 +15,10 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
-from fl_dpbayes.privacy.ledger.data_version import DataVersion
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.running_process import this_process
-from fl_dpbayes.privacy.ledger.state import Cohort, Spending
-from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, Spending
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.privacy.ledger import running_process
-from fl_dpbayes.privacy.ledger.running_process import process_status, this_process
+from fl_dpbayes.privacy.ledger import takeover
+from fl_dpbayes.privacy.ledger.takeover import process_status, this_process
 
 NAME_OF_ANOTHER = (
-    "from fl_dpbayes.privacy.ledger.running_process import this_process; print(this_process(), flush=True); input()"
+    "from fl_dpbayes.privacy.ledger.takeover import this_process; print(this_process(), flush=True); input()"
 )
 
 
@@ -58,14 +58,14 @@ def test_what_is_no_name_is_unknown(process_id):
 
 def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch):
     process, name = other
-    read = running_process._state_and_start_time
+    read = takeover._state_and_start_time
 
     def hidden(process_id):
         if process_id != os.getpid():
             raise FileNotFoundError
         return read(process_id)
 
-    monkeypatch.setattr(running_process, "_state_and_start_time", hidden)
+    monkeypatch.setattr(takeover, "_state_and_start_time", hidden)
     assert process_status(name) == "unknown"
     process.kill()
     process.wait()
@@ -74,7 +74,7 @@ def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch):
 
 def test_without_proc_nothing_is_known(other, monkeypatch, tmp_path):
     _, name = other
-    monkeypatch.setattr(running_process, "_PROC", tmp_path)
+    monkeypatch.setattr(takeover, "_PROC", tmp_path)
     assert this_process() == ""
     assert process_status(name) == "unknown"
 
@@ -83,5 +83,5 @@ def test_proc_of_another_namespace_names_nobody(monkeypatch, tmp_path):
     (tmp_path / "self").symlink_to(str(os.getpid() + 1))
     for name in ("sys", str(os.getpid()), str(os.getpid() + 1)):
         (tmp_path / name).symlink_to(Path("/proc") / (name if name == "sys" else "self"))
-    monkeypatch.setattr(running_process, "_PROC", tmp_path)
+    monkeypatch.setattr(takeover, "_PROC", tmp_path)
     assert this_process() == ""

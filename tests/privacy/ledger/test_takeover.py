@@ -8,13 +8,11 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
-from fl_dpbayes.privacy.ledger import running_process
-from fl_dpbayes.privacy.ledger.file import LedgerError, transaction
-from fl_dpbayes.privacy.ledger.hash_chain import append_entry
+from fl_dpbayes.privacy.ledger import takeover
+from fl_dpbayes.privacy.ledger.file import LedgerError, append_entry, transaction
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.running_process import this_process
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending
-from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS, this_process
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.refusal import RefusalCode
 
@@ -110,7 +108,7 @@ def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it
     with open_ledger(path, COHORT, "full") as holder, open_ledger(path, COHORT, "full") as other:
         held = holder.reserve(SPENDING)
         with monkeypatch.context() as patch:
-            patch.setattr(running_process, "_PROC", tmp_path)
+            patch.setattr(takeover, "_PROC", tmp_path)
             assert other.reserve(SPENDING).reservation != held.reservation
         holder.commit(held.reservation, b"reply")
         assert other.reserve(SPENDING) == StoredReply(b"reply")

@@ -19,7 +19,7 @@ from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import UNITS, audit_noise, still_plan
 from fl_dpbayes.run.audit.sums import audit_sums
-from fl_dpbayes.samplers import noisy_gradient as drift
+from fl_dpbayes.samplers import chain
 
 SMALL = [
     "training={rounds=2, steps_per_round=5, burn_in=0, thinning=1}",
@@ -50,9 +50,9 @@ def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
 
 @pytest.mark.slow
 def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, capsys) -> None:
-    original = drift.private_drift
+    original = chain.noisy_gradient
     monkeypatch.setattr(
-        drift, "private_drift", lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})
+        chain, "noisy_gradient", lambda total, **rest: original(total, **rest | {"noise": rest["noise"] / 2})
     )
     assert audit_scenario(small(), Console(width=160), as_json=True) == 1
     found = json.loads(capsys.readouterr().out)

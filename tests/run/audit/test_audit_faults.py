@@ -29,11 +29,11 @@ from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import algorithm, chain, minibatch
-from fl_dpbayes.samplers import noisy_gradient as drift
 from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.engine import GradientEngine
 from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
+from fl_dpbayes.samplers.planned import PlannedChain
 
 RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")
@@ -59,9 +59,9 @@ def epsilon(scenario: Scenario, folder: Path, generator: np.random.Generator) ->
     return audit_canaries(scenario, folder, generator, most=600).checks
 
 
-def change_drift(patch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
-    original = drift.private_drift
-    patch.setattr(drift, "private_drift", lambda *states, **rest: original(*states, **(rest | change(rest))))
+def change_gradient(patch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
+    original = chain.noisy_gradient
+    patch.setattr(chain, "noisy_gradient", lambda *states, **rest: original(*states, **(rest | change(rest))))
 
 
 def change_run(patch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
@@ -69,8 +69,12 @@ def change_run(patch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> Non
     patch.setattr(clients.train, "run_chain", lambda *data, **rest: original(*data, **(rest | change(rest))))
 
 
+def with_noise(planned: PlannedChain, noise_multipliers: np.ndarray) -> PlannedChain:
+    return dataclasses.replace(planned, noise_multipliers=noise_multipliers)
+
+
 def half_the_noise(patch: pytest.MonkeyPatch) -> None:
-    change_drift(patch, lambda rest: {"noise": rest["noise"] / 2})
+    change_gradient(patch, lambda rest: {"noise": rest["noise"] / 2})
 
 
 def no_clipping(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +82,7 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def noise_over_root_batch_size(patch: pytest.MonkeyPatch) -> None:
-    change_drift(patch, lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])})
+    change_gradient(patch, lambda rest: {"noise": rest["noise"] / math.sqrt(rest["expected_batch_size"])})
 
 
 def stream_reused_between_rounds(patch: pytest.MonkeyPatch) -> None:
@@ -99,13 +103,15 @@ def realised_batch_size(patch: pytest.MonkeyPatch) -> None:
         return units
 
     patch.setattr(minibatch, "poisson_units", watched)
-    change_drift(patch, lambda rest: {"expected_batch_size": max(1, drawn[-1])})
+    change_gradient(patch, lambda rest: {"expected_batch_size": max(1, drawn[-1])})
 
 
 def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
     original = chain.run_chain
 
-    def faulty(module, *arguments, plan, units, **rest):
+    def faulty(*arguments, chain, **rest):
+        plan, units = chain.plan, chain.units
+
         def clipped_sum(module, features, labels, *, clip_norm, **rest):
             share = plan.prior_share / units
             gradients = per_example_gradients(module, features, labels)
@@ -113,7 +119,7 @@ def prior_inside_the_clip(patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(minibatch, "gradient_engine", lambda *_: GradientEngine("vmap", clipped_sum))
         patch.setattr(algorithm, "prior_gradient", lambda prior, vector: torch.zeros_like(vector))
-        return original(module, *arguments, plan=plan, units=units, **rest)
+        return original(*arguments, chain=chain, **rest)
 
     patch.setattr(clients.train, "run_chain", faulty)
 
@@ -124,7 +130,7 @@ def bias_without_noise(patch: pytest.MonkeyPatch) -> None:
         noise[-BIAS_SIZE:] = 0
         return {"noise": noise}
 
-    change_drift(patch, silenced)
+    change_gradient(patch, silenced)
 
 
 def clip_norm_schedule_not_followed_by_the_noise(patch: pytest.MonkeyPatch) -> None:
@@ -162,7 +168,7 @@ def clip_per_record(patch: pytest.MonkeyPatch) -> None:
         minibatch.BatchGradient,
         "_materialised_sum",
         lambda self, module, features, targets, counts: self._clipped_sum(
-            module, features, targets, clip_norm=self._clip_norm, clipping=self._clipping, loss=self._loss
+            module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss
         ),
     )
 
@@ -187,23 +193,23 @@ class Repeating:
 def noise_repeats_within_a_stretch(patch: pytest.MonkeyPatch) -> None:
     change_run(
         patch,
-        lambda rest: {"streams": dataclasses.replace(rest["streams"], noise=Repeating(rest["streams"].noise))},
+        lambda rest: {"streams": rest["streams"]._replace(noise=Repeating(rest["streams"].noise))},
     )
 
 
 def second_chain_with_a_hundredth_of_its_noise(patch: pytest.MonkeyPatch) -> None:
     def quiet(rest: dict) -> dict:
-        share = 1.0 if rest["first_step"] < rest["plan"].chain_steps else 0.01
-        return {"noise_multipliers": share * rest["noise_multipliers"]}
+        share = 1.0 if rest["steps"].start < rest["chain"].plan.chain_steps else 0.01
+        return {"chain": with_noise(rest["chain"], share * rest["chain"].noise_multipliers)}
 
     change_run(patch, quiet)
 
 
 def late_steps_with_half_their_noise(patch: pytest.MonkeyPatch) -> None:
     def quiet(rest: dict) -> dict:
-        sigmas = rest["noise_multipliers"].copy()
+        sigmas = rest["chain"].noise_multipliers.copy()
         sigmas[2 * len(sigmas) // 3 :] /= 2
-        return {"noise_multipliers": sigmas}
+        return {"chain": with_noise(rest["chain"], sigmas)}
 
     change_run(patch, quiet)
 
@@ -258,23 +264,22 @@ def descent_that_repeats_its_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def samples_kept_before_their_noise(patch: pytest.MonkeyPatch) -> None:
-    original, build, states = drift.private_drift, chain.build_algorithm, {}
+    original, build, states = chain.noisy_gradient, chain.build_algorithm, {}
 
     def watched(total: torch.Tensor, **rest) -> torch.Tensor:
-        states["drift"] = original(total, **(rest | {"noise": torch.zeros_like(rest["noise"])}))
+        states["gradient"] = original(total, **(rest | {"noise": torch.zeros_like(rest["noise"])}))
         return original(total, **rest)
 
     def built(*arguments):
         sound = build(*arguments)
 
         def step(state, noisy, size):
-            states["kept"] = sound.kernel.step(state, states["drift"], size).parameters
-            return sound.kernel.step(state, noisy, size)
+            states["kept"] = sound.step(state, states["gradient"], size).parameters
+            return sound.step(state, noisy, size)
 
-        kernel = dataclasses.replace(sound.kernel, step=step)
-        return dataclasses.replace(sound, kernel=kernel, draw=lambda *_: states["kept"])
+        return dataclasses.replace(sound, step=step, draw=lambda *_: states["kept"])
 
-    patch.setattr(drift, "private_drift", watched)
+    patch.setattr(chain, "noisy_gradient", watched)
     patch.setattr(chain, "build_algorithm", built)
 
 

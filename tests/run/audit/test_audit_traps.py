@@ -5,17 +5,15 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ExponentialStepSize, FlatPrior
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.privacy.events import history_of_steps, noise_of_steps
-from fl_dpbayes.samplers import minibatch
-from fl_dpbayes.samplers import noisy_gradient as drift
-from fl_dpbayes.samplers.chain import ChainStreams, run_chain
+from fl_dpbayes.samplers import chain, minibatch
 from fl_dpbayes.samplers.gradients import book_keeping
-from fl_dpbayes.samplers.minibatch import BatchGradient, poisson_units
+from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords, poisson_units
+from tests import chains
 
 # Steps of an epoch as 1 / q: for these many counts below 2000, int(1 / q) is one short.
 LOST_STEPS = [count for count in range(1, 2000) if int(1 / (1 / count)) != count]
@@ -45,25 +43,15 @@ def plan_of(steps: int, sampling_rate: float, pre_noise: float = 0.0) -> Trainin
 def run(plan: TrainingPlan, units: int = 3):
     module = build_model(LogisticModel(), Task(input_shape=(2,), classes=2), seed=0)
     records = np.random.default_rng(0).normal(size=(units, 2)).astype(np.float32)
-    return run_chain(
-        module,
-        records,
-        np.zeros(units, np.int64),
-        np.arange(units),
-        plan=plan,
-        noise_multipliers=np.linspace(2.0, 1.0, plan.total_steps),
-        units=units,
-        first_step=0,
-        steps=plan.total_steps,
-        start={"parameters": to_vector(module)},
-        streams=ChainStreams(*(np.random.default_rng(seed) for seed in (1, 2, 3, 4))),
-    )
+    unlabelled = np.zeros(units, np.int64), np.arange(units)
+    sigmas = np.linspace(2.0, 1.0, plan.total_steps)
+    return chains.run(module, (records, *unlabelled), plan, sigmas, streams=chains.streams_of(1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("pre_noise", [0.0, 0.1])
 def test_clipping_and_noise_use_one_clip_norm_at_every_step(monkeypatch, pre_noise: float) -> None:
     clipped, noised = [], []
-    ghost, materialised, step = book_keeping.clipped_sum, minibatch.sum_clipped, drift.private_drift
+    ghost, materialised, step = book_keeping.clipped_sum, minibatch.sum_clipped, chain.noisy_gradient
 
     def watched_ghost(*arguments, clip_norm, **rest):
         if np.isfinite(clip_norm):  # The choice of the engine probes it without clipping.
@@ -80,7 +68,7 @@ def test_clipping_and_noise_use_one_clip_norm_at_every_step(monkeypatch, pre_noi
 
     monkeypatch.setattr(book_keeping, "clipped_sum", watched_ghost)
     monkeypatch.setattr(minibatch, "sum_clipped", watched_materialised)
-    monkeypatch.setattr(drift, "private_drift", watched_step)
+    monkeypatch.setattr(chain, "noisy_gradient", watched_step)
     run(plan_of(7, 1.0, pre_noise))
     assert noised == [1.7] * 7
     # What rounding can add to the sum is taken off the bound of each contribution.
@@ -110,17 +98,9 @@ def test_chain_runs_every_planned_step_whatever_the_sampling_rate(count: int, di
 def participation(steps: int, units: int, sampling_rate: float, seed: int) -> np.ndarray:
     """Say which unit is in which batch, read from the clipped sums: each unit owns an input."""
     module = build_model(LogisticModel(), Task(input_shape=(units,), classes=2), seed=0)
-    gradient = BatchGradient(
-        module,
-        np.eye(units, dtype=np.float32),
-        np.zeros(units, np.int64),
-        np.arange(units),
-        units=units,
-        clip_norm=10.0,
-        sampling_rate=sampling_rate,
-        sampling_generator=np.random.default_rng(seed),
-        device="cpu",
-    )
+    records = TrainingRecords(np.eye(units, dtype=np.float32), np.zeros(units, np.int64), np.arange(units))
+    privacy = NoPrivacyPlan(kind="none", sampling_rate=sampling_rate, clip_norm=10.0)
+    gradient = BatchGradient(module, records, privacy, units, chains.streams_of(seed, 1, 2, 3))
     sums = torch.stack([gradient().total for _ in range(steps)])
     return (sums[:, :units] != 0).numpy()
 

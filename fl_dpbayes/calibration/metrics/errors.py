@@ -1,0 +1,179 @@
+"""Calibration errors from merged sums: how far confidence and frequency lie apart, and the bars of a diagram of it.
+
+Functions of `table` read sums of 1, p and y per bin, shape (B, >= 3); functions of `statistics` choose table and bins.
+Without records every error is undefined, None; the others lie in [0, 1].
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+from scipy.stats import binom
+
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, REPORT_BINS, Floats, coarsen, equal_mass
+from fl_dpbayes.calibration.intervals import TAILS, Measured
+from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
+
+
+def bin_gaps(table: Floats) -> tuple[Floats, Floats]:
+    """Return mean confidence minus frequency of each bin that holds records, and the bins' shares of the records."""
+    filled = table[table[:, COUNT] > 0]
+    return (filled[:, CONFIDENCE] - filled[:, OUTCOME]) / filled[:, COUNT], filled[:, COUNT] / filled[:, COUNT].sum()
+
+
+def mean_absolute_gap(table: Floats) -> float | None:
+    """Return sum_b (n_b / N) |p_b - y_b| over the bins of a table (Naeini et al. 2015), or None without records."""
+    gaps, shares = bin_gaps(table)
+    return float(shares @ np.abs(gaps)) if gaps.size else None
+
+
+def mean_square_gap(table: Floats) -> float | None:
+    """Return sum_b (n_b / N) (p_b - y_b)^2 over the bins of a table, biased upwards; None without records."""
+    gaps, shares = bin_gaps(table)
+    return float(shares @ gaps**2) if gaps.size else None
+
+
+def ece(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return the expected calibration error of the top label in equal-width bins, sum_b (n_b / N) |conf_b - acc_b|.
+
+    Biased upwards for small N: show `intervals.ece_if_calibrated` beside it.
+
+    Source: Guo et al., "On calibration of modern neural networks", ICML 2017, equation 3.
+    """
+    return mean_absolute_gap(coarsen(statistics.top_label, bins))
+
+
+ece_10 = partial(ece, bins=10)
+ece_20 = partial(ece, bins=20)
+
+
+def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
+    """Return the expected calibration error of the top label in ranges of about equally many records.
+
+    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of cells of the merged histogram.
+
+    Source: Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language processing
+        models", EMNLP 2015, section 4.
+    """
+    return mean_absolute_gap(equal_mass(statistics.top_label, ranges))
+
+
+def ece_binary(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return sum_b (n_b / N) |p_b - y_b| of p(y = 1), not the number of the top label; None but for 2 classes.
+
+    Source: Naeini, Cooper, Hauskrecht, "Obtaining well calibrated probabilities using Bayesian binning", AAAI 2015.
+    """
+    return mean_absolute_gap(coarsen(statistics.class_wise[1], bins)) if statistics.classes == 2 else None
+
+
+def mce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return the largest gap |conf_b - acc_b| of the top label over equal-width bins (Guo et al. 2017, equation 5)."""
+    gaps, _ = bin_gaps(coarsen(statistics.top_label, bins))
+    return float(np.abs(gaps).max()) if gaps.size else None
+
+
+def rms_debiased(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> Measured | None:
+    """Return the debiased root-mean-square gap of the top label over equal-width bins, with its interval.
+
+    sqrt(max(0, debiased_mean_square_gap)): the debiased square of a calibrated model is negative about half of the
+    time, which is shown as 0.
+    """
+    if statistics.count == 0:
+        return None
+    table = coarsen(statistics.top_label, bins)
+    return Measured(math.sqrt(max(0.0, float(debiased_mean_square_gap(table)))), rms_interval(table))
+
+
+def sce(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return the static calibration error (1 / C) sum_c sum_b (n_bc / N) |acc_bc - conf_bc|, in equal-width bins.
+
+    Source: Nixon et al., "Measuring calibration in deep learning", CVPR workshops 2019, section 3.
+    """
+    return _mean_over_classes([mean_absolute_gap(coarsen(table, bins)) for table in statistics.class_wise])
+
+
+def ace(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
+    """Return the adaptive calibration error (1 / C) sum_c sum_r (n_rc / N) |acc_rc - conf_rc|, in equal-mass ranges.
+
+    That is Nixon's 1 / (C R) where masses are equal. The ranges are unions of cells of the merged histogram, so ties
+    and crowded cells make them unequal; hence the weights.
+
+    Source: Nixon et al., "Measuring calibration in deep learning", CVPR workshops 2019, section 3.
+    """
+    return _mean_over_classes([mean_absolute_gap(equal_mass(table, ranges)) for table in statistics.class_wise])
+
+
+def ece_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return sum_b (n_b / N) |mean_b p - mean_b q|, q = p(y = top label | x): `ece` without the chance in the labels.
+
+    None unless the truth of every record is known, as next.
+    """
+    table = _with_truth(statistics, bins)
+    return None if table is None else mean_absolute_gap(table)
+
+
+def rms_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
+    """Return sqrt(sum_b (n_b / N) (mean_b p - mean_b q)^2), which `rms_debiased` estimates."""
+    table = _with_truth(statistics, bins)
+    square = None if table is None else mean_square_gap(table)
+    return None if square is None else math.sqrt(square)
+
+
+def _mean_over_classes(errors: list[float | None]) -> float | None:
+    defined = [error for error in errors if error is not None]
+    return float(np.mean(defined)) if defined else None
+
+
+def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats | None:
+    """Put sums of true probabilities in the place of those of outcomes."""
+    if statistics.truth_count < statistics.count:
+        return None
+    columns = [statistics.top_label[:, COUNT], statistics.top_label[:, CONFIDENCE], statistics.truth]
+    return coarsen(np.stack(columns, axis=1), bins)
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """One bar of the diagram; `n` over all bins is the histogram of confidence.
+
+    Attributes:
+        low: lower edge of the bin.
+        high: upper edge.
+        n: records in it.
+        confidence: their mean top-label probability; None without records, as the next three.
+        accuracy: share whose top label is right.
+        band_low: 2.5 % quantile of the accuracy of n records if `confidence` were the truth.
+        band_high: 97.5 % quantile.
+    """
+
+    low: float
+    high: float
+    n: int
+    confidence: float | None = None
+    accuracy: float | None = None
+    band_low: float | None = None
+    band_high: float | None = None
+
+    def as_row(self) -> dict[str, float | int | None]:
+        """Return the bin as a dictionary of plain numbers."""
+        return asdict(self)
+
+
+def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> tuple[ReliabilityBin, ...]:
+    """Return the bins of a top-label reliability diagram with a pointwise 95 % consistency band, empty ones included.
+
+    The band holds the quantiles of Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not narrower than
+    the law of the sum of outcomes with unequal confidences.
+    """
+    rows = []
+    for position, sums in enumerate(coarsen(statistics.top_label, bins)):
+        n, edges = int(sums[COUNT]), (position / bins, (position + 1) / bins)
+        if n == 0:
+            rows.append(ReliabilityBin(*edges, 0))
+            continue
+        confidence = min(1.0, float(sums[CONFIDENCE] / n))
+        band = (float(binom.ppf(tail, n, confidence)) / n for tail in TAILS)
+        rows.append(ReliabilityBin(*edges, n, confidence, float(sums[OUTCOME] / n), *band))
+    return tuple(rows)

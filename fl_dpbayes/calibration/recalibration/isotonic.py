@@ -1,0 +1,137 @@
+"""Isotonic recalibration: a rising map of one probability, fitted by the server to counts that sites add up.
+
+Two classes: the map is of p_1, the probability of class 1. More classes: the map is of the largest probability, whose
+outcome is whether the top label is right, and the other probabilities share what is left as before. One map per class
+(Zadrozny and Elkan 2002) would spread the same records and a larger sensitivity over C tables, and at a hospital most
+bins of most classes would be empty; the top label has them all in one. A mapped top label may fall below the second.
+
+A bin's knot lies at the mean of its probabilities, and the map is linear between knots, so a calibrated prediction
+stays as it is and the order of records is kept wherever values differ; steps would leave one value per bin. Beyond the
+outermost knots, where nothing was measured, the map is constant.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.isotonic import isotonic_regression
+
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats, bin_index, on_grid
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
+
+LARGEST_DEVIATION = 0.1  # of the privacy noise in a bin's share of outcomes
+FEWEST_RECORDS = 2.0
+
+
+def count(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
+    """Count records with probabilities (N, C) and labels (N,) in equal-width bins of the probability the map is of.
+
+    Returns:
+        Sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3). A record adds at most 1 to each column of one bin, so
+        the table's sensitivity is `release.sensitivity(3)`.
+    """
+    if probabilities.shape[1] == 2:
+        mapped, outcome = probabilities[:, 1], labels == 1
+    else:
+        mapped, outcome = probabilities.max(axis=1), labels == probabilities.argmax(axis=1)
+    # Rounding may put a probability above 1, and the sensitivity holds up to 1.
+    mapped = np.clip(mapped, 0.0, 1.0)
+    table = np.zeros((ISOTONIC_BINS, SENT_COLUMNS))
+    np.add.at(
+        table, bin_index(mapped, ISOTONIC_BINS), np.column_stack([np.ones_like(mapped), on_grid(mapped), outcome])
+    )
+    return table
+
+
+def fit(table: NoisedTable) -> RecalibrationMap | None:
+    """Fit the rising map of least weighted squares to counts of one or more sites (pool adjacent violators).
+
+        v = argmin_{v_1 <= ... <= v_J} sum_j n_j (y_j / n_j - v_j)^2,   then clipped to [1/(N+2), 1 - 1/(N+2)]
+
+    over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most LARGEST_DEVIATION; N
+    records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
+
+    Args:
+        table: merged sums of `count`, with the standard deviation of the noise on each; 0 for exact sums.
+
+    Returns:
+        The map; bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
+    """
+    groups = _clear_groups(table)
+    if len(groups) < 2:
+        return None
+    sums = np.stack([table.sums[low:high].sum(axis=0) for low, high in groups])
+    edges = np.array(groups) / ISOTONIC_BINS
+    counts = sums[:, COUNT]
+    positions = np.clip(sums[:, CONFIDENCE] / counts, edges[:, 0], edges[:, 1])
+    floor = 1 / (counts.sum() + 2)
+    values = isotonic_regression(sums[:, OUTCOME] / counts, sample_weight=counts, y_min=floor, y_max=1 - floor)
+    sizes = [high - low for low, high in groups]
+    return _map(np.repeat(positions, sizes), np.repeat(values, sizes))
+
+
+def identity() -> RecalibrationMap:
+    """Return the isotonic map that changes nothing."""
+    knots = np.linspace(0.0, 1.0, ISOTONIC_BINS)
+    return _map(knots, knots)
+
+
+def apply(probabilities: Floats, parameters: Floats) -> Floats:
+    """Map p_1 of two classes, or the largest probability of more, and let the others share the rest as before."""
+    positions, first = np.unique(parameters[:ISOTONIC_BINS], return_index=True)
+    values = parameters[ISOTONIC_BINS:][first]
+    if probabilities.shape[1] == 2:
+        mapped = _interpolated(probabilities[:, 1], positions, values)
+        return np.column_stack([1 - mapped, mapped])
+    rows, top = np.arange(len(probabilities)), probabilities.argmax(axis=1)
+    mapped = _interpolated(probabilities[rows, top], positions, values)
+    others = probabilities.copy()
+    others[rows, top] = 0.0
+    totals = others.sum(axis=1, keepdims=True)
+    alike = np.full_like(others, 1 / (probabilities.shape[1] - 1))
+    alike[rows, top] = 0.0
+    shares = np.divide(others, totals, out=alike, where=totals > 0)
+    shares *= (1 - mapped)[:, None]
+    shares[rows, top] = mapped
+    return shares
+
+
+def _interpolated(probabilities: Floats, positions: Floats, values: Floats) -> Floats:
+    # Between knots nearly at one place the slope overflows. An error would tell the sender of such knots, without
+    # noise, that a record lies there.
+    return np.clip(np.interp(probabilities, positions, values), 0.0, 1.0)
+
+
+def describe(parameters: Sequence[float]) -> str:
+    """Say what the map does, and how many of its knots have places of their own."""
+    return f"an isotonic map on {ISOTONIC_BINS} merged bins ({len(set(parameters[:ISOTONIC_BINS]))} distinct)"
+
+
+def _clear_groups(table: NoisedTable) -> list[tuple[int, int]]:
+    """Join neighbouring bins [low, high) until each count is clear of its noise; empty where even all are not."""
+
+    def clear(low: int, high: int) -> bool:
+        count = table.sums[low:high, COUNT].sum()
+        return bool(count >= max(FEWEST_RECORDS, table.noise_std * np.sqrt(high - low) / LARGEST_DEVIATION))
+
+    groups: list[tuple[int, int]] = []
+    low = 0
+    for high in range(1, ISOTONIC_BINS + 1):
+        if clear(low, high):
+            groups.append((low, high))
+            low = high
+    if low < ISOTONIC_BINS and groups:
+        groups[-1] = (groups[-1][0], ISOTONIC_BINS)
+        # Joining adds noise, and a noisy count may be negative, so what was clear may not stay so.
+        while groups and not clear(*groups[-1]):
+            joined = groups.pop()
+            if groups:
+                groups[-1] = (groups[-1][0], joined[1])
+    return groups
+
+
+def _map(positions: Floats, values: Floats) -> RecalibrationMap:
+    # Rounding must not let a knot fall or leave [0, 1].
+    knots = [np.clip(np.maximum.accumulate(part), 0.0, 1.0) for part in (positions, values)]
+    return RecalibrationMap(method="isotonic", parameters=tuple(map(float, np.concatenate(knots))))

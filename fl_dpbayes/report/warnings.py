@@ -1,0 +1,201 @@
+"""The sentence of every kind of warning, and the same warning of several sites as one line."""
+
+import string
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.warning import RunWarning
+
+
+def _few_samples(samples: int, least: int, chains: int, apart: str = "") -> str:
+    text = (
+        f"{counted(samples, 'sample')}{' per chain' if chains > 1 else ''} cannot show whether the sampler has mixed: "
+        f"keep at least {least} (lower thinning or burn_in, or run more rounds)."
+    )
+    return text + (f" At {apart} they already show that it has not." if apart else "")
+
+
+def _not_mixed(certain: bool, chains: int, share: float, largest: float, hot: bool) -> str:
+    between = "the chains disagree" if chains > 1 else "the chain's first and second half disagree"
+    remedy = " or run more steps" if hot else ", run more steps, or take larger steps (hotter if private)"
+    return (
+        f"The sampler {'has not' if certain else 'may not have'} mixed: {between} in {share:.0%} of the quantities "
+        f"looked at (R-hat above 1.1, largest {largest:.2f}). Lengthen burn_in{remedy}."
+    )
+
+
+def _hot(
+    planned: float, mean: float, site: str = "", sites: int = 1, friction: float = 0.0, momentum: float = 0.0
+) -> str:
+    which = f"{site}{f', the hottest of {sites} such sites' if sites > 1 else ''}: " if site else ""
+    lever = (
+        f", more friction than {friction:g}" if friction else f", less momentum than {momentum:g}" if momentum else ""
+    )
+    return (
+        f"{which}Privacy needs more noise than temperature {planned:g}: the chain sampled at {mean:.3g}, so its "
+        f"posterior is about {(mean / planned) ** 0.5:.2g} times too wide. Smaller steps{lever}, a larger budget or "
+        "more units cool it."
+    )
+
+
+# `{name:count noun}` writes "1 noun", "2 nouns"; all else is as in `str.format`.
+SENTENCES: dict[str, str | Callable[..., str]] = {
+    # Who takes part.
+    "no-card": "a node did not join: {reason}",
+    "card-changed": "{site} did not come back: its card is not what it was",
+    "other-task": "{site} did not join: its records or classes differ from {task}",
+    "came-back": "round {round}: {site} came back",
+    "came-back-elsewhere": "round {round}: {site} came back on another node",
+    "joined": "round {round}: {site} joined the training",
+    "silent": "{site} gave no reply in {silent} rounds in a row (resources.silent_rounds) and is asked to train no "
+    "more",
+    "missing": "{site} was missing when the run was resumed",
+    "prior-repeated": "the plan shares the prior between the {planned} training sites of the start and more have "
+    "joined: the posterior counts it {times:.3g} times",
+    "share-not-kept": "only {sites:count site} took part, so each weighs {weight:.3g}, above aggregation.largest_share "
+    "{share:g}",
+    "heaviest": "{site} declares {units} of {all} units and has {weight:.0%} of the weight, more than all other sites "
+    "together; its size is its own word: set aggregation.largest_share, or site_weights = 'uniform', if one site must "
+    "not decide",
+    # Replies.
+    "dropped": "{stage}: a reply to no open request was dropped: a duplicate, or one that came too late",
+    "not-usable": "round {round}: {site}: {status} {detail}",
+    "left-out": "round {round}: {site} is left out: {reason}",
+    "left-out-of-posterior": "{site} is left out of the posterior: {reason}",
+    "too-few-for-rule": "{site} is left out of the posterior: it released {samples:count sample}, aggregation.rule "
+    "{rule!r} needs {least}",
+    "rule-failed": "aggregation.rule {rule!r}: {reason}",
+    "no-posterior": "no posterior could be formed of what the sites released: {reason}",
+    "old-factor": "round {round}: {site} keeps its old factor: {reason}",
+    "old-factor-jointly": "round {round}: {site} keeps its old factor: with the others' {reason}",
+    "old-factor-too-sharp": "round {round}: {site} keeps its old factor: the planned steps are too long for the "
+    "precision that its samples claim, and other sites' chains would diverge",
+    # The posterior.
+    "not-private": "Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their "
+    "records.",
+    "different-starts": "aggregation.rule {rule!r} averages weights over {chains} chains that start from different "
+    "weights, whose hidden units do not match: run one chain, or choose rule 'mixture'",
+    "units-reordered": "the units of {array!r} at site {other!r} match those at {first!r} better in another order: the "
+    "sites started from different weights or have swapped hidden units, so averaging weights mixes unlike units",
+    "move-shortened": "{site} moved the average more than aggregation.move_bound, {bound:g}, times as far as the "
+    "median site, and was shortened to that: it is hostile, broken, or differs much from the others. The posterior "
+    "counts its records less, and no temperature is shown for it",
+    "too-few-to-trim": "with states of {sites} sites only {trimmed} bad ones could be borne, not {asked}: set "
+    "resources.min_sites to {needed} or more to stop instead",
+    "no-temperature": "aggregation.robust {robust!r}: the averaged states follow no posterior of a known temperature, "
+    "so none is shown for them",
+    "reweighted": "the averaged chain targets a reweighted posterior: a record of {most} counts {most_times:.3g} "
+    "times, one of {least} {least_times:.3g} times; with aggregation.site_weights = 'units' and no largest_share each "
+    "counts once",
+    "drift": "between two averages the sites drift apart: after {steps} steps of their own the averaged chain's mean "
+    "can be off by about {drift:.1f} standard deviations of the chain, at whatever temperature: lower "
+    "training.steps_per_round (with 1 there is no drift), or choose a rule on independent chains",
+    "temperature-zero": "site {site!r} has samples at temperature 0: the spread of its samples is used uncorrected, "
+    "and is that of its posterior only by chance",
+    "temperatures-differ": "the sites' temperatures range from {least:.3g} to {most:.3g}: hotter sites predict less "
+    "surely, and combining predictions does not correct for it",
+    "few-effective": "site {site!r} has only {effective:.1f} effective samples of the {least} that its precision "
+    "needs: its weight is uncertain, and is that of the least number",
+    "one-sample-delta": "site {site!r} sent one sample, which has no covariance: its delta is FedAvg's",
+    "prior-share": "{sites} sites with a prior share of {share:g} count the prior {times:g} times: let each target the "
+    "share 1/{sites}, or use a rule that divides by the prior",
+    "precision-floored": "the product is less precise than the prior in {raised} of {parameters} directions and was "
+    "set to the prior's precision there: the sites' precisions are too uncertain to divide by the prior, send more "
+    "samples",
+    "conflict": "the sites' posteriors lie so far apart, or so few samples tell their precisions, that the mean of "
+    "their product is known to about {error:.1f} of its standard deviations only: send more samples, combine fewer "
+    "parameters, or choose a rule without precisions",
+    "noisy-factor": "the factor of site {site!r} has a negative precision in {raised} of {directions} directions, "
+    "where it now counts for the mean only: lower the damping or send more samples",
+    "evidence-unused": "aggregation.rule 'pvi': {rounds:count round} at damping {damping:g} use only {used:.0%} of the "
+    "evidence: run more rounds, or raise damping",
+    "evidence-unused-noisy": "aggregation.rule 'pvi': {rounds:count round} at damping {damping:g} use only {used:.0%} "
+    "of the evidence: run more rounds; do not raise damping, since the factors are noisy ({negative} of {directions} "
+    "directions of negative precision at {worst})",
+    "step-too-long": "the step size is long for q's largest precision over the {units} units of {smallest} (the "
+    "product over n is {stiffness:.2g}; at 2 chains diverge), so its answer is too wide: lower "
+    "sampler.step_size.initial, or take more steps per round if the chains have not spread in so few",
+    "distillation-stopped": "the fit of the distilled network stopped at aggregation.iterations = {iterations} before "
+    "it converged; it differs from its teacher by {divergence:.3g} nats at the average input: raise iterations",
+    "distillation-differs": "the distilled network differs from its teacher by {divergence:.3g} nats at the average "
+    "input, so it predicts otherwise than the sites' samples together: choose a larger model or rule 'mixture'",
+    "distillation-synthetic": "the distilled network was compared with its teacher at made-up inputs only: how far it "
+    "follows it for records is not known, and on handwritten digits it did not follow it well: prefer public records "
+    "(aggregation.public)",
+    # Chains.
+    "optimiser": "The samples are states of the optimiser {sampler}, not posterior samples: their average may predict "
+    "well, but how far they spread is not the posterior's uncertainty.",
+    "hot": _hot,
+    "few-samples": _few_samples,
+    "not-mixed": _not_mixed,
+    "not-moved": "The samples are all the same: the chain did not move, so they say nothing about uncertainty.",
+    "few-independent": "{samples} samples are worth about {effective:.0f} independent ones: uncertainties from them "
+    "are rough. Run more steps, or raise thinning to keep the same number of samples further apart.",
+    "one-point": "aggregation.rule {rule!r} makes one point by design: a point estimate, whose epistemic uncertainty "
+    "is unknown, not none.",
+    "one-sample": "The posterior is one sample, so nothing is averaged: it is a point estimate, and its epistemic "
+    "uncertainty is unknown, not none. Lower burn_in or thinning, or run more rounds.",
+    # Recalibration and evaluation.
+    "not-recalibrated": "{site} did not recalibrate: {reason}",
+    "map-noise": "recalibration is mostly noise: at {name}, with {units} units, privacy alone moves its parameters by "
+    "{deviation:.3g} (a standard deviation; {largest} is already much): do not use its map; raise "
+    "recalibration.fraction or epsilon, or lower its step_size or clip_norm",
+    "counts-noise": "recalibration is mostly noise: in the counts of {where}, fewer than two bins hold enough records "
+    "for a share known to {largest:g} (a standard deviation of the privacy noise): the isotonic map changes nothing "
+    "there; raise recalibration.fraction or epsilon, or choose method 'temperature'",
+    "fewer-evaluated": "{fitting} samples of each predictor were evaluated, not {asked}: more exceed {mebibytes} MiB "
+    "in one message",
+    "no-evaluation": "{site} sent no evaluation: {reason}",
+    "no-evaluation-in-time": "{site} sent no evaluation in time",
+    "gone": "{site} sent no evaluation: it has been gone since the run was resumed",
+    "policy": "{sites}: by policy no evaluation left (NOT_SENT)",
+    "same-records": "{role} sites hold the same records (records_of), so they are not pooled: the same patients would "
+    "count several times, and the interval would be too narrow; compare these sites one by one",
+    "subgroups-left-out": "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many classes",
+    "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of role "
+    "{role!r}, more than all other sites together; its count is its own word: compare the sites' own rows",
+    "decisive": "{site} decides what is pooled over the {sites} {role} sites: their {metric} is {value:.3f} "
+    "[{low:.3f}, {high:.3f}] with it and {without:.3f} without it; sites may differ that much, or one be broken or "
+    "made up: read the sites' own rows",
+}
+
+
+class _Words(string.Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("count "):
+            return counted(value, format_spec.removeprefix("count "))
+        # A number that is not finite comes as text.
+        return value if isinstance(value, str) else super().format_field(value, format_spec)
+
+
+def sentence(warning: RunWarning) -> str:
+    """Say a warning in words; `of` among its values, the names that it holds for, comes first."""
+    said, values = SENTENCES[warning.kind], dict(warning.values)
+    sites = values.pop("of", "")
+    text = said(**values) if callable(said) else _Words().format(said, site=warning.site, **values).strip()
+    return f"{sites}: {text}" if sites else text
+
+
+def sentences(warnings: Iterable[RunWarning]) -> list[str]:
+    """Say each warning once, and what is said of several sites once, with the sites that it holds for.
+
+    Returns:
+        Sentences at the place of their first warning. Warnings of one kind that differ only by their site, or by
+        numbers that belong to it (another round is another matter), are one sentence.
+    """
+    groups: dict[tuple[object, ...], list[RunWarning]] = {}
+    for warning in dict.fromkeys(warnings):
+        shared = [(name, value) for name, value in warning.values if name == "round" or isinstance(value, str)]
+        key = (warning.kind, *shared) if warning.site else (warning,)
+        groups.setdefault(key, []).append(warning)
+    return [_joined(group) for group in groups.values()]
+
+
+def _joined(group: list[RunWarning]) -> str:
+    first, *others = group
+    names = [name for name in dict.fromkeys(warning.site for warning in others) if name != first.site]
+    if not names:
+        return sentence(first)
+    alike = all(warning.values == first.values for warning in others)
+    return f"{sentence(first).rstrip('.')} ({'the same' if alike else 'and likewise'} at {', '.join(names)})."

@@ -1,0 +1,212 @@
+"""Posteriors that are known exactly, and chains on them: one harness for samplers and for rules that join samples.
+
+A target holds a site's records and everything public of its chain: prior to the power `share`, sampling rate q, clip
+norm C (which clips nothing here) and n units of one record each. `independent_chains` runs a sampler many times at once
+on one, as `run_chain` would. Tolerances are standard errors of the draws, never a free choice.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_dpbayes.config.sampler import ConstantStepSize, GaussianPrior, Sampler
+from fl_dpbayes.samplers.algorithm import build_algorithm, prior_energy_gradient
+from fl_dpbayes.samplers.chain import noisy_gradient
+from fl_dpbayes.samplers.noise import NoiseScale
+from fl_dpbayes.samplers.state_vectors import ChainState, initial_vectors
+
+CHAINS = 20_000
+SIZE = ConstantStepSize(initial=0.1)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Records (n, d) and targets (n,) of a model whose loss depends on x w alone, and the settings of a chain."""
+
+    features: np.ndarray
+    targets: np.ndarray
+    prior: GaussianPrior = field(default_factory=lambda: GaussianPrior(scale=0.8))
+    share: float = 0.5
+    sampling_rate: float = 1.0
+    clip_norm: float = 1.5
+
+    @property
+    def units(self) -> int:
+        return len(self.targets)
+
+    def scale(self, friction: float = 1.0) -> NoiseScale:
+        return NoiseScale(self.clip_norm, self.sampling_rate * self.units, self.units, friction)
+
+    def errors(self, outputs: Any) -> Any:
+        """Slope of each record's loss by its output x w, an array or a tensor of the outputs' shape."""
+        raise NotImplementedError
+
+    @property
+    def posterior_mean(self) -> np.ndarray:
+        raise NotImplementedError
+
+
+class Regression(Target):
+    """loss_i = (x_i w - y_i)^2 / 2: the posterior is N(m, (n H)^-1), H the curvature of the mean energy.
+
+    A step is linear in z = (w - m, momentum), z <- A z + g noise, so the stationary covariance solves
+
+        Cov z = A Cov z A' + g [q (1 - q) / B^2 sum_i x_i x_i' (x_i' Cov w x_i + r_i^2) + (sigma C / B)^2 I] g'
+
+    exactly, Poisson batches included: r_i is record i's residual at m; A and g are read off the sampler's step.
+    """
+
+    def errors(self, outputs: Any) -> Any:
+        return outputs - (torch.from_numpy(self.targets).to(outputs) if torch.is_tensor(outputs) else self.targets)
+
+    @property
+    def curvature(self) -> np.ndarray:
+        prior_precision = self.share / self.prior.scale**2
+        return (self.features.T @ self.features + prior_precision * np.eye(self.features.shape[1])) / self.units
+
+    @property
+    def posterior_mean(self) -> np.ndarray:
+        return np.linalg.solve(self.units * self.curvature, self.features.T @ self.targets)
+
+    def stationary_covariance(self, sampler: Sampler, step_size: float, noise_scale: float) -> np.ndarray:
+        """Solve the fixed point above for Cov w, noise_scale = sigma C / B."""
+        dimensions, rate = len(self.curvature), self.sampling_rate
+        transition, gain = linear_step(sampler, step_size, self.curvature)
+        residuals = self.features @ self.posterior_mean - self.targets
+        weight = rate * (1 - rate) / (rate * self.units) ** 2
+
+        def new_noise(position_covariance: np.ndarray, residual_squares: Any, constant: float) -> np.ndarray:
+            spread = np.einsum("ni,ij,nj->n", self.features, position_covariance, self.features) + residual_squares
+            batch = weight * (self.features.T * spread) @ self.features
+            return gain @ (batch + constant * np.eye(dimensions)) @ gain.T
+
+        size, columns = len(transition), []
+        for unit in np.eye(size * size):
+            covariance = unit.reshape(size, size)
+            image = transition @ covariance @ transition.T + new_noise(covariance[:dimensions, :dimensions], 0.0, 0.0)
+            columns.append((covariance - image).ravel())
+        constant = new_noise(np.zeros((dimensions, dimensions)), residuals**2, noise_scale**2)
+        # A sampler without momentum leaves the second half of z alone, at zero.
+        solution = np.linalg.lstsq(np.array(columns).T, constant.ravel(), rcond=None)[0]
+        return solution.reshape(size, size)[:dimensions, :dimensions]
+
+    def law(self, sampler: Sampler, step_size: float, temperature: float) -> np.ndarray:
+        """T (n H)^-1 with the documented correction for the step size, at full batches."""
+        values, vectors = np.linalg.eigh(self.curvature)
+        correction = 1 - step_size * values / (2 * (2 - sampler.momentum_lost))
+        return vectors * (temperature / (self.units * values) / correction) @ vectors.T
+
+
+class Logistic(Target):
+    """loss_i = log(1 + exp(x_i w)) - y_i x_i w with two weights: the posterior's moments come from a grid."""
+
+    def errors(self, outputs: Any) -> Any:
+        if torch.is_tensor(outputs):
+            return torch.sigmoid(outputs) - torch.from_numpy(self.targets).to(outputs)
+        return 1 / (1 + np.exp(-outputs)) - self.targets
+
+    def moments(self, temperature: float = 1.0, half_width: float = 8.0, points: int = 801) -> tuple[Any, Any]:
+        """Mean (2,) and covariance (2, 2) of p(w | records)^(1/T), summed over a grid."""
+        axis = np.linspace(-half_width, half_width, points)
+        grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
+        outputs = grid @ self.features.T
+        energy = (np.logaddexp(0, outputs) - outputs * self.targets).sum(axis=1)
+        energy += self.share * (grid**2).sum(axis=1) / (2 * self.prior.scale**2)
+        weights = np.exp(-(energy - energy.min()) / temperature)
+        mean = np.average(grid, axis=0, weights=weights)
+        return mean, np.cov(grid.T, aweights=weights, bias=True)
+
+    @property
+    def posterior_mean(self) -> np.ndarray:
+        return np.asarray(self.moments()[0])
+
+
+def regression(*, sampling_rate: float = 1.0, copies: int = 1, share: float = 0.5) -> Regression:
+    """Twelve records of two correlated inputs, each `copies` times."""
+    generator = np.random.default_rng(5)
+    features = generator.standard_normal((12, 2)) @ np.array([[1.0, 0.5], [0.0, 0.7]])
+    targets = features @ np.array([0.5, -1.0]) + 0.5 * generator.standard_normal(12)
+    return Regression(
+        np.tile(features, (copies, 1)), np.tile(targets, copies), share=share, sampling_rate=sampling_rate
+    )
+
+
+def logistic(*, share: float = 1.0, units: int = 40) -> Logistic:
+    """Records of two inputs and labels that follow a logistic model."""
+    generator = np.random.default_rng(6)
+    features = generator.standard_normal((units, 2))
+    truth = 1 / (1 + np.exp(-features @ np.array([1.0, -0.6])))
+    return Logistic(features, (generator.random(units) < truth).astype(float), GaussianPrior(scale=1.5), share)
+
+
+def linear_step(sampler: Sampler, step_size: float, curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A, shape (2 d, 2 d), and g, shape (2 d, d), of z <- A z + g noise on a mean energy of this curvature."""
+    eye = torch.eye(2 * len(curvature) + len(curvature), dtype=torch.float64)
+    position, momentum, noise = eye.split(len(curvature), dim=1)
+    state = ChainState({"parameters": position, "momentum": momentum})
+    after = build_algorithm(sampler, torch.nn.Identity()).step(
+        state, position @ torch.from_numpy(curvature) + noise, step_size
+    )
+    moved = after.vectors.get("momentum", torch.zeros_like(momentum))
+    columns = torch.cat([after.parameters, moved], dim=1).numpy().T
+    return columns[:, : 2 * len(curvature)], columns[:, 2 * len(curvature) :]
+
+
+def independent_chains(
+    target: Target,
+    sampler: Sampler,
+    step_size: float,
+    sigma: float,
+    *,
+    offset: float = 0.0,
+    steps: int = 150,
+    seed: int = 0,
+) -> np.ndarray:
+    """Final positions of many chains that start at the posterior mean plus an offset, shape (CHAINS, d)."""
+    generator = np.random.default_rng(seed)
+    step = build_algorithm(sampler, torch.nn.Identity()).step
+    features, scale = torch.from_numpy(target.features).float(), target.scale()
+    start = torch.from_numpy(target.posterior_mean + offset).float().repeat(CHAINS, 1)
+    state = ChainState(initial_vectors(sampler, start))
+    for _ in range(steps):
+        errors = target.errors(state.parameters @ features.T)
+        if target.sampling_rate < 1:
+            joins = generator.random((CHAINS, target.units), dtype=np.float32) < target.sampling_rate
+            errors = errors * torch.from_numpy(joins)
+        gradient = noisy_gradient(
+            errors @ features,
+            noise=torch.from_numpy(generator.standard_normal(tuple(state.parameters.shape), dtype=np.float32)),
+            noise_multiplier=float(sigma),
+            noise_unit=target.clip_norm,
+            expected_batch_size=scale.expected_batch_size,
+            data_free_gradient=prior_energy_gradient(target.prior, state.parameters, target.share),
+            units=target.units,
+        )
+        state = step(state, gradient, step_size)
+    return state.parameters.double().numpy()
+
+
+def assert_within_four_standard_errors(positions: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> None:
+    """Means and products of deviations from `mean`, positions (N, d), are the stated ones."""
+    error = positions - mean
+    assert (np.abs(error.mean(axis=0)) <= 4 * error.std(axis=0) / np.sqrt(len(error))).all()
+    products = error[:, :, None] * error[:, None, :]
+    assert (np.abs(products.mean(axis=0) - covariance) <= 4 * products.std(axis=0) / np.sqrt(len(error))).all()
+
+
+def check_gaussian_target(sampler: Sampler, *, temperature: float, step_size: float = 0.2, seed: int = 1) -> None:
+    """Check that a sampler's chains under Langevin noise of that temperature have the exact law of their step.
+
+    And that this law tends to the posterior at the temperature as steps get short.
+    """
+    target = regression()
+    scale = target.scale(sampler.momentum_lost)
+    for size in (step_size, 1e-4):
+        sigma = scale.langevin_noise(np.array([size]), temperature)[0]
+        law = target.stationary_covariance(sampler, size, sigma * target.clip_norm / target.units)
+        if size == step_size:
+            positions = independent_chains(target, sampler, size, sigma, seed=seed)
+            assert_within_four_standard_errors(positions, target.posterior_mean, law)
+    np.testing.assert_allclose(law, temperature * np.linalg.inv(target.units * target.curvature), rtol=1e-3)

@@ -1,0 +1,433 @@
+"""From a scenario to virtual sites: whose records are whose, what is checked first, and what is written down."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import safetensors.torch
+import torch
+from pydantic import ValidationError
+from rich.console import Console
+
+from fl_dpbayes.config.data import (
+    ClassesPartition,
+    DataSpec,
+    DirichletPartition,
+    FeaturePartition,
+    IIDPartition,
+    NaturalPartition,
+    QuantityPartition,
+    Shift,
+    SiteSpec,
+)
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.shared_records import check_shared_records, roles_sharing_records
+from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.sources import BuiltIn, Table
+from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
+from fl_dpbayes.models.backbone import _sha256
+from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.run.simulate import simulate
+from fl_dpbayes.run.stored_posterior import predict_records
+
+TRAIN = SiteSpec(role="train")
+HELD = SiteSpec(role="held_out", records=150)
+SITES = {
+    "zurich": TRAIN,
+    "held": HELD,
+    "bern": TRAIN,
+    "fewer": SiteSpec(role="shifted", records=200, shift=Shift(kind="prevalence", severity=4)),
+    "blurred": SiteSpec(role="shifted", records=100, shift=Shift(kind="blur")),
+    "basel": TRAIN,
+}
+HEART = DataSpec(source="heart")
+HOSPITALS = dict.fromkeys(("cleveland", "va", "hungarian"), TRAIN) | {"switzerland": SiteSpec(role="held_out")}
+PARTITIONS = [
+    IIDPartition(),
+    DirichletPartition(alpha=0.5),
+    ClassesPartition(classes_per_site=6),
+    QuantityPartition(alpha=1.0),
+    FeaturePartition(strictness=0.8),
+]
+
+
+@pytest.mark.parametrize("partition", PARTITIONS, ids=lambda partition: partition.kind)
+def test_written_sites_are_the_planned_ones(tmp_path, deal, partition):
+    dealt = deal(SITES, partition)
+    loaded = dealt.load(tmp_path)
+    paths = sorted((tmp_path / "sites").glob("*.toml"))
+    assert [path.name for path in paths][:3] == ["00-zurich.toml", "01-held.toml", "02-bern.toml"]
+    for site, expected in zip(loaded, dealt.plan.sites, strict=True):
+        assert (site.name, site.role) == (expected.name, expected.spec.role)
+        assert site.test.unit_count == expected.test_units
+        # What a virtual site declares is exact.
+        assert site.units == (expected.train_units if site.role == "train" else expected.test_units)
+        assert (0 if site.train is None else site.train.unit_count) == expected.train_units
+    # Each record is at one site.
+    indices = np.concatenate([site.indices for site in dealt.plan.sites])
+    assert np.array_equal(np.sort(indices), np.arange(1797))
+    # A population shift is counted in the plan.
+    fewer = dealt.plan.sites[3]
+    assert len(fewer.indices) == 200
+    assert 0 < fewer.test_units < 150
+    if partition.kind != "feature":
+        labels = load_source(BuiltIn(kind="digits"), "train").labels
+        train = [labels[site.indices] for site in dealt.plan.sites if site.spec.role == "train"]
+        pooled = np.bincount(np.concatenate(train), minlength=10) / sum(map(len, train))
+        by_hand = np.mean([np.abs(np.bincount(one, minlength=10) / len(one) - pooled).sum() / 2 for one in train])
+        assert dealt.plan.label_total_variation == pytest.approx(by_hand)
+        assert dealt.plan.feature_total_variation is None
+
+
+def test_equal_seeds_give_equal_sites_and_others_do_not(deal):
+    first, again, other = (deal(SITES, seed=seed).plan for seed in (1, 1, 2))
+    for a, b, c in zip(first.sites, again.sites, other.sites, strict=True):
+        assert np.array_equal(a.indices, b.indices)
+        assert (a.split_key, a.shift_seed) == (b.split_key, b.shift_seed)
+        assert not np.array_equal(a.indices, c.indices)
+        assert a.split_key != c.split_key
+    assert len({site.split_key for site in first.sites}) == len({site.shift_seed for site in first.sites}) == len(SITES)
+
+
+def test_severities_have_the_same_patients(tmp_path, deal):
+    tests = []
+    for severity in (1, 5):
+        sites = SITES | {"blurred": SiteSpec(role="shifted", records=100, shift=Shift(kind="blur", severity=severity))}
+        tests.append(deal(sites).load(tmp_path / str(severity))[4].test)
+    assert np.array_equal(tests[0].labels, tests[1].labels)
+    assert not np.array_equal(tests[0].features, tests[1].features)
+
+
+def test_site_files_hold_ledger_policy_and_settings(tmp_path):
+    scenario = load_scenario("quickstart", [
+        "privacy.epsilon=3", "simulation.insecure_seed=7", "resources.threads_per_site=2", "training.rounds=6",
+        "evaluation.release=noised", "evaluation.noise_multiplier=2",
+    ])  # fmt: skip
+    plan = plan_sites(scenario, None)
+    own, shared = (
+        prepare_simulation(scenario, plan, tmp_path / name, cache_folder=cache)[0]
+        for name, cache in (("run", None), ("other", tmp_path / "shared"))
+    )
+
+    file = read_site_file(own)
+    assert file.ledger.path.resolve() == (tmp_path / "run" / "ledgers" / "north.sqlite").resolve()
+    assert (file.ledger.cohort, file.ledger.epsilon, file.ledger.delta) == ("simulation of quickstart", 3.0, 1e-3)
+    assert (file.ledger.durability, file.insecure_seed, file.threads) == ("normal", 7, 2)
+    policy = file.policy
+    assert (policy.max_run_epsilon, policy.allow_non_private, policy.max_steps) == (3.0, False, 120)
+    assert (policy.evaluation_release, policy.min_evaluation_noise_multiplier) == ("noised", 2.0)
+    assert file.cache_folder.resolve() == (tmp_path / "run" / "cache").resolve()
+    assert read_site_file(shared).cache_folder == (tmp_path / "shared").resolve()
+
+
+def test_ledgers_are_made_with_the_sites_and_stay_unless_their_making_was_cut_off(tmp_path, deal):
+    dealt, heads = deal(SITES), []
+    for cut_off in (False, False, True):
+        site_file = dealt.files(tmp_path)[0]
+        if cut_off:
+            site_file.ledger.witness.unlink()
+            dealt.files(tmp_path)
+        with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
+            heads.append(ledger.head())
+    assert heads[0] == heads[1] != heads[2]
+
+
+def test_heterogeneity_is_that_of_the_training_sites(deal):
+    assert deal(SITES, DirichletPartition(alpha=0.2)).plan.label_total_variation > 0.4
+    assert deal(SITES, IIDPartition()).plan.label_total_variation < 0.1
+
+
+def test_feature_skew_is_recorded(deal):
+    strict, loose = (deal(SITES, FeaturePartition(strictness=value)).plan for value in (1.0, 0.0))
+    # Of ten bins a third of the pool fills .3, .3, .3, .1 or .2, .3, .3, .2 of a site, which is .6 away either way.
+    assert strict.feature_total_variation == pytest.approx(0.6, abs=0.02)
+    assert loose.feature_total_variation < 0.1
+    brightness = load_source(BuiltIn(kind="digits"), "train").features.mean(axis=(1, 2, 3))
+    means = [brightness[site.indices].mean() for site in strict.sites if site.spec.role == "train"]
+    assert means == sorted(means)
+
+
+def test_patients_stay_whole_however_many_records_are_used(tmp_path, deal):
+    generator = np.random.default_rng(0)
+    table = pandas.DataFrame({"patient": generator.integers(0, 150, 900), "x": generator.normal(size=900)})
+    table["y"] = table["patient"] % 2
+    table.to_csv(tmp_path / "t.csv", index=False)
+    source = Table(path=tmp_path / "t.csv", label="y", classes=2, features=("x",), unit_column="patient")
+    sites = {"a": TRAIN, "b": TRAIN, "held": SiteSpec(role="held_out", records=100)}
+    largest = table["patient"].value_counts().max()
+
+    full, few = (deal(sites, IIDPartition(), DataSpec(source=source, records=most)) for most in (None, 400))
+    patients = [set(table["patient"][site.indices]) for site in full.plan.sites]
+    assert sum(map(len, patients)) == table["patient"].nunique()
+    assert not patients[0] & patients[1]
+    # Whole patients are set aside until the records suffice.
+    assert 100 <= len(full.plan.sites[2].indices) < 100 + largest
+    site = full.load(tmp_path / "run")[0]
+    assert site.train.unit_count + site.test.unit_count == len(patients[0])
+
+    used = np.concatenate([site.indices for site in few.plan.sites])
+    assert 400 <= len(used) == len(np.unique(used)) < 400 + largest
+    patients = set(table["patient"][used])
+    assert table["patient"].isin(patients).sum() == len(used)
+    # What is set aside does not depend on how much is left.
+    assert np.array_equal(full.plan.sites[2].indices, few.plan.sites[2].indices)
+    other = deal(sites, IIDPartition(), DataSpec(source=source, records=400), seed=2).plan
+    assert set(table["patient"][np.concatenate([site.indices for site in other.sites])]) != patients
+
+
+def test_fewer_records_of_natural_sites(data_folder, deal):
+    def heart(records):
+        return deal(HOSPITALS, NaturalPartition(), DataSpec(source="heart", records=records), data_folder).plan
+
+    sizes = np.array([len(site.indices) for site in heart(370).sites])
+    assert sizes.sum() == 370
+    assert np.abs(sizes / 370 - np.array([303, 130, 261, 46]) / 740).max() < 4 * 0.5 / np.sqrt(740)
+    with pytest.raises(UserError, match=r"data.records leaves no record to this natural site: raise it"):
+        heart(1)
+
+
+def test_more_records_than_there_are_cannot_be_asked_for(deal):
+    with pytest.raises(UserError, match=r"data.records is 1798, but the part 'train' has 1797 records: choose at most"):
+        deal(SITES, data=DataSpec(source="digits", records=1798))
+    plan = deal(SITES, data=DataSpec(source="digits", records=1797)).plan
+    assert sum(len(site.indices) for site in plan.sites) == 1797
+
+
+def test_natural_sites_are_the_data_sets_own(data_folder, tmp_path, deal, monkeypatch):
+    # The data folder may come from the environment.
+    monkeypatch.setenv("FL_DPBAYES_DATA", str(data_folder))
+    dealt = deal(HOSPITALS, NaturalPartition(), HEART)
+    assert dealt.plan.source.folder == data_folder.resolve()
+    assert [len(site.indices) for site in dealt.plan.sites] == [303, 130, 261, 46]
+    assert dealt.plan.unit == "patient"
+    held_out = dealt.load(tmp_path)[3]
+    assert held_out.test.unit_count == 46
+    assert held_out.test.labels.mean() == pytest.approx(45 / 46)
+
+
+def test_official_parts_stay_apart(data_folder, tmp_path, deal):
+    sites = {"a": TRAIN, "b": TRAIN, "validation": SiteSpec(role="held_out", part="validation"),
+             "test": SiteSpec(role="shifted", part="test", records=100)}  # fmt: skip
+    dealt = deal(sites, IIDPartition(), DataSpec(source="pneumonia"), data_folder)
+    assert [len(site.indices) for site in dealt.plan.sites] == [2354, 2354, 524, 100]
+    official = load_source(BuiltIn(kind="pneumonia", folder=data_folder), "test")
+    assert np.array_equal(dealt.load(tmp_path)[3].test.features, official.features[dealt.plan.sites[3].indices])
+
+
+@pytest.mark.parametrize(
+    ("sites", "partition", "message"),
+    [
+        ({"a": TRAIN, "b": SiteSpec(role="held_out")}, IIDPartition(), "sites.b.records is missing"),
+        ({"a": TRAIN, "b": SiteSpec(role="held_out", records=1798)}, IIDPartition(), "1797 records of the part"),
+        ({"a": TRAIN, "b": SiteSpec(role="held_out", records=1797)}, IIDPartition(), "there are 0"),
+        ({"a": TRAIN, "b": SiteSpec(role="held_out", part="test")}, IIDPartition(), "no part 'test'"),
+        ({f"s{i}": TRAIN for i in range(50)}, DirichletPartition(alpha=1.0, min_records=40), "partition.min_records"),
+        ({"a": TRAIN}, NaturalPartition(), "does not say which site"),
+    ],
+)
+def test_an_impossible_plan_names_the_key_and_the_remedy(deal, sites, partition, message):
+    with pytest.raises(UserError, match=message):
+        deal(sites, partition)
+
+
+def test_a_site_with_nothing_to_train_on_is_refused(deal):
+    with pytest.raises(UserError, match=r"none of its .* units is left to train on.*data.test_fraction"):
+        deal({f"s{i}": TRAIN for i in range(600)}, IIDPartition(), DataSpec(source="digits", test_fraction=0.9))
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ({"cleveland": TRAIN, "zurich": TRAIN}, "sites.zurich.*choose among cleveland, hungarian, switzerland, va"),
+        ({"cleveland": TRAIN, "va": SiteSpec(role="held_out", records=9)}, "sites.va.records.*remove the key"),
+    ],
+)
+def test_natural_sites_are_checked(data_folder, deal, sites, message):
+    with pytest.raises(UserError, match=message):
+        deal(sites, NaturalPartition(), HEART, data_folder)
+
+
+def test_training_sites_keep_a_share_for_recalibration(tmp_path, deal):
+    recalibration = load_scenario("quickstart", ["recalibration={method='temperature', fraction=0.25}"]).recalibration
+    dealt = deal(SITES, IIDPartition(), recalibration=recalibration)
+    for site, loaded in zip(dealt.plan.sites, dealt.load(tmp_path), strict=True):
+        if site.spec.role != "train":
+            assert (loaded.recalibration, site.recalibration_units) == (None, 0)
+            continue
+        counts = (loaded.train.unit_count, loaded.test.unit_count, loaded.recalibration.unit_count)
+        assert counts == (site.train_units, site.test_units, site.recalibration_units)
+        assert sum(counts) == len(site.indices)
+
+
+# Sites that hold the records of another one.
+
+
+def copy(kind, severity, of="held"):
+    return SiteSpec(role="shifted", records_of=of, shift=Shift(kind=kind, severity=severity))
+
+
+COPIES = {
+    "blur-1": copy("blur", 1),
+    "a": TRAIN,
+    "held": HELD,
+    "noise-2": copy("detector_noise", 2),
+    "noise-4": copy("detector_noise", 4),
+    "rare-5": copy("prevalence", 5),
+    "flip-3": copy("label_flip", 3),
+    "flip-5": copy("label_flip", 5),
+    "b": TRAIN,
+}
+
+
+def test_copies_hold_the_named_sites_records_and_change_no_other_site(deal):
+    sites = {site.name: site for site in deal(COPIES, IIDPartition()).plan.sites}
+    for name, spec in COPIES.items():
+        if spec.records_of is not None:
+            assert np.array_equal(sites[name].indices, sites["held"].indices)
+            assert sites[name].shift_seed == sites["held"].shift_seed
+    own = np.concatenate([sites[name].indices for name in ("a", "b", "held")])
+    assert np.array_equal(np.sort(own), np.arange(1797))
+    for site in deal({name: COPIES[name] for name in ("a", "held", "b")}, IIDPartition()).plan.sites:
+        assert np.array_equal(site.indices, sites[site.name].indices)
+        assert (site.shift_seed, site.split_key) == (sites[site.name].shift_seed, sites[site.name].split_key)
+
+
+def test_severities_at_copies_are_paired(deal, tmp_path):
+    loaded = {site.name: site.test for site in deal(COPIES, IIDPartition()).load(tmp_path)}
+    clean = loaded["held"].features
+    small, large = loaded["noise-2"].features, loaded["noise-4"].features
+    inside = (small > 0) & (small < 1) & (large > 0) & (large < 1)
+    first, second = (small - clean)[inside], (large - clean)[inside]
+    # The same noise field, scaled.
+    assert np.corrcoef(first, second)[0, 1] > 0.99
+    assert first.std() < second.std()
+    flipped = {name: loaded[name].labels != loaded["held"].labels for name in ("flip-3", "flip-5")}
+    assert 0 < flipped["flip-3"].sum() < flipped["flip-5"].sum()
+    assert not (flipped["flip-3"] & ~flipped["flip-5"]).any()
+    assert len(loaded["rare-5"].labels) < len(loaded["held"].labels)
+
+
+def test_copies_use_the_official_part_or_natural_site_of_the_named_one(data_folder, deal):
+    sites = {"a": TRAIN, "held": SiteSpec(role="held_out", part="test"), "dark": copy("gamma", 3)}
+    dark = deal(sites, IIDPartition(), DataSpec(source="pneumonia"), data_folder).plan.sites[2]
+    assert (dark.spec.part, len(dark.indices)) == ("test", 624)
+    sites = {"cleveland": TRAIN, "va": SiteSpec(role="held_out"), "screened": copy("prevalence", 4, of="va")}
+    _, va, screened = deal(sites, NaturalPartition(), HEART, data_folder).plan.sites
+    assert np.array_equal(va.indices, screened.indices)
+    assert va.test_units == 130 > screened.test_units
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (copy("blur", 1, of="zurich"), "sites.x.records_of is 'zurich', but there is no such site: name one of held"),
+        (copy("blur", 1, of="a"), "is 'a', but that is a training site.*: name one of held"),
+        (copy("blur", 1, of="x"), "is 'x', but that site has records of another one itself"),
+        (copy("blur", 1, of="held-2"), r"is 'held-2', but that site has records of another one itself \('held'\)"),
+    ],
+)
+def test_a_name_that_cannot_be_copied_is_refused(other, message):
+    with pytest.raises(ValueError, match=message):
+        check_shared_records({"a": TRAIN, "held": HELD, "held-2": copy("blur", 2), "x": other})
+
+
+@pytest.mark.parametrize(
+    "keys", [{"role": "train"}, {"role": "held_out", "records": 5}, {"role": "shifted", "part": "test"}]
+)
+def test_other_keys_must_fit(keys):
+    with pytest.raises(ValidationError, match="records_of"):
+        SiteSpec(records_of="held", **keys)
+
+
+def test_roles_that_must_not_be_pooled():
+    held = {"a": TRAIN, "held": HELD}
+    assert roles_sharing_records(held | {"x": copy("blur", 1)}) == frozenset()
+    assert roles_sharing_records(held | {"x": copy("blur", 1), "y": copy("blur", 2)}) == {"shifted"}
+    again = SiteSpec(role="held_out", records_of="held")
+    assert roles_sharing_records(held | {"again": again, "x": copy("blur", 1)}) == {"held_out"}
+
+
+def test_a_scenario_that_is_written_and_read_again_still_shares(tmp_path):
+    dark = ["sites.dark.role=shifted", "sites.dark.shift.kind=gamma", "sites.dark.records_of=held-out"]
+    scenario = load_scenario("quickstart", dark)
+    prepare_simulation(scenario, plan_sites(scenario, None), tmp_path)
+    again = load_scenario(str(tmp_path / "scenario.toml"))
+    assert again.sites == scenario.sites
+    units = json.loads((tmp_path / "partition.json").read_text())["units"]
+    assert units["dark"] == units["held-out"]
+    with pytest.raises(UserError, match=r"two ledgers.*set evaluation.release to 'public'"):
+        load_scenario(str(tmp_path / "scenario.toml"), ["evaluation.release=noised", "evaluation.noise_multiplier=2"])
+
+
+# Files that a scenario names are looked at before a run makes a folder.
+
+PUBLIC = "aggregation.public={kind='file', path='PATH', statement='made up for a test'}"
+BODY = ["model={kind='mlp', hidden=[5], frozen_body={weights='DIGEST'}}", "aggregation={rule='mixture'}"]
+SHORT = ["training={rounds=1, steps_per_round=2, thinning=1}"]
+
+
+def check(assignments: list[str], data_dir: Path | None = None) -> None:
+    plan_sites(load_scenario("quickstart", assignments), data_dir)
+
+
+def weights(folder: Path) -> str:
+    (folder / "backbones").mkdir(parents=True)
+    path = folder / "backbones" / "body.safetensors"
+    safetensors.torch.save_file({"1.weight": torch.ones(5, 64), "1.bias": torch.zeros(5)}, path)
+    return _sha256(path)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_missing_public_file_or_label_is_said_before_a_folder_is_made(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "public.npz"
+    said = r"aggregation\.public\.path .* does not exist"
+    if made:
+        np.savez(path, features=np.zeros((3, 64), np.float32))
+        said = "add an array 'labels', or set aggregation.beta to a number"
+    public = PUBLIC.replace("PATH", str(path))
+    scenario = load_scenario("quickstart", ["aggregation.rule=predbayes", "aggregation.beta=fitted", public])
+    with pytest.raises(UserError, match=said):
+        simulate(scenario, "inline", None, None, Console())
+    assert not (tmp_path / "runs").exists()
+    if made:
+        check(["aggregation.rule=predbayes", public])
+
+
+def test_frozen_weights_are_found_by_sites_or_named_with_their_key(tmp_path, monkeypatch):
+    monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
+    digest = weights(tmp_path)
+    body = [text.replace("DIGEST", digest) for text in BODY]
+    check(body, tmp_path)
+    with pytest.raises(UserError, match="give --data-dir or set FL_DPBAYES_DATA"):
+        check(body)
+    with pytest.raises(UserError, match=r"put the file there, .* or correct model\.frozen_body\.weights"):
+        check([text.replace("DIGEST", "0" * 64) for text in BODY], tmp_path)
+    with pytest.raises(UserError, match="does not hold this body"):
+        check([body[0].replace("[5]", "[6]"), body[1]], tmp_path)
+    # The server needs them too where it compares predictions.
+    distilling = [body[0], "aggregation={rule='distillation', public={kind='synthetic', count=5}}"]
+    with pytest.raises(UserError, match="set FL_DPBAYES_DATA"):
+        check(distilling, tmp_path)
+    monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
+    check(distilling)
+
+
+@pytest.mark.slow
+def test_prediction_finds_frozen_weights_in_the_given_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
+    data_dir, records, out = tmp_path / "data", tmp_path / "new.npz", tmp_path / "out.csv"
+    scenario = load_scenario("quickstart", [BODY[0].replace("DIGEST", weights(data_dir)), BODY[1], *SHORT])
+    run = simulate(scenario, "inline", tmp_path / "run", data_dir, Console())
+    np.savez(records, features=np.zeros((2, 1, 8, 8), np.float32))
+    with pytest.raises(UserError, match=r"model\.frozen_body\.weights.*--data-dir"):
+        predict_records(run, records, out, Console())
+    predict_records(run, records, out, Console(), data_dir)
+    assert len(out.read_text().splitlines()) == 3
+    with pytest.raises(UserError, match=r"create the folder .*gone first"):
+        predict_records(run, records, tmp_path / "gone" / "x.csv", Console(), data_dir)
