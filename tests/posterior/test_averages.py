@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.aggregation import FALD
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.averages import average_of_states, coordinate_median, move_factors, shortened, trimmed_mean
 from fl_dpbayes.posterior.rules.fedavg import posterior_means
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -133,10 +134,7 @@ def test_a_bound_on_moves_comes_before_the_average_and_names_whom_it_shortened()
     # The parts w_k |m_k| are .6, .1 sqrt(5), .1 sqrt(13), .5 and 100 sqrt(2): the median is .5.
     hostile = 0.75 / np.sqrt(2) * np.array([1, -1])
     np.testing.assert_allclose(average, 0.6 * np.array([1, 0]) + 0.1 * np.array([9, 6]) + hostile, rtol=1e-6)
-    assert len(warnings) == 1
-    assert warnings[0].startswith(
-        "e moved the average more than aggregation.move_bound, 1.5, times as far as the median"
-    )
+    assert warnings == (warning("move-shortened", "e", bound=1.5),)
 
 
 @pytest.mark.parametrize(("sites", "borne"), [("abcd", 1), ("ab", 0), ("a", 0)])
@@ -144,6 +142,4 @@ def test_too_few_states_to_trim_are_said(sites: str, borne: int) -> None:
     states = {site: STATES[site] for site in sites}
     average, warnings = averaged(states, robust="trimmed-mean", trimmed=2, site_weights="uniform")
     np.testing.assert_allclose(average, np.mean([states[site]["w"] for site in sites], axis=0))
-    assert len(warnings) == 1
-    assert f"only {borne} bad ones could be borne, not 2" in warnings[0]
-    assert "resources.min_sites to 5" in warnings[0]
+    assert warnings == (warning("too-few-to-trim", sites=len(sites), trimmed=borne, asked=2, needed=5),)

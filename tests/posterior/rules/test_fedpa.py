@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.rules.fedpa import server_step, site_delta
 
 
@@ -153,4 +154,4 @@ def test_fedavg_step_and_one_sample_warning(as_samples):
         {"w": np.zeros(3)}, samples, {"a": 1.0, "b": 3.0}, shrinkage=1.0, prior_scale=1.0, learning_rate=1.0
     )
     np.testing.assert_allclose(state["w"], [2.5, 2.0, 1.5])
-    assert sum("sent one sample" in text for text in warnings) == 2
+    assert warnings == (warning("one-sample-delta", "a"), warning("one-sample-delta", "b"))

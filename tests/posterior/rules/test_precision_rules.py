@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.natural import NaturalGaussian, from_moments
 from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.consensus import weighted_average
@@ -183,14 +184,14 @@ def test_weights_of_draws_are_respected(as_samples, combined):
 def test_prior_counted_otherwise_than_once_is_said(linear_gaussian, exact_samples, combined):
     samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 40) for s in linear_gaussian.sites}
     found = combined("consensus-full", samples, sites=1, draws=10)
-    assert any("count the prior 4 times" in text for text in found.warnings)
+    assert warning("prior-share", sites=4, share=1.0, times=4.0) in found.warnings
 
 
 def test_zero_temperature_is_used_as_it_is_and_said(linear_gaussian, exact_samples, combined):
     cold = exact_samples(linear_gaussian.moments("a", 1.0), 50)
     cold = PosteriorSamples(cold.arrays, cold.weights, np.zeros(50))
     found = combined("product-full", {"a": cold}, draws=10)
-    assert any("'a' has samples at temperature 0" in text for text in found.warnings)
+    assert warning("temperature-zero", "a") in found.warnings
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal"])
@@ -199,7 +200,7 @@ def test_precision_below_the_priors_is_raised_and_said(as_samples, combined, for
     generator = np.random.default_rng(0)
     samples = {name: as_samples(generator.normal(size=(50, 3)) * 4.0) for name in "ab"}
     found = combined(f"product-{form}", samples, scale=1.0, prior="divided", draws=20_000)
-    assert any("less precise than the prior in 3 of 3 directions" in text for text in found.warnings)
+    assert warning("precision-floored", raised=3, parameters=3) in found.warnings
     # Standard error of a variance of 20,000 draws: sqrt(2 / 20,000) = .01.
     np.testing.assert_allclose(found.samples.arrays["w"].var(axis=0), 1.0, atol=0.04)
 
@@ -237,7 +238,7 @@ def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(as_samples, c
     for apart, expected in ((100.0, 1), (1.0, 0)):
         samples = two_sites(as_samples, apart, parameters=40, draws=4000, seed=1)
         found = combined(rule, samples, scale=np.inf, draws=1)
-        assert sum("lie so far apart" in text for text in found.warnings) == expected
+        assert sum(said.kind == "conflict" for said in found.warnings) == expected
 
 
 def estimated(sample, form):

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture, temperature_warnings
 
 
@@ -78,6 +79,6 @@ def test_no_site_is_refused():
 def test_unequal_temperatures_are_said(as_samples):
     draws = np.zeros((3, 3))
     assert temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 2.0)}) == ()
-    (text,) = temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 0.5)})
-    assert "from 0.5 to 2" in text
+    found = temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 0.5)})
+    assert found == (warning("temperatures-differ", least=0.5, most=2.0),)
     assert temperature_warnings({}) == ()
