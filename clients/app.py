@@ -12,7 +12,7 @@ from clients.messages import read_request, reply_message
 from clients.recalibrate import recalibrate_posterior
 from clients.site_of_node import site_file_of
 from clients.train import train_chain
-from fl_dpbayes.config.installation import check_origin
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.train import TrainRequest

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from clients.messages import refusal_message
 from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.models.row_check import RowsDependError
+from fl_dpbayes.models.rows import RowsDependError
 from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.samplers.chain import ChainDivergedError

@@ -8,9 +8,8 @@ import numpy.typing as npt
 from clients.device import compute_device
 from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, Features, FrozenBody
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.config.task import Model
+from fl_dpbayes.config.task import BackboneFeatures, Features, FrozenBody, Model
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.feature_map import feature_map, feature_shape

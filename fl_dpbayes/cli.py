@@ -262,6 +262,14 @@ def bench(
         bench_memory(console, sites=sites, samples=samples, parameters=parameters, folder=folder)
 
 
+@app.command("list", epilog="Example: fl-dpbayes list")
+def list_shipped() -> None:
+    """List the scenarios, studies and papers' tables that come with the package."""
+    from fl_dpbayes.run.list_shipped import list_shipped as run
+
+    run(console)
+
+
 @app.command(epilog="Example: fl-dpbayes reproduce closer-logistic --seeds 5")
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which table or figure; an unknown name lists all.")],
@@ -275,9 +283,10 @@ def reproduce(
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
     """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
-    from fl_dpbayes.run.reproduce.reproduce import reproduce as run
+    from fl_dpbayes.run.study.study import PaperSize, Workers
+    from fl_dpbayes.run.study.study import reproduce as run
 
-    finished = run(name, full=full, seeds=seeds, folder=out, data_dir=data_dir, workers=workers, console=console)
+    finished = run(name, PaperSize(full, seeds), out, data_dir, Workers(workers), console)
     raise typer.Exit(0 if finished else 1)
 
 

@@ -20,7 +20,7 @@ from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
-from server.roster import Federation, Roster, admission_rules, call_roster, connected_nodes
+from server.roster import Federation, Roster, call_roster, connected_nodes
 from server.run_record import RunRecord
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
@@ -109,7 +109,6 @@ def run_federation(
 
 
 def _roster(grid: OrderedGrid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
-    rules = admission_rules(scenario, simulation_folder)
     if checkpoint is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
@@ -118,12 +117,13 @@ def _roster(grid: OrderedGrid, scenario: Scenario, simulation_folder: str, check
                 f"{len(node_ids)} nodes are connected but the run waits for {expected}: start it with  "
                 f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
             )
-        return call_roster(grid, node_ids, list(scenario.sites), rules)
+        return call_roster(grid, node_ids, scenario, simulation_folder)
     expected = len(checkpoint.cards)
     node_ids = connected_nodes(grid, expected)
     if not node_ids:
         raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
-    return checkpoint.roster_of(call_roster(grid, node_ids, list(scenario.sites), rules), scenario.resources.min_sites)
+    answered = call_roster(grid, node_ids, scenario, simulation_folder)
+    return checkpoint.roster_of(answered, scenario.resources.min_sites)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:

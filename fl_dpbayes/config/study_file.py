@@ -1,11 +1,11 @@
-"""A study file: a scenario plus axes, along which it is varied."""
+"""A study file: a scenario plus axes along which it is varied; a paper's also holds what the paper printed."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
@@ -13,11 +13,17 @@ from pydantic import Field, ValidationError, field_validator
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.kind_switch import SWITCHES
 from fl_dpbayes.config.names import PREDICTORS, SiteName
-from fl_dpbayes.config.scenario import STUDY_PREFIX, STUDY_TABLES, apply_overrides, read_toml, scenario_folder
+from fl_dpbayes.config.scenario import (
+    STUDY_PREFIX,
+    STUDY_TABLES,
+    apply_overrides,
+    read_shipped,
+    read_toml,
+    scenario_folder,
+)
 from fl_dpbayes.config.summary import CalibrationRecord
-from fl_dpbayes.config.validation_text import explain
+from fl_dpbayes.config.validation_text import SWITCHES, explain
 
 PREDICTOR = "predictor"
 SEED = "seed"
@@ -26,8 +32,13 @@ SHIFT_AXES = (SHIFT_KIND, SHIFT_SEVERITY)
 LABEL = "label"
 VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 # Columns of the study's tables, and sections of a scenario, which a column of the same name would hide.
-RESERVED = {"cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity"}
+RESERVED = {
+    "cell", "seed", "site", "role", "shift", "severity", "predictor", "n", "epsilon", "heterogeneity",
+    "compared", "method", "baseline", "metric", "over", "mean", "low", "high", "pairs", "column", "paper", "measured",
+}  # fmt: skip
 METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
+PAPERS = "papers"
+PRINTED = (*METRICS, "epsilon")
 PATH_KEYS = ("path", "folder")
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_VALUES = 1000
@@ -66,6 +77,28 @@ class StudySection(Config):
         return metrics
 
 
+class PaperSection(Config):
+    """Where a paper prints what its study measures: `values` are rows of labels and of what stands there.
+
+    Labels are those of axes (one that is left out is averaged over), `predictor` (default: `posterior`) and `site`
+    (default: the study's `where`); every other key is a metric or `epsilon`. `full` is laid over the file at the
+    paper's own size. `notes` say what differs from the paper.
+    """
+
+    source: Annotated[str, Field(max_length=300)]
+    notes: tuple[str, ...] = ()
+    full: dict[str, Any] = Field(default_factory=dict)
+    values: tuple[dict[str, Any], ...] = ()
+
+
+class Published(NamedTuple):
+    """One value that a paper prints: `labels` of axes, of `predictor` and of `site`; then the column and the value."""
+
+    labels: Mapping[str, Any]
+    column: str
+    value: float
+
+
 @dataclass(frozen=True)
 class AxisValue:
     """One value of an axis: what tables call it, and what it sets; an empty table removes its key."""
@@ -87,7 +120,7 @@ class Study:
     """A study: what it asks, the scenario that it varies, and along what.
 
     `axes` are those that make runs; `shift_axes` make shifted sites within every run. `order` names all of them.
-    `content` is the whole file.
+    `content` is the whole file. `published` are the values of its paper, none for a study of our own.
     """
 
     name: str
@@ -97,19 +130,27 @@ class Study:
     shift_axes: tuple[Axis, ...]
     order: tuple[str, ...]
     content: Mapping[str, Any]
+    paper: PaperSection | None = None
+    published: tuple[Published, ...] = ()
 
 
 def shipped_studies() -> list[str]:
-    """Return the names of the studies that come with the package, in alphabetical order."""
+    """Return the names of the studies that come with the package, in alphabetical order, without the papers'."""
     return sorted(path.stem for path in scenario_folder().glob(f"{STUDY_PREFIX}*.toml"))
 
 
-def load_study(name_or_path: str, overrides: Sequence[str] = ()) -> Study:
+def shipped_papers() -> list[str]:
+    """Return the names of the papers' tables that come with the package, in alphabetical order."""
+    return sorted(path.stem for path in (scenario_folder() / PAPERS).glob("*.toml"))
+
+
+def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
     """Read, override and validate a study.
 
     Args:
-        name_or_path: a shipped name, with or without `study-`, or the path of a TOML file.
+        name_or_path: a shipped name, with or without `study-`, a paper's table, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an axis.
+        full: lay `paper.full` over the file first.
 
     Returns:
         The study; its cells are not validated yet.
@@ -119,8 +160,12 @@ def load_study(name_or_path: str, overrides: Sequence[str] = ()) -> Study:
     """
     path = _find(name_or_path)
     content = read_toml(path, "study")
-    apply_overrides(content, overrides)
     content.setdefault("name", path.stem)
+    if isinstance(base := content.pop("scenario", None), str):
+        content = read_shipped(base) | content
+    if full:
+        _lay_over(content, (content.get("paper") or {}).get("full") or {})
+    apply_overrides(content, overrides)
     _resolve_paths(content)
     return study_of(content, f"study {name_or_path!r}")
 
@@ -181,6 +226,7 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         if name not in apart:
             choice = f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
             raise UserError(f"{origin}: study.separate names {name!r}: {choice}")
+    paper = _paper(content["paper"], origin) if "paper" in content else None
     return Study(
         name=study_name,
         section=section,
@@ -189,6 +235,8 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         shift_axes=shift_axes,
         order=tuple(order),
         content=content,
+        paper=paper,
+        published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where, origin) if paper else (),
     )
 
 
@@ -208,6 +256,46 @@ def same_study(one: Study, other: Study) -> bool:
         return section, rest
 
     return content(one) == content(other)
+
+
+def _paper(table: Any, origin: str) -> PaperSection:
+    try:
+        return PaperSection.model_validate(table)
+    except ValidationError as error:
+        raise UserError(f"{origin}: paper: {explain(error, PaperSection)}") from None
+
+
+def _published(
+    paper: PaperSection, known: Mapping[str, Sequence[Any]], where: str, origin: str
+) -> tuple[Published, ...]:
+    """Part each row of `paper.values` into labels, which must be those of the axes, and values of known columns."""
+    found = []
+    for row in paper.values:
+        items = {".".join(key): value for key, value in _leaves(row)}
+        labels = {name: value for name, value in items.items() if name in known}
+        for name, label in labels.items():
+            if label not in known[name]:
+                choice = ", ".join(map(str, known[name]))
+                raise UserError(f"{origin}: paper.values has {name} = {label!r}: choose {choice}")
+        place = {"site": items.pop("site", where), PREDICTOR: labels.get(PREDICTOR, "posterior")}
+        for column, value in items.items():
+            if column in labels:
+                continue
+            if column not in PRINTED or not isinstance(value, int | float):
+                raise UserError(
+                    f"{origin}: paper.values has {column} = {value!r}: it must be an axis ({', '.join(known)}), site, "
+                    f"or a number of {', '.join(PRINTED)}"
+                )
+            found.append(Published(labels | place, column, float(value)))
+    return tuple(found)
+
+
+def _lay_over(content: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(content.get(key), dict):
+            _lay_over(content[key], value)
+        else:
+            content[key] = value
 
 
 def _listed_axes(table: Any, origin: str) -> list[Axis]:
@@ -319,8 +407,10 @@ def _find(name_or_path: str) -> Path:
             raise UserError(f"study file {name_or_path} does not exist")
         return path
     shipped = scenario_folder() / f"{STUDY_PREFIX}{name_or_path.removeprefix(STUDY_PREFIX)}.toml"
+    if name_or_path in shipped_papers():
+        return scenario_folder() / PAPERS / f"{name_or_path}.toml"
     if "/" in name_or_path or not shipped.is_file():
-        choice = ", ".join(shipped_studies())
+        choice = ", ".join((*shipped_studies(), *shipped_papers()))
         raise UserError(
             f"no study {name_or_path!r}: " + (f"choose one of {choice}, or " if choice else "") + "give the path of a "
             ".toml file"

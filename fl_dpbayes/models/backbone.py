@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 
 from fl_dpbayes.config.data_folder import VARIABLE
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures
+from fl_dpbayes.config.task import BackboneFeatures
 
 # Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its weights.
 MEAN = (0.485, 0.456, 0.406)
@@ -40,7 +40,6 @@ class Backbone(nn.Module):
     deviation: Tensor
 
     def __init__(self, network: nn.Module, image_size: int) -> None:
-        """Wrap a network whose last layer was taken off."""
         super().__init__()
         self.network = network
         self.image_size = image_size
@@ -66,9 +65,6 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         features: architecture, digest of the weights and image size.
         folder: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not needed for
             torchvision's own download.
-
-    Returns:
-        The backbone, on the CPU, in evaluation mode.
 
     Raises:
         UserError: if no file has that digest, the file is no state of this architecture, or the download fails.
@@ -108,15 +104,7 @@ def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], st
 
 
 def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
-    """Find the file of weights that has a digest.
-
-    Args:
-        digest: SHA-256 of the file, in hexadecimal.
-        folder: where to look.
-        key: the scenario's key that gives the digest, for an error.
-
-    Returns:
-        The file.
+    """Find the file of weights in a folder that has a SHA-256 in hexadecimal; `key` of the scenario gave it.
 
     Raises:
         UserError: if no folder is known, or no file in it has that digest.
@@ -138,15 +126,7 @@ def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
 
 
 def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:
-    """Read the file of weights that has a digest.
-
-    Args:
-        digest: SHA-256 of the file, in hexadecimal.
-        folder: where to look.
-        key: the scenario's key that gives the digest, for an error.
-
-    Returns:
-        Name -> values, not yet checked; and the file, for an error.
+    """Read the file that `stored_weights` finds: name -> values, not yet checked, and its path, for an error.
 
     Raises:
         UserError: if no file has that digest, or it holds other things than weights by name.

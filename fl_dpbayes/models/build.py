@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -38,50 +39,30 @@ def build_model(model: Model, task: Task, seed: int) -> nn.Module:
 
 
 def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequential:
-    """Build all layers but the last, as `build_model` would at the same seed.
-
-    Args:
-        model: which architecture.
-        input_shape: of a record, or (D,) of its features.
-        seed: seed of the initial parameters, any integer that torch accepts.
-
-    Returns:
-        The module (N, *input_shape) -> (N, width), on the CPU, in float32.
-
-    Raises:
-        UserError: if the architecture cannot take records of this shape.
-    """
-    layers, _ = body_layers(model, input_shape)
-    body = layers.to_empty(device="cpu")
+    """Build all layers but the last, (N, *input_shape) -> (N, width), as `build_model` would at the same seed."""
+    body = body_layers(model, input_shape)[0].to_empty(device="cpu")
     _draw_hidden_weights(body, seed)
     return body
 
 
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a model's trained parameters without allocating them.
+    """Return the shapes of a model's trained parameters by name, in the order of the flat vector, allocating none.
 
-    Args:
-        model: which architecture.
-        task: shape of a record and number of classes.
-
-    Returns:
-        Parameter name -> shape, in the order of the flat parameter vector.
+    A process works them out once.
 
     Raises:
         UserError: if the architecture cannot take records of this shape.
     """
+    return dict(_known_shapes(model, task))
+
+
+@lru_cache(maxsize=64)
+def _known_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     return parameter_shapes(_trained_layers(model, task))
 
 
 def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
-    """Return the shape of what a model sees of one record: the record's own, or that of its features.
-
-    Args:
-        model: its features and frozen body, if it has any.
-        task: shape of a record.
-
-    Returns:
-        (width,) of a frozen body, (D,) with features, else the task's shape.
+    """Return the shape of what a model sees of one record: (width,) of a frozen body, (D,) of features, or its own.
 
     Raises:
         UserError: if records of this shape have no such features.
@@ -93,12 +74,7 @@ def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
 def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Return all layers but the last on the meta device, where they take no memory, and how many outputs they have.
 
-    Args:
-        model: which architecture.
-        input_shape: of a record, or (D,) of its features.
-
-    Returns:
-        The layers, and their width.
+    `input_shape` is that of a record, or (D,) of its features.
 
     Raises:
         UserError: if the architecture cannot take records of this shape.

@@ -67,15 +67,7 @@ class DropoutModule(nn.Module):
         return self.masked(features, self.masks)
 
     def masked(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the plain module under the given masks.
-
-        Args:
-            features: records, shape (N, *shape).
-            masks: factors of all masked inputs in the order of the layers, shape (N, inputs).
-
-        Returns:
-            Shape (N, K).
-        """
+        """Return the outputs (N, K) of the plain module under masks (N, inputs), as `self.masks`."""
         handles = []
         try:
             for name, mask in zip(self._widths, masks.split(list(self._widths.values()), dim=1), strict=True):
@@ -88,13 +80,8 @@ class DropoutModule(nn.Module):
     def with_masks_as_inputs(self, features: torch.Tensor) -> tuple[nn.Module, torch.Tensor]:
         """Return the same computation as a module without state, and its inputs: each record joined to its mask.
 
-        Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record.
-
-        Args:
-            features: records, shape (N, *shape), as many as masks were drawn for.
-
-        Returns:
-            A module with the same trainable parameters, and inputs of shape (N, inputs).
+        Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record. The
+        module has the same trainable parameters.
 
         Raises:
             ValueError: if the number of records is not that of the masks.
@@ -104,15 +91,7 @@ class DropoutModule(nn.Module):
         return _JoinedInputs(self, features.shape[1:]), inputs
 
     def draw(self, vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-        """Draw one parameter vector of the plain module: a mask per unit, multiplied into the next layer's columns.
-
-        Args:
-            vector: trained parameters, shape (d,).
-            generator: draws the masks.
-
-        Returns:
-            Shape (d,), on the vector's device.
-        """
+        """Draw one parameter vector (d,) of the plain module: a mask per unit, times the next layer's columns."""
         masks = self._draw_masks(generator, 1)[0].to(vector.device).split(list(self._widths.values()))
         drawn = vector.clone()
         views = vector_views(drawn, parameter_shapes(self.base))

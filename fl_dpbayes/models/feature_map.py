@@ -12,15 +12,14 @@ from torch import Tensor
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, Features, ScatteringFeatures
+from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
-from fl_dpbayes.models.fixed_shape import padded
-from fl_dpbayes.models.row_check import checked_rows, rows_stand_alone
+from fl_dpbayes.models.rows import checked_rows, padded, rows_stand_alone
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
-from fl_dpbayes.models.stroke_projection import Projection, fit_projection
+from fl_dpbayes.models.strokes import Projection, fit_projection
 
 MAX_FEATURES = 100_000
-# A projection holds the covariance of its inputs and all made-up pictures with their features: 300 MB and 2 GB.
+# A projection holds the covariance of its inputs and all synthetic pictures with their features: 300 MB and 2 GB.
 MAX_PROJECTED_FEATURES = 6_000
 MAX_MADE_UP_NUMBERS = 2.5e8
 # Small passes keep the spectra of a scattering layer in a processor's cache: three times as fast as one large pass.
@@ -45,14 +44,7 @@ class FeatureMap:
     device: torch.device
 
     def __call__(self, records: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Map records to features.
-
-        Args:
-            records: float32, (N, *input_shape), of images pixels in [0, 1]; N may be 0.
-
-        Returns:
-            Float32, (N, D).
-        """
+        """Map records (N, *input_shape), of images pixels in [0, 1], to features (N, D); N may be 0."""
         found = np.empty((len(records), *self.output_shape), np.float32)
         for start in range(0, len(records), self.records_per_pass):
             rows = slice(start, start + self.records_per_pass)
@@ -79,9 +71,6 @@ def checked_feature_map(
         most_records: how many rows a pass may have, >= 1; the largest power of 2 up to it is used.
         device: where it runs.
 
-    Returns:
-        The map.
-
     Raises:
         RowsDependError: if a single row does not give the same features twice.
     """
@@ -97,14 +86,7 @@ def checked_feature_map(
 
 
 def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
-    """Say how many features a record has, without computing any.
-
-    Args:
-        features: which features.
-        input_shape: of a record: (channels, height, width), channels 1 or 3.
-
-    Returns:
-        (D,).
+    """Say how many features, (D,), a record (1 or 3 channels, height, width) has, without computing any.
 
     Raises:
         UserError: if the records are no images, are too small, or would have more than 100,000 features.
@@ -155,16 +137,7 @@ def feature_map(
     backbone_folder: Path | None = None,
     device: str | torch.device = "cpu",
 ) -> FeatureMap:
-    """Prepare the map from records to features.
-
-    Args:
-        features: which features.
-        input_shape: of a record: (channels, height, width), channels 1 or 3.
-        backbone_folder: where weight files lie.
-        device: where it runs.
-
-    Returns:
-        The map.
+    """Prepare the map from records (1 or 3 channels, height, width) to features; weights lie in `backbone_folder`.
 
     Raises:
         UserError: if the records cannot have such features, or a backbone's weights are missing or do not fit.

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import FrozenBody
-from fl_dpbayes.config.task import Model
+from fl_dpbayes.config.task import FrozenBody, Model
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.build import body_layers, build_body
 from fl_dpbayes.models.feature_map import FeatureMap, checked_feature_map
@@ -20,14 +19,7 @@ _SAMPLES = "samples/"
 
 
 def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Count the parameters of a frozen body without allocating them.
-
-    Args:
-        model: which architecture.
-        input_shape: of a record, or (D,) of its features.
-
-    Returns:
-        The number of parameters.
+    """Count the parameters of a frozen body without allocating them; `input_shape` of a record, or of its features.
 
     Raises:
         UserError: if the architecture cannot take records of this shape.
@@ -37,14 +29,7 @@ def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
 
 
 def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
-    """Say how many records fit into the memory that a pass may take, without taking it.
-
-    Args:
-        model: which architecture.
-        input_shape: of a record, or (D,) of its features.
-
-    Returns:
-        At most 64; 0 if not even one fits.
+    """Say how many records, at most 64, fit into the memory that a pass may take, without taking it; 0 if not even one.
 
     Raises:
         UserError: if the architecture cannot take records of this shape.
@@ -75,9 +60,6 @@ def frozen_body(
         input_shape: of a record, or (D,) of its features.
         weights_folder: where weight files lie (.safetensors, .pth, .pt), under any name; not needed for random values.
         device: where it runs.
-
-    Returns:
-        The map.
 
     Raises:
         UserError: if the architecture cannot take records of this shape or takes too much memory for one, no file has

@@ -1,18 +1,22 @@
-"""A module's trainable parameters as one flat vector, as named arrays, and back.
+"""A module's trainable parameters as one flat vector, as named arrays, and back; its logits as their function.
 
 The order is that of `named_parameters()`. Frozen parameters and buffers (running statistics) have no place in it, so
 they can neither be sampled nor released.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 Shapes = dict[str, tuple[int, ...]]
+Pullback = Callable[[npt.NDArray[np.float64]], dict[str, npt.NDArray[np.float64]]]
+
+INPUTS_PER_PASS = 2048
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -25,36 +29,25 @@ def parameter_shapes(module: nn.Module) -> Shapes:
     return {name: tuple(parameter.shape) for name, parameter in trainable_parameters(module).items()}
 
 
-def to_vector(module: nn.Module) -> torch.Tensor:
+def to_vector(module: nn.Module) -> Tensor:
     """Copy the trainable parameters into one float32 vector (d,) on their device."""
     parameters = trainable_parameters(module).values()
     return torch.cat([parameter.detach().reshape(-1).float() for parameter in parameters])
 
 
-def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
+def load_vector(module: nn.Module, vector: Tensor) -> None:
     """Make a flat vector the module's trainable parameters.
 
-    Where type and device agree, the parameters become views of `vector` (nothing is copied), so the caller must not
-    write into it afterwards.
-
-    Args:
-        module: the module to change.
-        vector: parameters, shape (d,).
+    Where type and device agree, the parameters become views of `vector` (d,) (nothing is copied), so the caller must
+    not write into it afterwards.
     """
     views = vector_views(vector, parameter_shapes(module))
     for name, parameter in trainable_parameters(module).items():
         parameter.data = views[name].to(dtype=parameter.dtype, device=parameter.device)
 
 
-def vector_views(vector: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Split the last axis of a tensor (..., d) into named views (..., *shape).
-
-    Args:
-        vector: one flat vector (d,) or a stack of them (M, d).
-        shapes: parameter name -> shape, in the order of the vector.
-
-    Returns:
-        Parameter name -> view.
+def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Split the last axis of a tensor (..., d) into views (..., *shape) by name, in the order of `shapes`.
 
     Raises:
         ValueError: if d is not the number of parameters.
@@ -66,15 +59,8 @@ def vector_views(vector: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) ->
     return {name: part.reshape((*vector.shape[:-1], *shape)) for (name, shape), part in parts}
 
 
-def vector_to_arrays(vector: torch.Tensor, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
-    """Turn a flat vector (d,) into arrays of the parameters' shapes, or a stack (M, d) into arrays (M, *shape).
-
-    Args:
-        vector: shape (d,) or (M, d).
-        module: gives names, shapes and order.
-
-    Returns:
-        Parameter name -> float32 array that owns its memory.
+def vector_to_arrays(vector: Tensor, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
+    """Turn a flat vector (d,) into float32 arrays of the parameters' shapes, or a stack (M, d) into (M, *shape).
 
     Raises:
         ValueError: if d is not the number of parameters.
@@ -83,15 +69,8 @@ def vector_to_arrays(vector: torch.Tensor, module: nn.Module) -> dict[str, npt.N
     return {name: view.numpy().copy() for name, view in views.items()}
 
 
-def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> torch.Tensor:
-    """Turn arrays of the parameters' shapes into a flat float32 vector (d,), the inverse of `vector_to_arrays`.
-
-    Args:
-        arrays: parameter name -> array of that parameter's shape.
-        module: gives names, shapes and order.
-
-    Returns:
-        Vector of shape (d,) on the CPU.
+def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> Tensor:
+    """Turn arrays of the parameters' shapes into a float32 vector (d,) on the CPU, inverse of `vector_to_arrays`.
 
     Raises:
         ValueError: if a name or shape is not the module's.
@@ -103,3 +82,39 @@ def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> to
         name = differing[0]
         raise ValueError(f"parameter {name!r} has shape {found.get(name)}, the module's has {shapes.get(name)}")
     return torch.from_numpy(np.concatenate([np.asarray(arrays[name], np.float32).reshape(-1) for name in shapes]))
+
+
+def logits_at(
+    module: nn.Module, inputs: npt.NDArray[np.float32]
+) -> Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray[np.float64], Pullback]]:
+    """Fix a model's inputs.
+
+    Args:
+        module: gives the architecture; its own parameters are not read.
+        inputs: what the model sees of records, shape (N, *shape).
+
+    Returns:
+        Parameters -> logits f(x_i; w), shape (N, classes), and the map of a cotangent v (N, classes) to gradients
+        sum_i v_i^T df(x_i; w)/dw by parameter name. Activations of one pass over a part of the inputs are held at a
+        time: the map computes them again. All in float64, since a line search compares nearly equal losses.
+    """
+    parts = torch.from_numpy(np.ascontiguousarray(inputs)).split(INPUTS_PER_PASS)
+
+    def function(parameters: Mapping[str, npt.NDArray]) -> tuple[npt.NDArray[np.float64], Pullback]:
+        values = {name: torch.tensor(array, dtype=torch.float64) for name, array in parameters.items()}
+        with torch.no_grad():
+            logits = np.concatenate([functional_call(module, values, (part.double(),)).numpy() for part in parts])
+
+        def pullback(cotangent: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
+            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+            totals = {name: torch.zeros_like(value) for name, value in values.items()}
+            for part, weights in zip(parts, torch.from_numpy(cotangent).split(INPUTS_PER_PASS), strict=True):
+                output: Tensor = functional_call(module, leaves, (part.double(),))
+                gradients = torch.autograd.grad(output, list(leaves.values()), weights)
+                for total, gradient in zip(totals.values(), gradients, strict=True):
+                    total += gradient
+            return {name: total.numpy() for name, total in totals.items()}
+
+        return logits, pullback
+
+    return function

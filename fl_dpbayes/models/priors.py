@@ -10,12 +10,7 @@ from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, Pr
 
 @dataclass(frozen=True)
 class Cavity:
-    """A prior N(mean, diag(1 / precision)) that a request carries in place of the plan's.
-
-    Attributes:
-        mean: shape (d,), float32, where the chain's arithmetic runs.
-        precision: > 0, shape (d,), float32, as `mean`.
-    """
+    """A prior N(mean, diag(1 / precision)) that a request carries in place of the plan's; both (d,), float32."""
 
     mean: torch.Tensor
     precision: torch.Tensor
@@ -26,13 +21,6 @@ def log_prior(prior: Prior | Cavity, vector: torch.Tensor) -> torch.Tensor:
 
     Gaussian: -|w|^2 / (2 scale^2) - d log(scale sqrt(2 pi)). Laplace: -|w|_1 / scale - d log(2 scale). Flat: 0
     (improper). Cavity: sum_i log(l_i / (2 pi)) / 2 - l_i (w_i - m_i)^2 / 2, l the precision.
-
-    Args:
-        prior: which prior.
-        vector: parameters w, shape (d,).
-
-    Returns:
-        Scalar tensor.
     """
     match prior:
         case GaussianPrior():
@@ -48,16 +36,9 @@ def log_prior(prior: Prior | Cavity, vector: torch.Tensor) -> torch.Tensor:
 
 
 def prior_gradient(prior: Prior | Cavity, vector: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the log prior, grad log p(w).
+    """Return the gradient of the log prior, grad log p(w), shape (d,).
 
     Gaussian: -w / scale^2. Laplace: -sign(w) / scale, 0 at 0 (a subgradient). Flat: 0. Cavity: -l (w - m).
-
-    Args:
-        prior: which prior.
-        vector: parameters w, shape (d,).
-
-    Returns:
-        Tensor of shape (d,).
     """
     match prior:
         case GaussianPrior():

@@ -50,10 +50,7 @@ class Scattering:
     scales: int
 
     def __call__(self, images: Tensor) -> list[Tensor]:
-        """Transform a batch; a record's coefficients depend on that record alone.
-
-        Args:
-            images: float32, (N, height, width).
+        """Transform images (N, height, width), float32; a record's coefficients depend on that record alone.
 
         Returns:
             Coefficients by group, a group being the paths of equal order and scales: order 0, then for each j1 its
@@ -80,17 +77,14 @@ class Scattering:
 
 
 def scattering(height: int, width: int, *, scales: int, angles: int, device: str | torch.device = "cpu") -> Scattering:
-    """Prepare the transform for one image size.
+    """Prepare the transform for images of height and width in pixels, each at least 2 * 2^scales.
 
     Args:
-        height: of the images, in pixels, at least 2 * 2^scales.
-        width: of the images, in pixels, at least 2 * 2^scales.
+        height: of the images.
+        width: of the images.
         scales: J, the number of octaves; coefficients are local averages over about 2^J pixels.
         angles: L, the number of orientations in half a turn.
         device: where it runs.
-
-    Returns:
-        The transform.
     """
     stride = 2**scales
     (top, bottom), (left, right) = _margins(height, stride), _margins(width, stride)
@@ -98,10 +92,8 @@ def scattering(height: int, width: int, *, scales: int, angles: int, device: str
     wavelets, averages = {}, {}
     for resolution in range(scales):
         rows, columns = full_height >> resolution, full_width >> resolution
-        averages[resolution] = (
-            _averaging_matrix(rows, scales - resolution).to(device),
-            _averaging_matrix(columns, scales - resolution).to(device),
-        )
+        row_average, column_average = (_averaging_matrix(size, scales - resolution) for size in (rows, columns))
+        averages[resolution] = row_average.to(device), column_average.to(device)
         # Order 1 takes every scale at full resolution, order 2 a coarser scale than that of its resolution.
         for scale in range(resolution + 1 if resolution else 0, scales):
             bank = [_morlet_spectrum(rows, columns, scale - resolution, k, angles) for k in range(angles)]
@@ -110,17 +102,11 @@ def scattering(height: int, width: int, *, scales: int, angles: int, device: str
 
 
 def normalised(groups: list[Tensor]) -> Tensor:
-    """Standardise each image's coefficients, four neighbouring paths at a time, by that image alone.
+    """Standardise each image's coefficients, four neighbouring paths at a time, by that image alone: (N, D).
 
         (s - mean(s)) / sqrt(var(s) + 1e-4)
 
     with mean and variance over the positions of four paths of equal order and scales (of the one path of order 0).
-
-    Args:
-        groups: coefficients by group, each (N, paths, rows, columns).
-
-    Returns:
-        Features (N, D).
 
     Source: Wu and He, Group normalization, ECCV 2018; in front of a private head: Tramer and Boneh, Differentially
     private learning needs better features (or much more data), ICLR 2021, section 2.

@@ -76,15 +76,7 @@ class VariationalModule(nn.Module):
 
 
 def draw(vector: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-    """Draw one parameter vector of the plain module, w ~ N(mean, scale^2).
-
-    Args:
-        vector: (mean, spread), shape (2 d,).
-        generator: draws the noise.
-
-    Returns:
-        Shape (d,), float32, on the vector's device.
-    """
+    """Draw one parameter vector (d,) of the plain module, w ~ N(mean, scale^2), from (mean, spread), (2 d,)."""
     mean, spread = vector.chunk(2)
     noise = torch.from_numpy(generator.standard_normal(len(mean), dtype=np.float32)).to(vector.device)
     return torch.addcmul(mean, functional.softplus(spread), noise)
@@ -99,14 +91,7 @@ def divergence_gradient(prior: Prior, vector: torch.Tensor, prior_share: float =
 
     It reads no record, so it stays outside the clip; over n it belongs to the gradient of the mean energy. The entropy
     is not shared out among sites: q approximates the site's target p(w)^s p(D|w), whose width the share hardly changes.
-
-    Args:
-        prior: p.
-        vector: (mean, spread), shape (2 d,).
-        prior_share: s in (0, 1], the site's share of the prior.
-
-    Returns:
-        Shape (2 d,).
+    `vector` is (mean, spread), shape (2 d,), and s in (0, 1] the site's share of the prior.
     """
     m, spread = vector.chunk(2)
     v = functional.softplus(spread)

@@ -11,8 +11,7 @@ from scipy.special import entr, softmax
 from torch import nn
 from torch.func import functional_call
 
-from fl_dpbayes.models.fixed_shape import padded, prediction_rows
-from fl_dpbayes.models.row_check import checked_rows, drawn_modules, rows_stand_alone, structure
+from fl_dpbayes.models.rows import checked_rows, drawn_modules, padded, prediction_rows, rows_stand_alone, structure
 
 Floats = npt.NDArray[np.float64]
 

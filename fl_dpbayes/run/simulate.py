@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fl_dpbayes.config.errors import Stopped, UserError
-from fl_dpbayes.config.installation import check_origin
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation

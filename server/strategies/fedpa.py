@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, concatenate, point_of
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
@@ -46,10 +46,6 @@ class FedPAStrategy(PosteriorStrategy):
                 "stable one"
             )
 
-    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return the server state after the last round."""
-        return arrays
-
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Take one step along the sites' deltas, or average their last states if no sample of the round is kept."""
         chain = self.chain_of(round_number)
@@ -58,8 +54,7 @@ class FedPAStrategy(PosteriorStrategy):
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
             states = self.bank.states_of(list(replies), chain)
-            for found in state_warnings(states):
-                self.record.warn(found)
+            self.record.warn(*state_warnings(states))
             moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples
@@ -80,19 +75,11 @@ class FedPAStrategy(PosteriorStrategy):
         try:
             moved, warnings = combined(sites)
         except ValueError as error:
-            # What one site sent must not cost the others their round, whose privacy is spent.
-            fitting = []
-            for site in sites:
-                try:
-                    combined([site])
-                    fitting.append(site)
-                except ValueError as reason:
-                    self.record.warn(warning("left-out", site, round=round_number, reason=str(reason)))
+            fitting = self.fitting(sites, combined, "left-out", round=round_number)
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
             moved, warnings = combined(fitting)
-        for found in warnings:
-            self.record.warn(found)
+        self.record.warn(*warnings)
         return moved
 
     def posterior(self) -> PosteriorSamples | None:
@@ -101,5 +88,4 @@ class FedPAStrategy(PosteriorStrategy):
 
     def last(self) -> PosteriorSamples | None:
         """Return the server's last state of each chain."""
-        states = [point_of(state) for state in self.bank.last_states(SERVER_STATE)]
-        return concatenate(states) if states else None
+        return self.points_of(SERVER_STATE)

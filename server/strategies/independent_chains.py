@@ -1,6 +1,6 @@
 """Strategy: every site runs its own chain to the end; a rule makes one posterior of what all of them released."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from fl_dpbayes.posterior.rules.mixture import joined
 from fl_dpbayes.posterior.samples import AnySamples, PerSite, PosteriorSamples, StoredSamples, concatenate, point_of
 from fl_dpbayes.posterior.student import prepare_student
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
-from server.check_reply import CheckedReply
 from server.roster import Federation
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
@@ -29,8 +28,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         super().__init__(federation, record)
         scenario, task = federation.scenario, federation.roster.task
         self.rule, model = scenario.aggregation, scenario.model
-        parameters = sum(int(np.prod(shape)) for shape in federation.shapes.values())
-        self._least = self.rule.least_samples(parameters)
+        self._least = self.rule.least_samples(federation.parameters)
         self._combined_last: tuple[object, Aggregate] | None = None
         self._student = None
         if self.rule.inputs is not None:
@@ -46,10 +44,6 @@ class IndependentChainsStrategy(PosteriorStrategy):
         """Return the last state that the site released in this chain, or the chain's start before its first reply."""
         return self.bank.last(site, chain) or self.initial_state(chain)
 
-    def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
-        """Return the common start unchanged."""
-        return arrays
-
     def posterior(self) -> AnySamples | None:
         """Return the rule's posterior of all sites' samples, the same at every call, or None if it cannot form one."""
         usable = self._usable_sites()
@@ -59,12 +53,11 @@ class IndependentChainsStrategy(PosteriorStrategy):
             aggregate = self._combined(usable)
         except ValueError as error:
             self.record.warn(warning("rule-failed", rule=self.rule.rule, reason=str(error)))
-            fitting = [site for site in usable if self._fits(site)]
+            fitting = self.fitting(usable, self._combined, "left-out-of-posterior")
             if not fitting or fitting == usable:
                 return None
             aggregate = self._combined(fitting)
-        for found in aggregate.warnings:
-            self.record.warn(found)
+        self.record.warn(*aggregate.warnings)
         return aggregate.samples
 
     def _combined(self, sites: list[str]) -> Aggregate:
@@ -88,44 +81,31 @@ class IndependentChainsStrategy(PosteriorStrategy):
             self.record.aggregation_inputs = dict(aggregate.facts)
         return aggregate
 
-    def _fits(self, site: str) -> bool:
-        # What one site sent must not cost the others their posterior, whose privacy is spent.
-        try:
-            self._combined([site])
-        except ValueError as error:
-            self.record.warn(warning("left-out-of-posterior", site, reason=str(error)))
-            return False
-        return True
-
     def last(self) -> AnySamples | None:
         """Return one point per chain: under averaging rules the average of its last states, else their mixture."""
         if isinstance(self.rule, AveragingRule):
             return self._averaged_last(self.rule)
-        present = _present(self._sites(), self.bank.stored_last_states)
+        present = _present(self.chain_names(), self.bank.stored_last_states)
         return joined(present, self.site_weights) if present else None
 
     def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:
         points = []
         for chain in range(self.plan.chains):
-            sites = [site for site in self._sites() if self.bank.has_last(site, chain)]
+            sites = [site for site in self.chain_names() if self.bank.has_last(site, chain)]
             if sites:
                 states = self.bank.states_of(sites, chain)
                 average, warnings, _ = average_of_states(states, self.initial_state(chain), rule, self.site_weights)
                 points.append(point_of(average))
-                for found in warnings:
-                    self.record.warn(found)
+                self.record.warn(*warnings)
         return concatenate(points) if points else None
 
     def _usable_sites(self) -> list[str]:
-        released = {site: len(self.bank.sample_chains(site)) for site in self._sites()}
+        released = {site: len(self.bank.sample_chains(site)) for site in self.chain_names()}
         for site, count in released.items():
             if 0 < count < self._least:
                 few = {"samples": count, "rule": self.rule.rule, "least": self._least}
                 self.record.warn(warning("too-few-for-rule", site, **few))
         return [site for site, count in released.items() if count >= self._least]
-
-    def _sites(self) -> list[str]:
-        return [member.card.name for member in self.federation.roster.training]
 
 
 def _present(sites: Iterable[str], stored: Callable[[str], StoredSamples | None]) -> dict[str, StoredSamples]:

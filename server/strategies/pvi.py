@@ -58,10 +58,6 @@ class PVIStrategy(PosteriorStrategy):
         """Return q without the site's own factor, as it stood when the round's start was formed."""
         return self._arrays(self._refined.cavity(site))
 
-    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return the broadcast state: no chain outlasts its round."""
-        return arrays
-
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Update the factors of the sites that answered, and return q's mean."""
         return self.initial_state(round_number)
@@ -71,8 +67,7 @@ class PVIStrategy(PosteriorStrategy):
         self._refine(self.plan.total_rounds)
         if not self._refined.factors:
             return None
-        for found in (*self._factor_warnings(), *self._step_warnings()):
-            self.record.warn(found)
+        self.record.warn(*self._factor_warnings(), *self._step_warnings())
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
         return posterior_aggregate(draws, self.federation.shapes, ()).samples.in_memory()
@@ -109,7 +104,7 @@ class PVIStrategy(PosteriorStrategy):
         return point_of(prefixed("parameters", self._mean())) if self._refined.factors else None
 
     def _prior(self) -> PVIState:
-        parameters = sum(int(np.prod(shape)) for shape in self.federation.shapes.values())
+        parameters = self.federation.parameters
         precision = np.full(parameters, prior_scale(self.federation.scenario.sampler) ** -2)
         return PVIState(NaturalGaussian(precision, np.zeros(parameters)))
 
@@ -138,13 +133,9 @@ class PVIStrategy(PosteriorStrategy):
         return state
 
     def _fitting(self, state: PVIState, sites: list[str], round_number: int, error: ValueError) -> list[str]:
-        fitting = []
-        for site in sites:
-            try:
-                self._combined(state, [site], round_number)
-                fitting.append(site)
-            except ValueError as reason:
-                self.record.warn(warning("old-factor", site, round=round_number, reason=str(reason)))
+        fitting = self.fitting(
+            sites, lambda of: self._combined(state, of, round_number), "old-factor", round=round_number
+        )
         if fitting != sites:
             return fitting
         # Each fits alone and all together do not: the one that went furthest is what makes them not fit.

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.models import pullback
+from fl_dpbayes.models import parameters as pullback
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.models.pullback import logits_at
+from fl_dpbayes.models.parameters import logits_at, to_vector, vector_to_arrays
 
 TASK = Task(input_shape=(1, 4, 4), classes=3)
 

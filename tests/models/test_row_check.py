@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.models import row_check
-from fl_dpbayes.models.row_check import RowsDependError, checked_rows, drawn_modules, rows_stand_alone, structure
+from fl_dpbayes.models import rows as row_check
+from fl_dpbayes.models.rows import RowsDependError, checked_rows, drawn_modules, rows_stand_alone, structure
 
 
 class RowNumber(nn.Module):

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import ScatteringFeatures, StrokeProjection
+from fl_dpbayes.config.task import ScatteringFeatures, StrokeProjection
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
-from fl_dpbayes.models.stroke_projection import fit_projection
-from fl_dpbayes.models.strokes import draw_strokes
+from fl_dpbayes.models.strokes import draw_strokes, fit_projection
 
 SIDE, KEPT = 16, 20
 PLAIN = ScatteringFeatures(angles=4)

@@ -5,7 +5,7 @@ from torch import nn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.validate import validate_module
+from fl_dpbayes.models.rows import validate_module
 
 
 def with_batch_norm(**options):

@@ -62,7 +62,7 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path,
         for folder in ("fl_dpbayes", "clients", "server")
         for path in (project / folder).rglob("*.py")
     }
-    scenarios = {path.relative_to(project).as_posix() for path in (project / "scenarios").glob("*.toml")}
+    scenarios = {path.relative_to(project).as_posix() for path in (project / "scenarios").rglob("*.toml")}
     assert names - {"pyproject.toml", "LICENSE", ".info/CONTENT"} == code | scenarios
     assert "fl_dpbayes/data/site.py" in names
     assert not [name for name in names if name.startswith(("tests/", "runs/")) or name == "site.toml"]

@@ -16,7 +16,7 @@ def interrupted(*_: object, **__: object) -> None:
     ("target", "command", "said"),
     [
         ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "quickstart", "--engine", "inline"], "privacy.csv"),
-        ("fl_dpbayes.run.reproduce.reproduce.run_cells", ["reproduce", "closer-logistic"], "the same command"),
+        ("fl_dpbayes.run.study.study.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
     ],
 )
 def test_interrupt_is_one_line(

@@ -11,11 +11,11 @@ from torch import nn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.models import row_check
+from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
-from fl_dpbayes.models.fixed_shape import padded
 from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, units, variational, vmap
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy

@@ -14,12 +14,11 @@ from rich.console import Console
 from clients.model_inputs import model_inputs
 from clients.refused import RefusedError
 from fl_dpbayes.config.aggregation import Product
-from fl_dpbayes.config.features import FrozenBody
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import CNNModel, MLPModel, Task
+from fl_dpbayes.config.task import CNNModel, FrozenBody, MLPModel, Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.site import load_site
@@ -42,10 +41,6 @@ FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MLP = "model={kind='mlp', hidden=[16], frozen_body={seed=2}}"
 SCATTERED = "model={kind='mlp', hidden=[16], features={kind='scattering'}, frozen_body={seed=2}}"
 CNN = "model={kind='cnn', channels=[4], hidden=12, frozen_body={seed=2}}"
-
-
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
 
 
 def array_names(message) -> set[str]:
@@ -113,7 +108,7 @@ def test_several_chains_on_one_body_are_aligned(federation) -> None:
     for name, model in {"last": MLP, "all": "model={kind='mlp', hidden=[16]}"}.items():
         run = federation(model, *FOUR, *chains, name=name)
         run.run()
-        warned[name] = any("start from different weights" in text for text in summary_of(run)["warnings"])
+        warned[name] = any("start from different weights" in text for text in run.warnings())
     assert warned == {"last": False, "all": True}
 
 
@@ -149,7 +144,7 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
         name="second",
     )
     run.run()
-    assert load_posterior(run.folder / "posterior.safetensors").samples.arrays["3.weight"].shape == (100, 2, 8)
+    assert run.posterior().arrays["3.weight"].shape == (100, 2, 8)
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
 

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class StudyResults:
     subgroups: pd.DataFrame
     conformal: pd.DataFrame
     shift_detection: pd.DataFrame
+    paper: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def metric(self) -> str:
@@ -176,7 +177,7 @@ def read_study(folder: Path) -> StudyResults:
     except ValueError as error:
         raise UserError(f"{path} or study.toml beside it is damaged ({error}): {again}") from None
     axes = [name for name in record.axes if name not in (SEED, *SHIFT_AXES)]
-    names = ("results", "differences", "subgroups", "conformal", "shift_detection")
+    names = ("results", "differences", "subgroups", "conformal", "shift_detection", "paper")
     try:
         tables = {name: _read_table(folder / f"{name}.csv", axes) for name in names}
     except (OSError, ValueError) as error:

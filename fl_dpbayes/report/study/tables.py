@@ -99,6 +99,18 @@ def settings_table(study: StudyResults) -> PageTable:
     return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(axes) + 1)))
 
 
+def paper_table(study: StudyResults) -> PageTable:
+    """List what the paper prints beside the mean of ours over seeds, in the paper's units."""
+    rows = []
+    for row in study.paper.to_dict("records"):
+        first = (*(str(row[axis] or "all") for axis in study.axes), study.words(PREDICTOR, row[PREDICTOR]), row["site"])
+        values = (decimal(row[name], 4) for name in ("paper", "measured"))
+        ends = interval((row["low"], row["high"]), lambda end: decimal(end, 4)) if row["seeds"] > 1 else ""
+        rows.append(tuple((str(text), "") for text in (*first, row["column"], *values, ends, row["seeds"])))
+    columns = (*map(axis_name, study.axes), "Predictor", "At", "Column", "Paper", "Measured", "95% interval", "Seeds")
+    return PageTable(columns, rows, frozenset(range(len(study.axes) + 3)))
+
+
 def spent_table(study: StudyResults) -> PageTable:
     """List the epsilon asked and the largest one that any site of any run spent; rounded up."""
     return _privacy_table(study, [axis for axis in study.axes if axis == ASKED])

@@ -1,8 +1,10 @@
 """The work behind `fl-dpbayes study`: run what is missing of a grid, gather it in tables, show it."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+import fl_dpbayes
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
@@ -20,12 +23,11 @@ from fl_dpbayes.config.files.file_list import check_files, file_entry, listed_fi
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, read_journal
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.study_file import Study, load_study, same_study, write_study
+from fl_dpbayes.config.study_file import Study, load_study, same_study, shipped_papers, write_study
 from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock
-from fl_dpbayes.run.reproduce.cell_file import versions
 from fl_dpbayes.run.simulate import check_machine
 from fl_dpbayes.run.study.cell import (
     CELLS_FOLDER,
@@ -39,12 +41,21 @@ from fl_dpbayes.run.study.cell import (
 )
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
+from fl_dpbayes.run.study.paper import paper_table, shown_paper
 from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
 STUDY_FILE, RECORD_FILE = "study.toml", "study.json"
 MOST_FAILURES_SHOWN = 20
+
+
+# What is no federation, or needs an attacker's code: scripts of the source tree, which the package does not hold.
+SCRIPTS = {
+    "hostile-site": "benchmarks/hostile_site.py",
+    "interval-coverage": "benchmarks/interval_coverage.py",
+    "zhang-regression": "benchmarks/zhang_regression.py",
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,14 @@ class Workers:
     count: int | None = None
     ray_address: str | None = None
     keep_runs: bool = False
+
+
+@dataclass(frozen=True)
+class PaperSize:
+    """How much of a paper's table is run: `full`, its own size; `seeds`, repetitions (None: as its file says)."""
+
+    full: bool = False
+    seeds: int | None = None
 
 
 def begin_study(study: Study, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
@@ -93,6 +112,37 @@ def begin_study(study: Study, folder: Path | None, data_dir: Path | None, worker
         return _run_missing(study, cells, folder, data_dir, workers, console)
 
 
+def reproduce(
+    name: str, size: PaperSize, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console
+) -> bool:
+    """Run what is missing of a paper's table, which is a study with the paper's values beside it.
+
+    Args:
+        name: a file of `scenarios/papers`.
+        size: the paper's or a smaller one.
+        folder: as for a study; None: `runs/reproduce/NAME`.
+        data_dir: the data folder.
+        workers: where cells run.
+        console: where progress and tables go.
+
+    Returns:
+        Whether every cell finished.
+
+    Raises:
+        UserError: if there is no such table, or it is a script of `benchmarks/`, or as for a study.
+    """
+    if script := SCRIPTS.get(name):
+        raise UserError(f"{name} is no study: run its script in the source tree:  python {script} --help")
+    if name not in shipped_papers():
+        raise UserError(f"there is no experiment {name!r}: choose one of {', '.join((*shipped_papers(), *SCRIPTS))}")
+    overrides = [f"axes.seed={list(range(1, size.seeds + 1))}"] if size.seeds else []
+    study = load_study(name, overrides, full=size.full)
+    folder = folder or Path("runs") / "reproduce" / name
+    if (folder / STUDY_FILE).is_file():
+        return resume_study(folder, study, data_dir, workers, console)
+    return begin_study(study, folder, data_dir, workers, console)
+
+
 def resume_study(folder: Path, study: Study | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
     """Run the cells of a study that are missing or failed.
 
@@ -120,8 +170,9 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
     own = load_study(str(file))
     if study is not None and not same_study(study, own):
         raise UserError(
-            f"--resume {folder} holds a study with other settings than the one given: give --resume alone, which goes "
-            "on with the folder's own, or start the changed one in a new folder with --out"
+            f"{folder} holds a study with other settings than the one given: go on with the folder's own by  "
+            f"fl-dpbayes study --resume {shlex.quote(str(folder))}  alone, or start the changed one in a new folder "
+            "with --out"
         )
     cells = study_cells(own)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
@@ -233,11 +284,16 @@ def _write_results(
         "separate": study.section.separate,
         "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
         "seconds": sum(cell.seconds for cell in finished),
-        "versions": versions(),
+        "notes": [f"Paper: {study.paper.source}.", *study.paper.notes] if study.paper else [],
+        "versions": _versions(),
         "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
     }
     write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
     show_study(study, results, differences, console)
+    if study.published:
+        beside = paper_table(study, results)
+        write_tables(beside, folder / "paper")
+        console.print(shown_paper(study, beside, console.width))
     for cell in failed[:MOST_FAILURES_SHOWN]:
         text = f"failed: {cell.title}: {errors[cell.digest]}"
         console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -249,6 +305,11 @@ def _write_results(
         )  # fmt: skip
     console.print(f"tables: {folder / 'results.csv'}", soft_wrap=True, markup=False)
     console.print(f"report: {write_study_report(folder)}", soft_wrap=True, markup=False)
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
+    return {"fl-dpbayes": fl_dpbayes.__version__, "python": platform.python_version(), **packages}
 
 
 @contextlib.contextmanager

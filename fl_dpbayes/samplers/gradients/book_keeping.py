@@ -7,7 +7,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_dpbayes.config.clipping import FLAT, Clipping
-from fl_dpbayes.models.fixed_shape import ROWS, pieces
+from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
 from fl_dpbayes.samplers.gradients.layer_gradients import LayerGradients, layer_gradients, weighted_sum
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy

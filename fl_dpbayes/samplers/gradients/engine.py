@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_dpbayes.config.clipping import Clipping
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.validate import validate_module
+from fl_dpbayes.models.rows import validate_module
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum

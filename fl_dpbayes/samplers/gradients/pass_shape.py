@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.models.fixed_shape import ROWS, training_rows
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.models.row_check import checked_rows, drawn_modules, rows_stand_alone, structure
+from fl_dpbayes.models.rows import ROWS, checked_rows, drawn_modules, rows_stand_alone, structure, training_rows
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients.book_keeping import per_layer_gradients
 from fl_dpbayes.samplers.gradients.layer_gradients import LayerGradients

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fl_dpbayes.models.fixed_shape import ROWS, pieces
+from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_example_gradients
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fl_dpbayes.config.clipping import FLAT, Clipping
-from fl_dpbayes.models.fixed_shape import ROWS, pieces
+from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced

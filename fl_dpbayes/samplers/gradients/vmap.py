@@ -5,8 +5,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fl_dpbayes.config.clipping import FLAT, Clipping
-from fl_dpbayes.models.fixed_shape import ROWS, pieces
 from fl_dpbayes.models.parameters import trainable_parameters
+from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 

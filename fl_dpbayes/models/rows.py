@@ -1,0 +1,219 @@
+"""One record's result is its own: layers that mix records are refused, and all passes over records have one shape.
+
+What a pass computes for one row can differ in its last bits with the number of rows, and a hostile start state makes
+any difference large. At one shape, checked on synthetic rows to compute each row by itself, a record's result is its
+own. The check reads no record; what it shows holds for this module, shape, device, number of threads and library build,
+as far as it was tried: it is a test and not a proof (docs/sensitivity.md).
+"""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.models.parameters import trainable_parameters
+
+# (features (P, ...), targets (P,)) -> what a pass computes of each row, tensors whose first axis is the rows'.
+RowResults = Callable[[Tensor, Tensor], Sequence[Tensor]]
+
+# Kernels treat their last rows apart; at multiples of 64 there are no such rows.
+ROWS = 64
+MOST_ROWS = 1024
+PREDICTION_ROWS = 256
+NEIGHBOURS = (0.0, math.nan, math.inf, 1e30)
+DRAWS = 4
+PLAIN_LAYERS = (nn.Linear, nn.Conv2d, nn.ReLU, nn.AvgPool2d, nn.Flatten, nn.Sequential)
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+logger = logging.getLogger("fl_dpbayes.site")
+_known: dict[Hashable, int] = {}
+
+
+def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cut tensors (N, ...) alike into pieces of exactly P rows, each as `padded` returns it; no piece for N = 0."""
+    for start in range(0, len(tensors[0]), rows):
+        yield padded(rows, *(tensor[start : start + rows] for tensor in tensors))
+
+
+def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Copy tensors (N, ...), N <= P, into fresh buffers (P, ...), the other rows zero.
+
+    Returns:
+        The buffers, and which rows are records, shape (P,), bool.
+    """
+    buffers = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in tensors]
+    for buffer, tensor in zip(buffers, tensors, strict=True):
+        buffer[: len(tensor)] = tensor
+    return *buffers, torch.arange(rows, device=tensors[0].device) < len(tensors[0])
+
+
+def training_rows(module: nn.Module, expected_batch_size: float) -> int:
+    """Choose P for gradients: 64 for convolutions, else B + 3 sqrt(B) rounded up to a multiple of 64, at most 1024.
+
+    B = q n is the expected batch size, a public constant; never the size of a batch that was drawn.
+    """
+    if _convolves(module):
+        return ROWS
+    wanted = expected_batch_size + 3 * math.sqrt(expected_batch_size)
+    return min(MOST_ROWS, ROWS * max(1, math.ceil(wanted / ROWS)))
+
+
+def prediction_rows(module: nn.Module) -> int:
+    """Choose P for predictions: 64 for convolutions, else 256."""
+    return ROWS if _convolves(module) else PREDICTION_ROWS
+
+
+def _convolves(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+
+
+class RowsDependError(UserError):
+    """Not even a record alone gives the same bits twice: nothing can be released with the claimed sensitivity."""
+
+
+def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -> int:
+    """Return the first of P, 2 P and 4 P rows that passes the check, else 1; once per process, key and thread count.
+
+    Args:
+        key: everything that decides what a pass computes, but for its number of rows.
+        rows: P; 1 if there is memory for no more.
+        stand_alone: number of rows -> whether each row of such a pass stands alone.
+
+    Raises:
+        RowsDependError: if a single row does not give the same bits twice.
+    """
+    key = (key, rows, torch.get_num_threads(), torch.__version__)
+    if key not in _known:
+        tried = (rows, 2 * rows, 4 * rows) if rows > 1 else ()
+        _known[key] = next(filter(stand_alone, tried), 0) or _one_row(rows, stand_alone)
+    return _known[key]
+
+
+def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, generator: np.random.Generator) -> bool:
+    """Say whether the rows' results keep every bit when the pass is repeated, permuted, or has other neighbours.
+
+    Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
+    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition.
+
+    Args:
+        results: the pass.
+        features: synthetic rows, shape (P, ...).
+        targets: synthetic targets, shape (P,).
+        generator: chooses places and neighbours.
+    """
+    rows = len(features)
+    expected = [values.clone() for values in results(features, targets)]
+
+    def agree(places: np.ndarray, found: Sequence[Tensor], at: np.ndarray) -> bool:
+        mine, theirs = (torch.from_numpy(each).to(features.device) for each in (places, at))
+        return all(_same_bits(new[theirs], old[mine]) for new, old in zip(found, expected, strict=True))
+
+    everyone = np.arange(rows)
+    if not agree(everyone, results(features, targets), everyone):
+        return False
+    if rows == 1:
+        return True
+    order = generator.permutation(rows)
+    moved = torch.from_numpy(order).to(features.device)
+    if not agree(order, results(features[moved], targets[moved]), everyone):
+        return False
+    for kept, neighbours in ((rows // 2, NEIGHBOURS), (max(2, rows // 50), NEIGHBOURS), (1, (0.0,))):
+        places = np.sort(generator.choice(rows, kept, replace=False))
+        stay = torch.from_numpy(places).to(features.device)
+        values = torch.from_numpy(generator.choice(neighbours, rows)).to(features)
+        others = values.view(-1, *(1,) * (features.dim() - 1)).expand_as(features).clone()
+        other_targets = targets.flip(0).clone()
+        others[stay], other_targets[stay] = features[stay], targets[stay]
+        if not agree(places, results(others, other_targets), places):
+            return False
+    return True
+
+
+def drawn_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield copies of a module under made-up weights: two normal draws, two of integers up to 2^20, over 2^20."""
+    for draw in range(DRAWS):
+        generator = torch.Generator().manual_seed(draw)
+        drawn = copy.deepcopy(module)
+        for value in trainable_parameters(drawn).values():
+            if draw % 2:
+                numbers = torch.randint(-(2**20), 2**20 + 1, value.shape, generator=generator) / 2**20
+            else:
+                numbers = torch.randn(value.shape, generator=generator) / max(1, value[:1].numel()) ** 0.5
+            value.data = numbers.to(value)
+        yield drawn
+
+
+def structure(module: nn.Module) -> Hashable:
+    """Return what a module computes apart from the values of its parameters, as far as a key can say it."""
+    layers = [
+        (type(layer), *sorted((k, repr(v)) for k, v in vars(layer).items() if isinstance(v, int | float | str | tuple)))
+        for layer in module.modules()
+    ]
+    values = [
+        (name, tuple(value.shape), value.dtype, str(value.device), value.requires_grad)
+        for name, value in (*module.named_parameters(), *module.named_buffers())
+    ]
+    return tuple(layers), tuple(values)
+
+
+def _one_row(rows: int, stand_alone: Callable[[int], bool]) -> int:
+    if not stand_alone(1):
+        raise RowsDependError(
+            "this model gives one record different results when it is computed twice on this device: use another "
+            "device, or a model without such operations"
+        )
+    if rows > 1:
+        logger.warning(
+            "rows of a pass depend on each other on this device (tried %d, %d and %d rows): records are computed one "
+            "by one, which is slow",
+            rows,
+            2 * rows,
+            4 * rows,
+        )
+    return 1
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    integers = _INTEGERS[first.element_size()]
+    same = first.view(integers) == second.view(integers)
+    return bool((same | (first.isnan() & second.isnan())).all())
+
+
+def validate_module(module: nn.Module) -> None:
+    """Check that per-example clipping bounds what one record can do to the module's gradient.
+
+    Batch normalisation is let through only when it is frozen (no parameter requires a gradient) and in eval mode with
+    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with
+    the records, un-noised and unaccounted.
+
+    Raises:
+        UserError: naming the layer and the remedy.
+    """
+    layers = [(name or type(module).__name__, layer) for name, layer in module.named_modules()]
+    others = [(name, layer) for name, layer in layers if type(layer) not in PLAIN_LAYERS]
+    if not others:
+        return
+    # Importing Opacus takes over a second, which a site with a shipped model need not pay at every start.
+    from opacus.validators import ModuleValidator
+
+    for name, layer in others:
+        frozen = not any(parameter.requires_grad for parameter in layer.parameters())
+        if isinstance(layer, _BatchNorm):
+            if not frozen or layer.training or not layer.track_running_stats:
+                raise UserError(
+                    f"layer {name!r} ({type(layer).__name__}) mixes the records of a batch, so clipping per record "
+                    "bounds nothing: replace it by torch.nn.GroupNorm, or freeze it (requires_grad_(False)) with "
+                    "stored statistics and call eval() on it"
+                )
+            continue
+        validator = ModuleValidator.VALIDATORS.get(type(layer))
+        unchanged = frozen and not (layer.training and any(True for _ in layer.buffers()))
+        problems = validator(layer) if validator is not None and not unchanged else []
+        if problems:
+            raise UserError(f"layer {name!r} ({type(layer).__name__}) cannot be trained privately: {problems[0]}")

@@ -1,0 +1,70 @@
+"""What a paper prints beside what its study measured."""
+
+from statistics import fmean
+
+import pandas as pd
+from rich.table import Table
+
+from fl_dpbayes.calibration.intervals import paired_difference
+from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
+from fl_dpbayes.report.numbers import decimal, interval
+from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
+
+
+def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
+    """Set each published value beside the mean of ours over seeds, within a seed over the axes that it leaves open.
+
+    Returns:
+        A row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %, Student's t), `seeds`.
+    """
+    rows = []
+    for labels, column, value in study.published:
+        here = results
+        for name, label in labels.items() if not results.empty else ():
+            here = here[here[name] == label]
+        found = here.groupby(SEED)[column].mean().dropna().tolist() if column in here.columns else []
+        ends = paired_difference(found, [0.0] * len(found))
+        rows.append(
+            {
+                **{axis.name: labels.get(axis.name) for axis in study.axes if axis.name != SEED},
+                PREDICTOR: labels[PREDICTOR],
+                "site": labels["site"],
+                "column": column,
+                "paper": value,
+                "measured": fmean(found) if found else None,
+                "low": ends.interval.low if ends else None,
+                "high": ends.interval.high if ends else None,
+                "seeds": len(found),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def shown_paper(study: Study, table: pd.DataFrame, width: int) -> Table:
+    """Lay the table out for a terminal of `width` characters."""
+    rows = table.to_dict("records")
+    axes = [axis.name for axis in study.axes if axis.name != SEED]
+    settings = [", ".join(str(row[name]) for name in (*axes, PREDICTOR) if row[name] is not None) for row in rows]
+    columns = [
+        TerminalColumn("setting", [folded(text, 2 * name_width(width)) for text in settings], number=False),
+        TerminalColumn("at", [str(row["site"]) for row in rows], number=False, expendable=2),
+        TerminalColumn("column", [str(row["column"]) for row in rows], number=False),
+        TerminalColumn("paper", [_decimal(row["paper"]) for row in rows]),
+        TerminalColumn("measured", [_decimal(row["measured"]) for row in rows]),
+        TerminalColumn(
+            "95% interval",
+            [
+                interval((row["low"], row["high"]), lambda end: decimal(end, 4)) if row["seeds"] > 1 else ""
+                for row in rows
+            ],
+            number=False,
+            expendable=1,
+        ),
+    ]
+    source = study.paper.source if study.paper else ""
+    caption = "Measured: mean over seeds, interval by Student's t over them; epsilon: the largest of a site, by PLD."
+    return fitted_table(f"Beside the paper: {source}", columns, width, caption=caption)
+
+
+def _decimal(value: float | None) -> str:
+    return decimal(value, 4)

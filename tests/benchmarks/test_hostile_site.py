@@ -1,0 +1,44 @@
+"""One hostile site of six, by the attacks of `benchmarks/hostile_site.py`: what the rules bear, and what not."""
+
+import numpy as np
+import pytest
+
+from benchmarks.hostile_site import ATTACKS, View, measure, with_trace_of_noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "loss"), [("fald, moves up to 2", 0.1), ("fald, median", 0.05)])
+def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(rule: str, loss: float) -> None:
+    values = measure(rule, "small noise", 0)
+    # It is the rule that bears the attack: the server takes every reply.
+    assert values["rejected"] == 0
+    assert values["shortened honest"] == values["shortened skewed"] == 0
+    assert values["honest"] > 0.9
+    for attack in ATTACKS:
+        assert values[attack] > values["honest"] - loss, attack
+
+
+@pytest.mark.slow
+def test_a_plain_average_is_decided_by_one_site_of_six_and_a_mixture_is_not() -> None:
+    plain = measure("fald", "small noise", 0)
+    assert plain["rejected"] == 0
+    assert plain["relabel"] < 0.1 < 0.9 < plain["honest"]
+    mixture = measure("mixture", "quickstart's noise", 0)
+    assert mixture["rejected"] == 0
+    assert all(mixture[attack] > mixture["honest"] - 0.1 for attack in ATTACKS)
+    predictions = measure("predbayes", "quickstart's noise", 0)
+    assert predictions["rejected"] == 0
+    assert predictions["relabel"] < 0.1
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_keep_to_the_bound_and_vary_in_every_parameter(attack: str) -> None:
+    generator = np.random.default_rng(0)
+    start, right, wrong = generator.normal(size=(3, 20))
+    honest = start + generator.normal(size=(4, 20)) * np.arange(1, 5)[:, np.newaxis] / 4
+    farthest = 3 * np.linalg.norm(honest - start, axis=1)
+    view = View(start=start, right=right, wrong=wrong, honest=honest, farthest=farthest)
+    states = with_trace_of_noise(ATTACKS[attack](view), view)
+    assert states.shape == honest.shape
+    assert (np.linalg.norm(states - start, axis=1) < farthest).all()
+    assert (states.std(axis=0) > 0).all()

@@ -1,0 +1,79 @@
+"""The interval of the calibration error holds the truth on simulated models, and seldom more often than it should."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.interval_coverage import DISTORTIONS, SETTINGS, binned, draw_test_sets, measure
+from fl_dpbayes.calibration import rms_interval as interval
+
+LEAST_SPREAD = 2.5  # sd of right answers below which a few outcomes carry all probability
+
+
+def faults(law: str, n: int, noise: float, replicates: int) -> list[str]:
+    """Name the rows that cover less than 93 %, and the setting if it covers more than 99 %, by three standard errors.
+
+    The upper bound is asked of all rows together: on a few hundred test sets no single row could exceed it.
+    """
+    found, errs = [], []
+    for distortion in DISTORTIONS:
+        values = measure(law, distortion, n, noise, replicates)
+        shown = {"coverage": values["intervals"]}
+        if noise == 0:
+            shown |= {"brier": replicates, "nll": replicates * values["nll shown"]}
+        for name, count in shown.items():
+            if count and values[name] < 0.93 - 3 * math.sqrt(0.93 * 0.07 / count):
+                found.append(f"{distortion}: {name} {values[name]:.3f}")
+        # With a release's noise the interval is on the safe side.
+        if noise == 0 and values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD:
+            errs.append((values["coverage"], values["intervals"]))
+    if errs:
+        together = float(np.mean([coverage for coverage, _ in errs]))
+        if together > 0.99 + 3 * math.sqrt(0.99 * 0.01 / sum(count for _, count in errs)):
+            found.append(f"all: {together:.4f}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("law", "n", "noise"), [("top of 2, uniform", 200, 0.0), ("95 % above .95", 50, 0.0), ("Beta(8, 1)", 624, 5.0)]
+)
+def test_it_covers_on_some_models(law: str, n: int, noise: float) -> None:
+    assert faults(law, n, noise, 100) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("law", "n", "noise"), SETTINGS)
+def test_it_covers_on_all_models(law: str, n: int, noise: float) -> None:
+    assert faults(law, n, noise, 300) == []
+
+
+@pytest.mark.slow
+def test_it_sees_an_interval_with_too_small_or_too_large_tails(monkeypatch: pytest.MonkeyPatch) -> None:
+    for tail in (0.08, 0.0005):
+        monkeypatch.setattr(interval, "TAIL", tail)
+        assert faults("top of 2, uniform", 624, 0.0, 300) != []
+
+
+def test_sums_of_bins_by_hand() -> None:
+    drawn = draw_test_sets("top of 2, uniform", "all .05 too high", 40, 3, np.random.default_rng(0))
+    table = binned(drawn, 15)
+    assert table.shape == (3, 15, 4)
+    for replicate in range(3):
+        p, q, right = (part[replicate] for part in drawn)
+        inside = np.floor(p * 15).astype(int) == 9
+        expected = [inside.sum(), p[inside].sum(), right[inside].sum(), q[inside].sum()]
+        np.testing.assert_allclose(table[replicate, 9], expected)
+    np.testing.assert_allclose(table[..., 1].sum(axis=1) - table[..., 3].sum(axis=1), 40 * 0.05)
+
+
+@pytest.mark.parametrize("distortion", DISTORTIONS)
+def test_answers_are_right_as_often_as_stated(distortion: str) -> None:
+    drawn = draw_test_sets("Beta(.6, .6)", distortion, 40_000, 1, np.random.default_rng(1))
+    away = drawn.right.mean() - drawn.frequency.mean()
+    assert abs(away) < 4 * math.sqrt(float((drawn.frequency * (1 - drawn.frequency)).mean()) / 40_000)
+    assert (np.abs(drawn.frequency - drawn.confidence).max() < 1e-9) == (distortion == "calibrated")
+
+
+def test_noise_that_hides_the_records_leaves_no_interval() -> None:
+    assert measure("Beta(8, 1)", "calibrated", 60, 20.0, 3)["intervals"] == 0

@@ -1,0 +1,52 @@
+"""The simulations of the heteroscedastic regression, every method on them, and the privacy of the paper."""
+
+import numpy as np
+import pytest
+
+from benchmarks import zhang_regression as script
+from benchmarks.zhang_regression import DP, SETTINGS, draw_simulation, measure
+from fl_dpbayes.privacy.gdp import gdp_epsilon
+
+
+def test_simulation_has_the_stated_shape_range_and_law() -> None:
+    generator = np.random.default_rng(1)
+    runs = [draw_simulation(generator) for _ in range(45)]
+    for run in runs:
+        assert run.x.shape == run.test_x.shape == (250, 1)
+        assert (np.diff(run.x[:, 0]) >= 0).all()
+        assert run.x[0] <= run.test_x.min() <= run.test_x.max() <= run.x[-1]
+        nearest = np.abs(run.test_x - run.x.T).argmin(axis=1)
+        assert np.abs(run.function[nearest] - run.test_function).max() < 0.2
+    x = np.concatenate([run.test_x[:, 0] for run in runs])
+    noise = np.concatenate([run.test_y - run.test_function for run in runs])
+    standard = noise / (0.3 * np.abs(x + 2))
+    assert abs(standard.mean()) < 4 / np.sqrt(len(standard))
+    assert abs(standard.var() - 1) < 4 * np.sqrt(2 / len(standard))
+    # Differences of the function do not see the centring: E (f(a) - f(b))^2 = 2 (1 - exp(-(a - b)^2 / 2)).
+    ratios = []
+    for run in runs:
+        gaps = run.function[40::50] - run.function[:-10:50]
+        distances = (run.x[40::50] - run.x[:-10:50])[:, 0]
+        ratios.append(np.mean(gaps**2 / (2 * (1 - np.exp(-0.5 * distances**2)))))
+    assert abs(np.mean(ratios) - 1) < 4 * np.std(ratios) / np.sqrt(len(ratios))
+
+
+@pytest.mark.parametrize(("method", "setting"), SETTINGS)
+def test_every_method_gives_finite_values(method: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, *rest = SETTINGS[method, setting]
+    monkeypatch.setattr(script, "SETTINGS", {(method, setting): ([8], *rest)})
+    monkeypatch.setattr(script, "STEPS", 6)
+    monkeypatch.setattr(script, "BURN_IN", 3)
+    values = measure(method, setting, 0, simulations=2)
+    private = setting.startswith(DP)
+    assert all(np.isfinite(value) for name, value in values.items() if name not in ("epsilon", "at 1/n") or private)
+    assert np.isinf(values["epsilon"]) != private
+
+
+def test_privacy_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "SETTINGS", {("SGLD", DP): ([4], *SETTINGS["SGLD", DP][1:])})
+    assert measure("SGLD", DP, 0, simulations=1)["at 1/n"] == pytest.approx(
+        gdp_epsilon(np.sqrt(200) / 10, 1 / 250), rel=1e-3
+    )
+    # The paper's 4.21 is that of the authors' 201 steps.
+    assert round(gdp_epsilon(np.sqrt(201) / 10, 1 / 250), 2) == 4.21

@@ -1,0 +1,167 @@
+"""A paper's table is a study: its file names cells and columns that exist, and its values stand beside ours."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import tomli_w
+
+from fl_dpbayes import cli
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
+from fl_dpbayes.config.study_file import load_study, shipped_papers, study_of
+from fl_dpbayes.run.study import study as engine
+from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
+from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.run.study.paper import paper_table
+
+ROOT = Path(__file__).parents[3]
+
+
+def content(name: str) -> dict[str, Any]:
+    return tomllib.loads((scenario_folder() / "papers" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def measures(scenario: Scenario, site: str, predictor: str) -> bool:
+    """Say whether a run of the scenario has a row of this predictor at this place."""
+    kind, _, role = site.partition(":")
+    spec = scenario.sites.get(site)
+    if spec is None and not (kind in ("pooled", "mean") and any(one.role == role for one in scenario.sites.values())):
+        return False
+    if predictor == "recalibrated":
+        return scenario.recalibration is not None
+    return predictor in ("last", "posterior") or (predictor == "prior_corrected" and bool(spec and spec.prevalence))
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", shipped_papers())
+def test_every_published_value_names_a_cell_and_a_place_that_exist(name: str, full: bool) -> None:
+    study = load_study(name, full=full)
+    cells = study_cells(study)
+    assert study.paper is not None
+    assert study.paper.source
+    assert (len({cell.scenario.seed for cell in cells}) > 1) == full
+    for labels, column, _ in study.published:
+        axes = {axis: label for axis, label in labels.items() if axis not in ("predictor", "site")}
+        named = [cell for cell in cells if axes.items() <= cell.labels.items()]
+        assert named, (labels, column)
+        assert all(measures(cell.scenario, labels["site"], labels["predictor"]) for cell in named), labels
+
+
+def test_a_study_may_vary_a_shipped_scenario() -> None:
+    (cell,) = study_cells(load_study("federated-mnist"))
+    shipped = load_scenario("mnist-iid")
+    assert cell.scenario == shipped.model_copy(update={"name": "federated-mnist", "seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"algorithm": "SGDD", "ece": 0.1}, "algorithm = 'SGDD': choose SGD, DP-SGD"),
+        ({"algorithm": "SGD", "eec": 0.1}, "eec = 0.1: it must be an axis (seed, algorithm, predictor), site, or a"),
+        ({"algorithm": "SGD", "ece": "small"}, "ece = 'small'"),
+        ({"predictor": "best", "ece": 0.1}, "predictor = 'best': choose last, posterior"),
+    ],
+)
+def test_a_wrong_published_value_is_told(value: dict[str, Any], says: str) -> None:
+    table = content("knolle-mnist")
+    with pytest.raises(UserError) as told:
+        study_of({**table, "paper": {"source": "p", "values": [value]}}, "study")
+    assert says in str(told.value)
+
+
+def test_a_value_stands_beside_the_mean_over_seeds_of_what_it_leaves_open() -> None:
+    axes = {"seed": [1, 2], "privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [0.5, 9.0]}}
+    paper = {
+        "source": "p",
+        "values": [{"privacy": {"epsilon": 1.0}, "ece": 0.2, "accuracy": 0.9}, {"site": "x", "nll": 1}],
+    }
+    quickstart = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
+    study = study_of({**quickstart, "axes": axes, "paper": paper}, "study")
+    rows = [
+        {"seed": seed, "privacy.epsilon": epsilon, "partition.alpha": alpha, "predictor": predictor}
+        | {"site": "pooled:held_out", "ece": seed * epsilon + alpha + (predictor == "last")}
+        for seed in (1, 2) for epsilon in (1.0, 2.0) for alpha in (0.5, 9.0) for predictor in ("last", "posterior")
+    ]  # fmt: skip
+    ece, accuracy, elsewhere = paper_table(study, pd.DataFrame(rows)).to_dict("records")
+    assert (ece["paper"], ece["measured"], ece["seeds"]) == (0.2, 1.5 + 4.75, 2)
+    assert ece["low"] == pytest.approx(6.25 - 12.706 * 0.5, abs=1e-3)
+    assert ece["partition.alpha"] is None
+    assert accuracy["seeds"] == elsewhere["seeds"] == 0
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ship one small paper's table, run its cells in this process, and note which."""
+    table = content("closer-logistic")
+    table["data"]["source"] |= {"records": 200, "test_records": 200}
+    table["training"] |= {"steps_per_round": 5, "burn_in": 4}
+    table["variants"]["algorithm"] = {"DP-SGD, C = 1": {"privacy.clip_norm": 1.0}}
+    table["paper"]["values"] = [{"algorithm": "DP-SGD, C = 1", "epsilon": 8.0}]
+    (tmp_path / "shipped" / "papers").mkdir(parents=True)
+    (tmp_path / "shipped" / "papers" / "tiny.toml").write_text(tomli_w.dumps(table))
+    monkeypatch.setattr("fl_dpbayes.config.study_file.scenario_folder", lambda: tmp_path / "shipped")
+    ran: list[str] = []
+
+    def run_here(jobs: Sequence[CellJob], workers: int, address: str | None) -> Iterator[CellOutcome]:
+        for job in jobs:
+            ran.append(job.cell.title)
+            yield run_cell(job)
+
+    monkeypatch.setattr(engine, "run_on_ray", run_here)
+    return ran
+
+
+def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "reproduce", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return int(stop.value.code or 0)
+
+
+def test_the_command_runs_what_is_missing_and_shows_the_paper_beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tiny: list[str]
+) -> None:
+    out = tmp_path / "out"
+    assert reproduce(monkeypatch, "tiny", "--seeds", 2, "--out", out) == 0
+    assert tiny == ["seed 1, algorithm DP-SGD, C = 1", "seed 2, algorithm DP-SGD, C = 1"]
+    printed = capsys.readouterr().out
+    assert "Beside the paper: A closer look" in printed
+    assert "8.0000" in printed
+    (row,) = pd.read_csv(out / "paper.csv").to_dict("records")
+    assert row["measured"] == pytest.approx(8.0, abs=0.01)
+    assert row["seeds"] == 2
+    assert "Paper: A closer look" in json.loads((out / "study.json").read_text())["notes"][0]
+    assert "What the paper prints beside what was measured" in (out / "report.html").read_text()
+    tiny.clear()
+    assert reproduce(monkeypatch, "tiny", "--seeds", 2, "--out", out) == 0
+    assert tiny == []
+    assert reproduce(monkeypatch, "tiny", "--full", "--out", out) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("nowhere", "choose one of closer-logistic, "), ("hostile-site", "python benchmarks/hostile_site.py --help")],
+)
+def test_a_name_that_is_no_study_is_told_in_one_line(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert reproduce(monkeypatch, name) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_scripts_are_there_and_all_that_is_shipped_is_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert all((ROOT / script).is_file() for script in engine.SCRIPTS.values())
+    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "list"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "quickstart", "study-shift"))
