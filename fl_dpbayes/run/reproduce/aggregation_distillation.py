@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals
 from fl_dpbayes.run.reproduce.classification import probabilities_of
 
 from fl_dpbayes.config.distillation import SyntheticInputs
@@ -10,7 +11,6 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import logits_at, to_vector, vector_to_arrays
 from fl_dpbayes.posterior.rules.distillation import Distilled, distil
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.run.reproduce.aggregation_sites import Hospitals
 
 
 @dataclass(frozen=True)
