@@ -13,8 +13,7 @@ from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.distillation import DistillingRule, PredBayes, PublicFile, with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
-from fl_dpbayes.config.files.file_list import file_entry
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.prevalence import check_prevalence_classes
 from fl_dpbayes.config.recalibration import parameter_count

@@ -11,8 +11,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from rich.console import Console
 
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
-from clients.refused import RefusedError
 from fl_dpbayes.config.aggregation import Product
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
