@@ -3,8 +3,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules.chains import chains, flatten_state, sample_shapes, unflatten
-from fl_dpbayes.posterior.rules.product import combine_diagonal
+from fl_dpbayes.posterior.chains import chains, flatten_state, sample_shapes, unflatten
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 
@@ -64,9 +63,8 @@ class ReadOnDemand(Mapping):
         return samples(20, seed=ord(site))
 
 
-def test_samples_may_be_read_from_disk_one_site_at_a_time():
-    settings = {"prior_scale": 1.0, "prior_share": 1 / 3, "draws": 5}
-    lazy = combine_diagonal(ReadOnDemand(), **settings, generator=np.random.default_rng(0))
-    held = combine_diagonal(dict(ReadOnDemand()), **settings, generator=np.random.default_rng(0))
+def test_samples_may_be_read_from_disk_one_site_at_a_time(combined):
+    lazy = combined("product-diagonal", ReadOnDemand(), scale=1.0, draws=5)
+    held = combined("product-diagonal", dict(ReadOnDemand()), scale=1.0, draws=5)
     for name, array in held.samples.arrays.items():
         np.testing.assert_array_equal(lazy.samples.arrays[name], array)

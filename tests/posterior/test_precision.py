@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules.chains import at_unit_temperature, chains
-from fl_dpbayes.posterior.rules.precision import diagonal_gaussian, effective_draws, full_gaussian, weighted_variance
+from fl_dpbayes.posterior.chains import at_unit_temperature, chains
+from fl_dpbayes.posterior.precision import diagonal_gaussian, effective_draws, full_gaussian, weighted_variance
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.alignment import alignment_warnings
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.alignment import alignment_warnings
+from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays
 
 Shapes = dict[str, tuple[int, ...]]
@@ -53,14 +53,10 @@ class Chain:
         raise IndexError("there are fewer columns")
 
 
-def chains(site_samples: Mapping[str, PosteriorSamples]) -> Iterator[Chain]:
+def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
     """Yield the chain of each site that sent a sample, in the order of names.
 
-    Args:
-        site_samples: site -> samples of the same model.
-
-    Yields:
-        Chains; each warns where its hidden units match those of the first site better in another order.
+    Each warns where its hidden units match those of the first site better in another order.
 
     Raises:
         ValueError: if no site sent a sample, or names or shapes differ between sites.
@@ -68,15 +64,14 @@ def chains(site_samples: Mapping[str, PosteriorSamples]) -> Iterator[Chain]:
     shapes = sample_shapes(site_samples)
     reference: tuple[str, npt.NDArray[np.float64]] | None = None
     for site in sorted(site_samples):
-        samples = site_samples[site]
-        if not len(samples):
+        if not len(site_samples[site]):
             continue
-        weights = np.asarray(samples.weights, np.float64)
+        samples = site_samples[site].in_memory()
         chain = Chain(
             site=site,
             draws=_flatten(site, samples.arrays, shapes),
-            weights=weights / weights.sum(),
-            temperatures=np.asarray(samples.temperatures, np.float64),
+            weights=samples.weights / samples.weights.sum(),
+            temperatures=samples.temperatures,
             shapes=shapes,
         )
         if reference is None:
@@ -92,12 +87,6 @@ def at_unit_temperature(chain: Chain) -> Chain:
     A Gaussian posterior with covariance S has covariance T S at temperature T, so
     w_t <- m + (w_t - m) / sqrt(T_t), m the chain's mean, which stays. T_t is a public constant. A site with a draw at
     temperature 0 is left as it is, with a warning: its spread is not that of a tempered posterior.
-
-    Args:
-        chain: draws at the temperatures that it states.
-
-    Returns:
-        The chain at temperature 1.
     """
     temperatures = chain.temperatures
     if (temperatures == 1).all():
@@ -111,51 +100,37 @@ def at_unit_temperature(chain: Chain) -> Chain:
     return replace(chain, draws=mean + deviations, temperatures=np.ones_like(temperatures))
 
 
-def sample_shapes(site_samples: Mapping[str, PosteriorSamples]) -> Shapes:
+def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
     """Return the shape of each parameter, from the first site by name that sent a sample.
 
     Raises:
         ValueError: if no site sent a sample.
     """
     for site in sorted(site_samples):
-        samples = site_samples[site]
-        if len(samples):
-            return {name: tuple(array.shape[1:]) for name, array in samples.arrays.items()}
+        if len(site_samples[site]):
+            first = site_samples[site].thinned(1)
+            return {name: tuple(array.shape[1:]) for name, array in first.arrays.items()}
     raise ValueError("no site sent a sample")
 
 
 def flatten_state(state: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> npt.NDArray[np.float64]:
-    """Join a model's arrays into one vector.
-
-    Args:
-        state: parameter name -> array of that parameter's shape.
-        shapes: parameter name -> shape, in the order of the vector.
-
-    Returns:
-        Vector of shape (d,).
-
-    Raises:
-        ValueError: if names or shapes differ.
-    """
+    """Join a model's arrays into one vector (d,), in the order of `shapes`, which they must have."""
     return _flatten("the server", {name: array[np.newaxis] for name, array in state.items()}, shapes)[0]
 
 
 def unflatten(draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Split a matrix (M, d) into float32 arrays (M, *shape), the inverse of joining them.
-
-    Args:
-        draws: shape (M, d).
-        shapes: parameter name -> shape, in the order of the columns.
-
-    Returns:
-        Parameter name -> float32 array.
-    """
+    """Split a matrix (M, d) into float32 arrays (M, *shape), the inverse of joining them."""
     ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
     parts = np.split(draws, ends[:-1], axis=1)
     return {
         name: part.astype(np.float32).reshape((len(draws), *shape))
         for (name, shape), part in zip(shapes.items(), parts, strict=True)
     }
+
+
+def state_of(vector: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Split a vector (d,) into float32 arrays by parameter name."""
+    return {name: array[0] for name, array in unflatten(vector[np.newaxis], shapes).items()}
 
 
 def _flatten(

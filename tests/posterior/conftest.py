@@ -1,11 +1,15 @@
-"""Four heterogeneous linear-Gaussian sites whose posteriors are known exactly."""
+"""Four heterogeneous linear-Gaussian sites whose posteriors are known exactly, and rules on samples of them."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.config.aggregation import Aggregation
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior, GaussianPrior
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import Released, combine_sites
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 NOISE = 0.5
@@ -113,6 +117,27 @@ def exact_samples():
         return samples_of(mean + whitened @ np.linalg.cholesky(temperature * covariance).T, temperature)
 
     return draw
+
+
+def combine_by(name, samples, *, weights=None, sites=None, generator=None, scale=1.5, starts=(), **settings):
+    """Combine samples by a rule of this name and settings; `draws` may be more than a scenario's."""
+    draws = {"draws": settings.pop("draws")} if "draws" in settings else {}
+    rule = TypeAdapter(Aggregation).validate_python({"rule": name, **settings}).model_copy(update=draws)
+    prior = FlatPrior() if np.isinf(scale) else GaussianPrior(scale=scale)
+    released = Released(
+        samples,
+        weights or dict.fromkeys(samples, 1.0),
+        SGLD(step_size=ConstantStepSize(initial=0.1), prior=prior),
+        sites or len(samples),
+        generator or np.random.default_rng(0),
+        starts,
+    )
+    return combine_sites(rule, released)
+
+
+@pytest.fixture(scope="session")
+def combined():
+    return combine_by
 
 
 def within_standard_errors(replicates, expected, limit=4.0):

@@ -2,7 +2,9 @@
 
 import pytest
 
-from fl_dpbayes.posterior.rules.weights import capped_weights, unit_weights
+from fl_dpbayes.config.aggregation import Mixture
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights, weigh_sites
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,10 @@ from fl_dpbayes.posterior.rules.weights import capped_weights, unit_weights
 def test_no_weight_is_above_the_cap_and_the_others_keep_their_proportions(units, share, expected) -> None:
     weights = unit_weights({str(number): count for number, count in enumerate(units)})
     assert list(capped_weights(weights, share).values()) == pytest.approx(expected)
+
+
+def test_share_that_missing_sites_break_is_said() -> None:
+    weights, found = weigh_sites(Mixture(largest_share=0.3), {"a": 1, "b": 99})
+    assert weights == {"a": 0.5, "b": 0.5}
+    assert found == warning("share-not-kept", sites=2, weight=0.5, share=0.3)
+    assert weigh_sites(Mixture(largest_share=0.5), {"a": 1, "b": 99})[1] is None

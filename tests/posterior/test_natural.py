@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian, floored, from_moments, positive_part, prior_precision
+from fl_dpbayes.posterior.natural import NaturalGaussian, floored, from_moments, positive_part, prior_precision
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)

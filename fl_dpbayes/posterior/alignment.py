@@ -19,17 +19,13 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     """Name the weight arrays whose hidden units match better in another order.
 
     A unit is a row of an array (units, ...) with at least two axes. An array is named if the best assignment pi makes
-    sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2. The last module's rows (that of
-    the highest number) are outputs, whose order the
-    task fixes: two noisy rows of opposite signs would else look swapped.
+    sum_i |a_i - b_pi(i)|^2 less than half of sum_i |a_i - b_i|^2. The last module's rows (that of the highest number)
+    are outputs, whose order the task fixes: two noisy rows of opposite signs would else look swapped.
 
     Args:
         first: parameters, shape (d,).
         second: parameters of the same model, shape (d,).
         shapes: parameter name -> shape, in the order of the vectors.
-
-    Returns:
-        Names of parameters, in their order.
 
     References:
         Ainsworth et al. 2023, "Git Re-Basin", section 3.2 (matching of weights); Yurochkin et al. 2019.
@@ -50,15 +46,9 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
 def alignment_warnings(
     reference: tuple[str, Vector], other: tuple[str, Vector], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[RunWarning, ...]:
-    """Warn where one site's hidden units match another's better in another order.
+    """Warn, once per weight array, where a site's hidden units match another's better in another order.
 
-    Args:
-        reference: name and parameters (d,) of a site.
-        other: those of the site that is compared with it.
-        shapes: parameter name -> shape, in the order of the vectors.
-
-    Returns:
-        One warning per weight array.
+    Both are given by name and parameters (d,), with the shapes of these in order.
     """
     (first, vector), (site, compared) = reference, other
     return tuple(
@@ -73,9 +63,6 @@ def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
     Args:
         states: site -> arrays of its parameters, or of a chain's state, of which `parameters/<name>` is compared;
             looked at one by one.
-
-    Returns:
-        One warning per site and weight array.
     """
     sites = sorted(states)
     reference = _parameters(states[sites[0]])

@@ -63,15 +63,7 @@ class NaturalGaussian:
 
 
 def from_moments(mean: Array, covariance: Array) -> NaturalGaussian:
-    """Return N(mean, covariance) in natural parameters.
-
-    Args:
-        mean: shape (d,).
-        covariance: variances (d,) or a positive definite matrix (d, d).
-
-    Returns:
-        The Gaussian, its precision of the form of `covariance`.
-    """
+    """Return N(mean, covariance) in natural parameters, for variances (d,) or a positive definite matrix (d, d)."""
     if covariance.ndim == 1:
         return NaturalGaussian(1 / covariance, mean / covariance)
     precision = cho_solve(cho_factor(covariance, lower=True), np.eye(len(mean)))
@@ -79,15 +71,7 @@ def from_moments(mean: Array, covariance: Array) -> NaturalGaussian:
 
 
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
-    """Return the prior N(0, scale^2 I).
-
-    Args:
-        scale: > 0; infinite for the flat prior.
-        like: gives the form of the precision.
-
-    Returns:
-        The prior.
-    """
+    """Return the prior N(0, scale^2 I) with a precision of the form of `like`; an infinite scale is the flat prior."""
     precision = np.full(len(like.precision_mean), prior_precision(scale))
     return NaturalGaussian(
         precision if like.precision.ndim == 1 else np.diag(precision), np.zeros_like(like.precision_mean)
@@ -106,11 +90,7 @@ def prior_precision(scale: float) -> float:
 
 
 def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, int]:
-    """Raise precisions that lie below a floor to it; h stays.
-
-    Args:
-        gaussian: what to correct.
-        floor: least precision in any direction (eigenvalue), >= 0.
+    """Raise precisions that lie below a floor >= 0, in any direction (eigenvalue), to it; h stays.
 
     Returns:
         The corrected Gaussian, and in how many directions it was below the floor by more than rounding.
@@ -134,13 +114,9 @@ def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, i
 
 
 def positive_part(gaussian: NaturalGaussian) -> tuple[NaturalGaussian, int]:
-    """Drop the directions in which a factor's precision is negative: there it says nothing.
+    """Zero precision and h in the directions in which a factor's precision is negative, and count these.
 
-    Args:
-        gaussian: a factor.
-
-    Returns:
-        The factor with precision and h zero in those directions, and how many there were.
+    There the factor says nothing.
     """
     precision, shift = gaussian.precision, gaussian.precision_mean
     if precision.ndim == 1:

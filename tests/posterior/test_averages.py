@@ -1,15 +1,14 @@
+"""Averages of states: by hand, bounds on what a hostile minority can do, and what a scenario's settings choose."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.posterior.rules.robust import (
-    coordinate_median,
-    move_factors,
-    posterior_means,
-    shortened,
-    trimmed_mean,
-)
+from fl_dpbayes.config.aggregation import FALD
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.posterior.averages import average_of_states, coordinate_median, move_factors, shortened, trimmed_mean
+from fl_dpbayes.posterior.rules.fedavg import posterior_means
 from fl_dpbayes.posterior.samples import PosteriorSamples
 
 
@@ -52,11 +51,6 @@ def test_trimming_half_of_the_sites_is_refused(trimmed):
         trimmed_mean(states_of([[0], [1], [2], [3]]), trimmed)
 
 
-def test_no_state_is_refused():
-    with pytest.raises(ValueError, match="no site sent a state"):
-        coordinate_median({})
-
-
 def test_long_moves_are_shortened_to_the_bound_in_their_direction():
     start = {"v": np.ones(2, np.float32), "w": np.zeros((1, 2), np.float32)}
     states = {
@@ -73,10 +67,6 @@ def test_long_moves_are_shortened_to_the_bound_in_their_direction():
     assert move_factors(states, start, weights, 5.0) == {}
     # Of two sites nobody can say which is bad.
     assert move_factors({"short": states["short"], "long": states["long"]}, start, weights, 2.0) == {}
-    with pytest.raises(ValueError, match="must be 1 or more"):
-        move_factors(states, start, weights, 0.5)
-    with pytest.raises(ValueError, match="no site sent a state"):
-        move_factors({}, start, weights, 2.0)
 
 
 def test_noise_of_sites_of_unequal_size_is_not_shortened():
@@ -116,3 +106,40 @@ def test_a_hostile_minority_moves_the_average_at_most_so_many_honest_moves_prope
 def test_posterior_means_use_the_weights_of_the_samples():
     samples = PosteriorSamples({"w": np.array([[0.0], [4.0]], np.float32)}, np.array([3.0, 1.0]), np.ones(2))
     np.testing.assert_array_equal(posterior_means({"a": samples})["a"]["w"], [1.0])
+
+
+START = {"w": np.zeros(2, np.float32)}
+STATES = {
+    site: {"w": np.array(values, np.float32)}
+    for site, values in {"a": (1, 0), "b": (2, 1), "c": (3, 2), "d": (4, 3), "e": (1000, -1000)}.items()
+}
+WEIGHTS = {"a": 0.6, "b": 0.1, "c": 0.1, "d": 0.1, "e": 0.1}
+
+
+def averaged(states=STATES, **settings):
+    rule = FALD(rule="fald", **{"move_bound": "none", **settings})
+    average, warnings, _ = average_of_states(states, START, rule, WEIGHTS)
+    return average["w"], warnings
+
+
+def test_settings_choose_the_average() -> None:
+    np.testing.assert_allclose(averaged()[0], [101.5, -99.4], rtol=1e-6)
+    np.testing.assert_allclose(averaged(robust="median", site_weights="uniform")[0], [3, 1])
+    np.testing.assert_allclose(averaged(robust="trimmed-mean", trimmed=1, site_weights="uniform")[0], [3, 1])
+    np.testing.assert_allclose(averaged(robust="trimmed-mean", trimmed=2, site_weights="uniform")[0], [3, 1])
+
+
+def test_a_bound_on_moves_comes_before_the_average_and_names_whom_it_shortened() -> None:
+    average, warnings = averaged(move_bound=1.5)
+    # The parts w_k |m_k| are .6, .1 sqrt(5), .1 sqrt(13), .5 and 100 sqrt(2): the median is .5.
+    hostile = 0.75 / np.sqrt(2) * np.array([1, -1])
+    np.testing.assert_allclose(average, 0.6 * np.array([1, 0]) + 0.1 * np.array([9, 6]) + hostile, rtol=1e-6)
+    assert warnings == (warning("move-shortened", "e", bound=1.5),)
+
+
+@pytest.mark.parametrize(("sites", "borne"), [("abcd", 1), ("ab", 0), ("a", 0)])
+def test_too_few_states_to_trim_are_said(sites: str, borne: int) -> None:
+    states = {site: STATES[site] for site in sites}
+    average, warnings = averaged(states, robust="trimmed-mean", trimmed=2, site_weights="uniform")
+    np.testing.assert_allclose(average, np.mean([states[site]["w"] for site in sites], axis=0))
+    assert warnings == (warning("too-few-to-trim", sites=len(sites), trimmed=borne, asked=2, needed=5),)
