@@ -57,16 +57,8 @@ def check_train_reply(
 ) -> CheckedReply:
     """Check a reply that answers its request, and decode its arrays.
 
-    Args:
-        reply: the message.
-        record: its validated record.
-        request: what was asked.
-        card: what the site declared.
-        shapes: parameter name -> shape of the model.
-        previous: the last accepted statement of the site's spending in this run.
-
-    Returns:
-        The samples with the weights and temperatures that the plan gives them, and the last state.
+    `shapes` are those of the model's parameters, `previous` is the last accepted statement of the site's spending in
+    this run. Samples get the weights and temperatures that the plan gives them.
 
     Raises:
         ValueError: naming the first difference; nothing of the reply may then be used.
@@ -96,13 +88,8 @@ def check_train_reply(
 def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
     """Reject samples and states that lie farther from the start than clipping and the planned noise let a chain get.
 
-    Everything in the bound is public. An honest chain stays within it but for one stretch in 10^12.
-
-    Args:
-        reply: a reply that otherwise fits its request.
-        request: what was asked.
-        units: number of privacy units that the site declares, above zero.
-        start: the state that the request carried.
+    Everything in the bound is public: the request, its start, and the units that the site declares. An honest chain
+    stays within it but for one stretch in 10^12.
 
     Raises:
         ValueError: naming how far the state lies and how far a chain can get.

@@ -17,8 +17,18 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, REMEDY, Entry, Journal, JournalMark, read_journal
+from fl_dpbayes.config.files.journal import (
+    JOURNAL_FILE,
+    REMEDY,
+    Entry,
+    Journal,
+    JournalMark,
+    check_files,
+    check_no_others,
+    file_entry,
+    listed_files,
+    read_journal,
+)
 from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.posterior.sample_store import PosteriorBank
@@ -64,32 +74,24 @@ class Checkpoint(Config):
     seconds: dict[str, float]
 
     def roster_of(self, answered: Roster, min_sites: int) -> Roster:
-        """Return the run's roster at the nodes where its sites are found now.
+        """Return the run's roster at the nodes that answered when it was taken up again.
 
-        Args:
-            answered: who answered when the run was taken up again.
-            min_sites: how many training sites must be among them.
-
-        Returns:
-            The members as they were; those that are missing have no node, and may come back before any later round.
-            Who was left out stays out, and who is new may join before the next round.
+        The members are as they were; those that are missing have no node, and may come back before any later round. Who
+        was left out stays out, and who is new may join before the next round.
 
         Raises:
-            UserError: if too few training sites of the run are there, or one declares something else than before.
+            UserError: if fewer than `min_sites` training sites of the run are there, or one declares something else.
         """
         present = {member.card.name: member for member in answered.members}
         members = []
         for card in self.cards:
-            member = present.get(card.name)
-            if member is None:
-                members.append(Member(NO_NODE, card))
-                continue
+            member = present.get(card.name, Member(NO_NODE, card))
             if member.card != card:
                 raise UserError(
                     f"site {card.name!r} declares something else than when this run began: put its site file back, or "
                     "start a new run"
                 )
-            members.append(Member(member.node_id, card))
+            members.append(member)
         training = [member for member in members if member.card.role == "train"]
         missing = [member.card.name for member in training if not member.has_node]
         if len(training) - len(missing) < min_sites:
@@ -99,10 +101,9 @@ class Checkpoint(Config):
                 f"{min_sites}; missing are {', '.join(missing)}{f' ({reasons})' if reasons else ''}: nothing is lost; "
                 "start them again, then resume once more"
             )
-        strangers = {
-            member.node_id for name, member in present.items() if name not in {card.name for card in self.cards}
-        }
-        return replace(answered, members=tuple(members), left_out=self.left_out, asked=answered.asked - strangers)
+        ours = {card.name for card in self.cards}
+        new = {member.node_id for name, member in present.items() if name not in ours}
+        return replace(answered, members=tuple(members), left_out=self.left_out, asked=answered.asked - new)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:

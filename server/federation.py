@@ -6,7 +6,6 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
@@ -15,15 +14,14 @@ from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifie
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
-from server.roster import Federation, Roster, admission_rules, call_roster, connected_nodes
+from server.roster import Federation, Roster, call_roster, connected_nodes
 from server.run_record import RunRecord
-from server.strategies.distillation import DistillingStrategy
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
 from server.strategies.independent_chains import IndependentChainsStrategy
@@ -35,8 +33,6 @@ STRATEGIES: dict[str, type[PosteriorStrategy]] = {
     "fald": FALDStrategy,
     "fedpa": FedPAStrategy,
     "pvi": PVIStrategy,
-    "distillation": DistillingStrategy,
-    "predbayes": DistillingStrategy,
 }
 # Simulated nodes appear together, so a number of them that has not grown for so long is final.
 SETTLED_SECONDS = 2.0
@@ -113,7 +109,6 @@ def run_federation(
 
 
 def _roster(grid: OrderedGrid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
-    rules = admission_rules(scenario, simulation_folder)
     if checkpoint is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)
@@ -122,12 +117,13 @@ def _roster(grid: OrderedGrid, scenario: Scenario, simulation_folder: str, check
                 f"{len(node_ids)} nodes are connected but the run waits for {expected}: start it with  "
                 f'flwr run . --federation-config "num-supernodes={expected}"  (or use  fl-dpbayes simulate)'
             )
-        return call_roster(grid, node_ids, list(scenario.sites), rules)
+        return call_roster(grid, node_ids, scenario, simulation_folder)
     expected = len(checkpoint.cards)
     node_ids = connected_nodes(grid, expected)
     if not node_ids:
         raise UserError(f"none of the run's {expected} nodes is connected: start them again, then resume once more")
-    return checkpoint.roster_of(call_roster(grid, node_ids, list(scenario.sites), rules), scenario.resources.min_sites)
+    answered = call_roster(grid, node_ids, scenario, simulation_folder)
+    return checkpoint.roster_of(answered, scenario.resources.min_sites)
 
 
 def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecord, *, report: bool) -> Exception | None:
@@ -140,7 +136,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         problem = error
         record.warn(warning("no-posterior", reason=str(error)))
     if posterior is not None:
-        if found := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
+        if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)
         save_posterior(
             folder / POSTERIOR_FILE,

@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
@@ -62,20 +62,17 @@ def request_message(
     time_to_live: float,
     simulation_folder: str,
 ) -> Message:
-    """Build the message that carries a request.
+    """Build the message that carries a request to a node.
 
     Args:
         record: the request; None for a query, which asks nothing but who the site is.
         arrays: its arrays, encoded.
         node_id: the receiving node.
-        message_type: Flower's `query`, `train` or `evaluate`.
+        message_type: Flower's `query`, `train` or `evaluate`, perhaps with a name after a dot.
         round_number: the round, used as Flower's group.
         time_to_live: seconds after which the message is dropped.
         simulation_folder: where a virtual site finds its site file; empty in deployment, and never read by a node
             that has a site file of its own.
-
-    Returns:
-        The message.
     """
     config = ConfigRecord({"simulation-folder": simulation_folder})
     if record is not None:

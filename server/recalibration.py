@@ -75,17 +75,10 @@ def recalibrate_sites(
     """Fit the map at the training sites.
 
     Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
-    records together.
-
-    Args:
-        grid: hands over replies one by one.
-        federation: the scenario, which says whether and how, and the sites.
-        posterior: whose predictions are mapped.
-        heads: of the sites' ledgers; brought up to date.
-        record: takes warnings and the time.
+    records together. `heads` of the sites' ledgers are brought up to date.
 
     Returns:
-        The maps, or None if the scenario asks for none or no site answered.
+        The maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:

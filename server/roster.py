@@ -23,42 +23,8 @@ from server.messages import EXPIRED, RejectedError, read_reply, rejecting, reque
 NO_NODE = 0
 POLL_SECONDS = 0.2
 NODE_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Admission:
-    """What a node must be to join a run, and how long it may take to say who it is.
-
-    Attributes:
-        timeout: seconds to wait for the nodes' cards.
-        simulation_folder: where virtual sites find their files; empty in deployment.
-        least_units: privacy units that a site that trains declares at least.
-        most_silences: after so many questions in a row without an answer a node is asked no more.
-        nodes_may_change: whether a site that is gone may come back on another node.
-    """
-
-    timeout: float
-    simulation_folder: str
-    least_units: int
-    most_silences: int
-    nodes_may_change: bool
-
-
-def admission_rules(scenario: Scenario, simulation_folder: str, longest: float = math.inf) -> Admission:
-    """Return a scenario's rules; the others wait for a card at most `longest` seconds.
-
-    A site whose expected batch q n is below one unit would take steps far longer than its share of the evidence: its
-    steps are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere.
-    """
-    resources = scenario.resources
-    return Admission(
-        timeout=min(longest, resources.round_timeout),
-        simulation_folder=simulation_folder,
-        # 1/q of a decimal q may lie a rounding above a whole number.
-        least_units=math.ceil(1 / scenario.privacy.sampling_rate - 1e-9),
-        most_silences=resources.silent_rounds,
-        nodes_may_change=resources.nodes_may_change,
-    )
+# How long a node that came later may take to say who it is: the others wait.
+CARD_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -105,6 +71,11 @@ class Roster:
         return tuple(member for member in self.members if member.card.role == "train")
 
     @property
+    def units(self) -> dict[str, int]:
+        """Declared units of each member that trains."""
+        return {member.card.name: member.card.units for member in self.training}
+
+    @property
     def task(self) -> Task:
         """The task that all members share."""
         return self.members[0].card.task
@@ -147,30 +118,33 @@ def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> 
         time.sleep(POLL_SECONDS)
 
 
-def call_roster(grid: Grid, node_ids: Sequence[int], order: Sequence[str], admission: Admission) -> Roster:
+def call_roster(grid: Grid, node_ids: Sequence[int], scenario: Scenario, simulation_folder: str) -> Roster:
     """Ask every node for its card.
 
     Returns:
-        The members, as `order` names them, others after these alphabetically; a node that did not answer, repeats a
-        name, declares too few units or has another task than most is left out.
+        The members, as the scenario orders them, others after these alphabetically; a node that did not answer, repeats
+        a name, declares too few units or has another task than most is left out.
 
     Raises:
         UserError: if no site that trains answered.
     """
-    members, left_out, answered = _cards(grid, node_ids, {}, admission)
+    timeout = scenario.resources.round_timeout
+    members, left_out, answered = _cards(grid, node_ids, {}, scenario, simulation_folder, timeout)
     silences = dict.fromkeys(set(node_ids) - answered, 1)
-    return replace(_agreeing(members, left_out, order), asked=frozenset(answered), silences=silences)
+    return replace(_agreeing(members, left_out, list(scenario.sites)), asked=frozenset(answered), silences=silences)
 
 
-def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
+def with_newcomers(grid: Grid, federation: Federation) -> Roster:
     """Ask the nodes that have come since for their cards, and let those that fit join.
 
     A node is asked until it answers, or has been silent too often. The order of the members so far stays, newcomers
     follow. A site keeps its node while that is gone; only where the rules allow it may another take its place, if its
     card says the same, until the first one is back. The roster is an equal one if nothing has changed.
     """
+    roster, scenario = federation.roster, federation.scenario
+    nodes_may_change = scenario.resources.nodes_may_change
     connected = set(grid.get_node_ids())
-    given_up = {node for node, count in roster.silences.items() if count >= admission.most_silences}
+    given_up = {node for node, count in roster.silences.items() if count >= scenario.resources.silent_rounds}
     newcomers = sorted(connected - roster.asked - given_up)
     known = {member.card.name: member for member in roster.members}
     first_nodes = {name: roster.first_nodes.get(name, member.node_id) for name, member in known.items()}
@@ -181,7 +155,7 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
     vacant = {
         name
         for name, member in members.items()
-        if not member.has_node or (admission.nodes_may_change and member.node_id not in connected)
+        if not member.has_node or (nodes_may_change and member.node_id not in connected)
     }
     taken = {
         name: _taken(name)
@@ -190,7 +164,8 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
         for name, member in members.items()
         if name not in vacant
     }
-    cards, left_out, answered = _cards(grid, newcomers, taken, admission)
+    timeout = min(CARD_SECONDS, scenario.resources.round_timeout)
+    cards, left_out, answered = _cards(grid, newcomers, taken, scenario, federation.simulation_folder, timeout)
     joined = {}
     for name, member in cards.items():
         if name in vacant and member.card == known[name].card:
@@ -217,7 +192,12 @@ def with_newcomers(grid: Grid, roster: Roster, admission: Admission) -> Roster:
 
 
 def _cards(
-    grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], admission: Admission
+    grid: Grid,
+    node_ids: Sequence[int],
+    taken: Mapping[str, str],
+    scenario: Scenario,
+    simulation_folder: str,
+    timeout: float,
 ) -> tuple[dict[str, Member], list[RunWarning], set[int]]:
     requests = [
         request_message(
@@ -226,16 +206,20 @@ def _cards(
             node_id=node_id,
             message_type=MessageType.QUERY,
             round_number=0,
-            time_to_live=admission.timeout,
-            simulation_folder=admission.simulation_folder,
+            time_to_live=timeout,
+            simulation_folder=simulation_folder,
         )
         for node_id in node_ids
     ]
+    # A site whose expected batch q n is below one unit would take steps far longer than its share of the evidence:
+    # they are scaled by 1/(q n), so a claim to one unit would be a licence to go anywhere. 1/q of a decimal q may lie a
+    # rounding above a whole number.
+    least_units = math.ceil(1 / scenario.privacy.sampling_rate - 1e-9)
     members: dict[str, Member] = {}
     left_out: list[RunWarning] = []
     answered: set[int] = set()
     waiting: dict[str, int] | None = None
-    for reply in grid.send_and_receive(requests, timeout=admission.timeout):
+    for reply in grid.send_and_receive(requests, timeout=timeout):
         # Message ids exist only once the grid has pushed the requests.
         if waiting is None:
             waiting = {request.metadata.message_id: request.metadata.dst_node_id for request in requests}
@@ -250,10 +234,10 @@ def _cards(
                 raise ValueError(card.describe())
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
                 raise ValueError(reason)
-            if card.role == "train" and card.units < admission.least_units:
+            if card.role == "train" and card.units < least_units:
                 raise ValueError(
                     f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that trains "
-                    f"needs {admission.least_units}, so that a batch holds one on average"
+                    f"needs {least_units}, so that a batch holds one on average"
                 )
         except (RejectedError, ValueError) as error:
             left_out.append(warning("no-card", reason=str(error)))

@@ -11,20 +11,20 @@ import torch
 import fl_dpbayes
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.report.settings_table import settings_table
-from fl_dpbayes.report.warnings import sentence, sentences
-from server.convergence import (
+from fl_dpbayes.posterior.run_convergence import (
     convergence_rows,
     convergence_warnings,
     mixture_warnings,
     optimiser_warnings,
     temperature_warnings,
 )
+from fl_dpbayes.privacy.check_statement import largest_at_small_delta
+from fl_dpbayes.protocol.train import PrivacyStatement
+from fl_dpbayes.report.settings_table import settings_table
+from fl_dpbayes.report.warnings import sentence, sentences
 from server.recalibration import Recalibration
 from server.roster import Federation
 from server.run_record import RunRecord
-from server.small_delta import largest_at_small_delta
 from server.strategies.fald import FALDStrategy
 from server.strategies.strategy import PosteriorStrategy
 
@@ -42,12 +42,14 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members
-    hot = temperature_warnings(strategy, record)
-    convergence = convergence_rows(strategy, hot=bool(hot))
-    calibration, reliability = evaluation.rows(scenario.seed) if evaluation else ([], [])
+    bank, chains = strategy.bank, strategy.chain_names()
+    trainers = [member.card.name for member in federation.roster.training]
+    hot = temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
+    convergence = convergence_rows(scenario, bank, chains, hot=bool(hot))
+    calibration, reliability = evaluation.rows() if evaluation else ([], [])
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
-    privacy = [_privacy(member.card.name, record, recalibration) for member in federation.roster.training]
+    privacy = [_privacy(site, record, recalibration) for site in trainers]
     return {
         "scenario": scenario.name,
         "description": scenario.description,
@@ -85,14 +87,11 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
         "averaged_temperature": strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
         "privacy": privacy,
         "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
-        "participation": [
-            {"site": member.card.name, "statuses": record.participation(member.card.name)}
-            for member in federation.roster.training
-        ],
+        "participation": [{"site": site, "statuses": record.participation(site)} for site in trainers],
         "recalibration": _recalibration(recalibration),
         "calibration": calibration,
         "reliability": reliability,
-        "subgroups": evaluation.subgroup_rows(scenario.seed) if evaluation else [],
+        "subgroups": evaluation.subgroup_rows() if evaluation else [],
         "shift_detection": evaluation.shift_detection_rows() if evaluation else [],
         "conformal": evaluation.conformal() if evaluation else [],
         "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
@@ -109,7 +108,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             *map(sentence, federation.roster.left_out),
             *sentences(record.warnings),
             *map(sentence, optimiser_warnings(scenario)),
-            *map(sentence, mixture_warnings(strategy)),
+            *map(sentence, mixture_warnings(scenario, bank, chains)),
             *map(sentence, convergence_warnings(convergence)),
             *map(sentence, hot),
         ],

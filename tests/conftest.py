@@ -1,23 +1,27 @@
 """A small federation that runs in this process."""
 
+import csv
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tomli_w
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
-from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
-from fl_dpbayes.data.site_ledger import create_ledger
+from fl_dpbayes.data.site_ledger import create_ledger, ledger_place
 from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
@@ -74,18 +78,111 @@ class Federation:
     def site_of(self, message: Message) -> str:
         return list(self.scenario.sites)[message.metadata.dst_node_id - 1]
 
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
 
-@pytest.fixture
-def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Build federations of the quickstart's sites with few steps.
+    def warnings(self) -> list[str]:
+        return self.summary()["warnings"]
+
+    def rows(self, name: str, **cells: str) -> list[dict[str, str]]:
+        """The rows of a table that have these cells."""
+        with (self.folder / name).open(newline="") as file:
+            return [row for row in csv.DictReader(file) if cells.items() <= row.items()]
+
+    def statuses(self) -> dict[str, list[str]]:
+        return {row["site"]: row["statuses"] for row in self.summary()["participation"]}
+
+    def posterior(self) -> PosteriorSamples:
+        return load_posterior(self.folder / "posterior.safetensors").samples
+
+    def site_file(self, site: str) -> SiteFile:
+        (path,) = (self.folder / SITES_FOLDER).glob(f"*-{site}.toml")
+        return read_site_file(path)
+
+    def ledger(self, site: str) -> Ledger:
+        settings = self.site_file(site).ledger
+        assert settings is not None
+        return Ledger.open_existing(ledger_place(settings), settings.cohort)
+
+    def requests(self, kind: str, site: str = "") -> list[Message]:
+        """What was asked, of one site or of all."""
+        asked = [message for message in self.grid.requests if message.metadata.message_type == kind]
+        return [message for message in asked if site in ("", self.site_of(message))]
+
+    def asked(self, kind: str, site: str = "") -> list[dict]:
+        """The records of what was asked."""
+        return [record_of(message) for message in self.requests(kind, site)]
+
+    def spoil(
+        self,
+        change: Callable[[Message], Message | None],
+        kinds: Collection[str] = ("train",),
+        sites: Collection[str] = ("south",),
+        rounds: Collection[int] | None = None,
+    ) -> None:
+        """Let `change` make something else of what these sites answer, in these rounds or in all."""
+
+        def changed(request: Message, reply: Message) -> Message | None:
+            return change(reply) if self._is_asked(request, kinds, sites, rounds) else reply
+
+        self.grid.change = changed
+
+    def spoil_record(self, change: Callable[[dict], object], *arguments: Collection, **which: Collection) -> None:
+        """Let `change` alter the record of what sites answer."""
+
+        def changed(reply: Message) -> Message:
+            record = record_of(reply)
+            change(record)
+            reply.content["config"]["record"] = json.dumps(record)
+            return reply
+
+        self.spoil(changed, *arguments, **which)
+
+    def silence(self, site: str, rounds: Collection[int] | None = None, error: int | None = None) -> None:
+        """Let a site not answer when it is asked to train, or an error come in its place."""
+
+        def changed(request: Message, reply: Message) -> Message | None:
+            if not self._is_asked(request, ("train",), (site,), rounds):
+                return reply
+            return None if error is None else Message(Error(error, "secret"), reply_to=request)
+
+        self.grid.change = changed
+
+    def _is_asked(self, request: Message, kinds, sites, rounds) -> bool:
+        asked = request.metadata.message_type in kinds and self.site_of(request) in sites
+        return asked and (rounds is None or int(request.metadata.group_id) in rounds)
+
+
+def record_of(message: Message) -> dict:
+    return json.loads(str(message.content["config"]["record"]))
+
+
+@contextmanager
+def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
+    """Build federations of the quickstart's sites with few steps; few draws behind references, and no waits for disks.
 
     Drawing figures takes most of such a run's time, so only tests of the report draw them.
     """
-    monkeypatch.setattr("server.federation.write_report", lambda folder: None)
-    with task_identity():
+    with pytest.MonkeyPatch.context() as patch, task_identity():
+        patch.setattr("server.federation.write_report", lambda folder: None)
+        patch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
+        patch.setattr("os.fsync", lambda descriptor: None)
         yield lambda *overrides, name="run": Federation(
-            tmp_path / name, load_scenario("quickstart", [*SMALL, *overrides])
+            folder / name, load_scenario("quickstart", [*SMALL, *overrides])
         )
+
+
+@pytest.fixture
+def federation(tmp_path: Path):
+    with federations_in(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def federations(tmp_path_factory: pytest.TempPathFactory):
+    """For runs that several tests of a module look at; use up no run with another fixture while one is made."""
+    with federations_in(tmp_path_factory.mktemp("federations")) as make:
+        yield make
 
 
 class TableSite:

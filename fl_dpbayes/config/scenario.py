@@ -8,22 +8,17 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec
-from fl_dpbayes.config.distillation import with_public_path
+from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, check_prevalences, check_shared_records
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
-from fl_dpbayes.config.prevalence_checks import check_prevalences
-from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.config.shared_records import check_shared_records
 from fl_dpbayes.config.task import LogisticModel, Model
-from fl_dpbayes.config.validation_text import explain
+from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain
 
 STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study", "paper"}
@@ -141,7 +136,7 @@ class Scenario(Config):
             raise ValueError(
                 f"resources.start_nodes is {self.resources.start_nodes} but there are {len(self.sites)} sites: lower it"
             )
-        check_aggregation(self.aggregation, self.sampler, len(training_sites))
+        self.aggregation.check(self.sampler, len(training_sites))
         if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
             raise ValueError(
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
@@ -163,23 +158,19 @@ class Scenario(Config):
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
-        if isinstance(self.aggregation, PVI):
-            pvi_plan(plan)
+        self.aggregation.site_plan(plan)
         return self
 
 
 def training_plan(
     scenario: Scenario, *, prior_share: float, chain_start: Literal["broadcast", "own_last"]
 ) -> TrainingPlan:
-    """Build the plan that every training request carries.
+    """Build the plan of the whole run, which every training request carries.
 
     Args:
         scenario: the validated scenario.
         prior_share: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
         chain_start: whether a round continues the site's own chain or starts from the broadcast state.
-
-    Returns:
-        The plan of the whole run.
     """
     return TrainingPlan(
         rounds=scenario.training.rounds,
@@ -192,6 +183,13 @@ def training_plan(
         privacy=scenario.privacy,
         chain_start=chain_start,
     )
+
+
+def site_plan(scenario: Scenario, sites: int) -> TrainingPlan:
+    """Build the plan that fits the scenario's rule and K training sites."""
+    rule = scenario.aggregation
+    start: Literal["broadcast", "own_last"] = "broadcast" if rule.own_rounds else "own_last"
+    return rule.site_plan(training_plan(scenario, prior_share=rule.prior_share(sites), chain_start=start))
 
 
 def scenario_folder() -> Path:
@@ -208,16 +206,13 @@ def shipped_scenarios() -> list[str]:
 
 
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
-    """Read, override and validate a scenario.
+    """Read, override and validate a scenario; its paths become absolute.
 
     Args:
         name_or_path: a shipped name, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
             no value removes the key. Where a table's kind or rule is set, keys of the file that only its other kinds
             have are dropped.
-
-    Returns:
-        The validated scenario, its paths absolute.
 
     Raises:
         UserError: if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
@@ -238,18 +233,7 @@ def read_shipped(name: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Args:
-        path: the file.
-        what: what to call it in an error.
-
-    Returns:
-        Its content.
-
-    Raises:
-        UserError: if it is not TOML.
-    """
+    """Read a TOML file, `what` in an error; UserError if it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -257,15 +241,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply assignments `key.sub_key=value` as `load_scenario` does.
-
-    Args:
-        content: a parsed scenario or study file; changed in place.
-        overrides: the assignments.
-
-    Raises:
-        UserError: if one is no assignment.
-    """
+    """Apply assignments to a parsed scenario or study file, in place, as `load_scenario` does."""
     given = {_key(assignment) for assignment in overrides}
     for assignment in overrides:
         _override(content, assignment)
@@ -276,20 +252,13 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
-    aggregation = with_public_path(scenario.aggregation, Path.resolve)
+    aggregation = scenario.aggregation.with_public_path(Path.resolve)
     data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
     return scenario.model_copy(update={"data": data, "aggregation": aggregation})
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
-    """Validate the content of a scenario file.
-
-    Args:
-        content: parsed TOML.
-        origin: what to call it in an error.
-
-    Returns:
-        The validated scenario.
+    """Validate parsed TOML, `origin` in an error.
 
     Raises:
         UserError: with one line that names the first bad key, its value and what is allowed.

@@ -2,11 +2,14 @@
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from fl_dpbayes.config.plan import Adjacency
+from fl_dpbayes.privacy.account import SMALL_DELTA
 from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_of, read_history
 from fl_dpbayes.privacy.filter import Budget, RuleName, SpendingRule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
@@ -191,3 +194,25 @@ def _epsilon(events: Events, delta: float, adjacency: Adjacency) -> float | None
     if sum(rate < 1 for _, rate, _ in events) > 1 and composition_work(history, delta, adjacency) > MOST_WORK:
         return None
     return pld_epsilon(history, delta, adjacency)
+
+
+def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency) -> dict[str, Any] | None:
+    """Account for the costliest site's steps once more at `SMALL_DELTA`, which discloses nobody outright.
+
+    Of the summary's privacy `rows` those of one fixed schedule count, whose loss distribution is known.
+
+    Returns:
+        `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every delta
+        is as small.
+    """
+    known = [
+        row
+        for row in rows
+        if row.get("epsilon_method") == "pld" and row["delta"] > SMALL_DELTA and math.isfinite(row["epsilon"])
+    ]
+    if not known:
+        return None
+    largest = max(known, key=lambda row: row["epsilon"])
+    # A site's history is its own word, and must not choose how long the server computes.
+    _, epsilon = epsilon_bounds(read_history(largest["history"]), SMALL_DELTA, adjacency)
+    return {"site": largest["site"], "delta": SMALL_DELTA, "epsilon": epsilon}

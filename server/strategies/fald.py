@@ -5,16 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.robust_average import average_of_states
-from fl_dpbayes.posterior.rules.drift import DriftMeter
-from fl_dpbayes.posterior.rules.fald import averaged_temperature
-from fl_dpbayes.posterior.rules.weights import unit_weights
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
-from fl_dpbayes.posterior.site_samples import PerSite
-from fl_dpbayes.posterior.stored_samples import StoredSamples
+from fl_dpbayes.posterior.averages import average_of_states
+from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
+from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
@@ -41,27 +36,19 @@ class FALDStrategy(PosteriorStrategy):
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
 
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan with 1/K of the prior (convention A); sites send their last state only."""
-        plan = training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
-        return plan.model_copy(update={"burn_in": 0, "thinning": plan.chain_steps})
-
-    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return the averaged state of the last round."""
-        return arrays
-
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""
         chain = self.chain_of(round_number)
         states = self.bank.states_of(list(replies), chain)
         state, warnings, is_mean = average_of_states(states, arrays, self._rule, self.site_weights)
-        for one in warnings:
-            self.record.warn(one)
+        self.record.warn(*warnings)
         last_step = max(reply.last_step for reply in replies.values())
         if self._beyond_burn_in(last_step + 1) > 0:
             positions = PerSite(list(replies), lambda site: without_prefix("parameters", states[site]))
             self._drift.add(positions, without_prefix("parameters", state), self.site_weights)
-        temperature = self._temperature(replies) if is_mean else 0.0
+        heat = {site: reply.stretch.temperature for site, reply in replies.items()}
+        units = self.federation.roster.units
+        temperature = averaged_temperature(heat, self.site_weights, units) if is_mean else 0.0
         kept = self._is_kept(last_step + 1)
         size = max(reply.stretch.last_step_size for reply in replies.values())
         sample = PosteriorSamples(
@@ -71,13 +58,6 @@ class FALDStrategy(PosteriorStrategy):
         )
         self.bank.add(AVERAGED, round_number, chain, sample, state)
         return state
-
-    def _temperature(self, replies: Mapping[str, CheckedReply]) -> float:
-        heat = {site: reply.stretch.temperature for site, reply in replies.items()}
-        return averaged_temperature(heat, self.site_weights, self._units())
-
-    def _units(self) -> dict[str, int]:
-        return {member.card.name: member.card.units for member in self.federation.roster.training}
 
     def _is_kept(self, steps: int) -> bool:
         training = self.federation.scenario.training
@@ -93,8 +73,10 @@ class FALDStrategy(PosteriorStrategy):
 
     def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in; say where they are not draws of the posterior."""
-        for one in (*target_warnings(self._rule, self.site_weights, self._units()), *self._drift_warnings()):
-            self.record.warn(one)
+        self.record.warn(*target_warnings(self._rule, self.site_weights, self.federation.roster.units))
+        drift = self._drift.drift()
+        if drift is not None and drift > LARGEST_DRIFT:
+            self.record.warn(warning("drift", steps=self.plan.steps_per_round, drift=drift))
         return self.bank.stored(AVERAGED)
 
     def averaged_temperature(self) -> float | None:
@@ -104,29 +86,13 @@ class FALDStrategy(PosteriorStrategy):
             return None
         return float(np.average(stored.temperatures, weights=stored.weights))
 
-    def _drift_warnings(self) -> tuple[RunWarning, ...]:
-        drift = self._drift.drift()
-        if drift is None or drift <= LARGEST_DRIFT:
-            return ()
-        return (warning("drift", steps=self.plan.steps_per_round, drift=drift),)
-
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""
-        states = [point_of(state) for state in self.bank.last_states(AVERAGED)]
-        return concatenate(states) if states else None
+        return self.points_of(AVERAGED)
 
 
 def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[RunWarning, ...]:
-    """Say where the averaged chain does not target the posterior given all records, each counted once.
-
-    Args:
-        rule: the scenario's choice.
-        weights: site -> w_k.
-        units: site -> declared number of units n_k.
-
-    Returns:
-        At most one warning.
-    """
+    """Say where the averaged chain of these weights does not target the posterior given all records, each once."""
     if rule.robust != "none":
         return (warning("no-temperature", robust=rule.robust),)
     counted = {site: weights[site] / share for site, share in unit_weights(units).items()}

@@ -4,15 +4,11 @@ from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.scenario import training_plan
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.warning import RunWarning
+from fl_dpbayes.posterior.alignment import state_warnings
+from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.rules.aggregate import Aggregate
-from fl_dpbayes.posterior.rules.alignment import state_warnings
-from fl_dpbayes.posterior.rules.fald import average_states
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
-from fl_dpbayes.posterior.site_samples import SiteSamples
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
@@ -50,14 +46,6 @@ class FedPAStrategy(PosteriorStrategy):
                 "stable one"
             )
 
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan with 1/K of the prior (convention A)."""
-        return training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
-
-    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return the server state after the last round."""
-        return arrays
-
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Take one step along the sites' deltas, or average their last states if no sample of the round is kept."""
         chain = self.chain_of(round_number)
@@ -66,8 +54,7 @@ class FedPAStrategy(PosteriorStrategy):
             moved = self._moved(sampled, round_number, chain, arrays)
         else:
             states = self.bank.states_of(list(replies), chain)
-            for found in state_warnings(states):
-                self.record.warn(found)
+            self.record.warn(*state_warnings(states))
             moved = without_prefix("parameters", average_states(states, self.site_weights))
         state = self.initial_state(chain) | prefixed("parameters", moved)
         nothing = next(iter(replies.values())).samples
@@ -75,10 +62,10 @@ class FedPAStrategy(PosteriorStrategy):
         return state
 
     def _moved(self, sites: list[str], round_number: int, chain: int, arrays: Arrays) -> Arrays:
-        def combined(of: list[str]) -> Aggregate:
-            return fedpa.combine(
+        def combined(of: list[str]) -> tuple[Arrays, tuple[RunWarning, ...]]:
+            return fedpa.server_step(
                 without_prefix("parameters", arrays),
-                SiteSamples(of, lambda site: self.bank.round_samples(site, round_number, chain)),
+                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)),
                 self.site_weights,
                 shrinkage=self._shrinkage,
                 prior_scale=prior_scale(self.federation.scenario.sampler),
@@ -86,22 +73,14 @@ class FedPAStrategy(PosteriorStrategy):
             )
 
         try:
-            aggregate = combined(sites)
+            moved, warnings = combined(sites)
         except ValueError as error:
-            # What one site sent must not cost the others their round, whose privacy is spent.
-            fitting = []
-            for site in sites:
-                try:
-                    combined([site])
-                    fitting.append(site)
-                except ValueError as reason:
-                    self.record.warn(warning("left-out", site, round=round_number, reason=str(reason)))
+            fitting = self.fitting(sites, combined, "left-out", round=round_number)
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
-            aggregate = combined(fitting)
-        for found in aggregate.warnings:
-            self.record.warn(found)
-        return {name: array[0] for name, array in aggregate.samples.arrays.items()}
+            moved, warnings = combined(fitting)
+        self.record.warn(*warnings)
+        return moved
 
     def posterior(self) -> PosteriorSamples | None:
         """Return the server's last state of each chain: FedPA gives points."""
@@ -109,5 +88,4 @@ class FedPAStrategy(PosteriorStrategy):
 
     def last(self) -> PosteriorSamples | None:
         """Return the server's last state of each chain."""
-        states = [point_of(state) for state in self.bank.last_states(SERVER_STATE)]
-        return concatenate(states) if states else None
+        return self.points_of(SERVER_STATE)

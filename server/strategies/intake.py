@@ -1,6 +1,5 @@
 """A round's second half, which all rules share: what sites answer is checked and banked, and the round kept on disk."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
@@ -25,9 +24,12 @@ from server.strategies.requests import RoundRequests
 class ReplyIntake(RoundRequests):
     """Takes a round's replies one by one; a rule says what the server makes of those that are used."""
 
-    @abstractmethod
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
-        """Return the server state after a round, of the state before it and the replies by site, without arrays."""
+        """Return the server state after a round: as it was, unless the rule makes something of the replies by site.
+
+        Their arrays are in the bank.
+        """
+        return arrays
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

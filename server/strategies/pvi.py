@@ -5,17 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import PVI, prior_scale
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
-from fl_dpbayes.posterior.rules.chains import unflatten
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.chains import unflatten
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
-from fl_dpbayes.posterior.site_samples import SiteSamples
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays, check_cavity, prefixed
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from server.check_reply import CheckedReply
@@ -49,10 +45,6 @@ class PVIStrategy(PosteriorStrategy):
         self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites
         self._rounds, self._refined = 0, self._prior()
 
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan, each round of it a chain with the cavity for a prior."""
-        return pvi_plan(training_plan(self.federation.scenario, prior_share=1.0, chain_start="broadcast"))
-
     def initial_state(self, chain: int) -> Arrays:
         """Return q's mean after as many rounds, or the model's initial weights before the first factor.
 
@@ -66,10 +58,6 @@ class PVIStrategy(PosteriorStrategy):
         """Return q without the site's own factor, as it stood when the round's start was formed."""
         return self._arrays(self._refined.cavity(site))
 
-    def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return the broadcast state: no chain outlasts its round."""
-        return arrays
-
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Update the factors of the sites that answered, and return q's mean."""
         return self.initial_state(round_number)
@@ -79,11 +67,10 @@ class PVIStrategy(PosteriorStrategy):
         self._refine(self.plan.total_rounds)
         if not self._refined.factors:
             return None
-        for found in (*self._factor_warnings(), *self._step_warnings()):
-            self.record.warn(found)
+        self.record.warn(*self._factor_warnings(), *self._step_warnings())
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
-        return posterior_aggregate(draws, self.federation.shapes, ()).samples
+        return posterior_aggregate(draws, self.federation.shapes, ()).samples.in_memory()
 
     def _factor_warnings(self) -> tuple[RunWarning, ...]:
         """Say how much evidence is used and how noisy factors are; the remedy of the one worsens the other."""
@@ -117,7 +104,7 @@ class PVIStrategy(PosteriorStrategy):
         return point_of(prefixed("parameters", self._mean())) if self._refined.factors else None
 
     def _prior(self) -> PVIState:
-        parameters = sum(int(np.prod(shape)) for shape in self.federation.shapes.values())
+        parameters = self.federation.parameters
         precision = np.full(parameters, prior_scale(self.federation.scenario.sampler) ** -2)
         return PVIState(NaturalGaussian(precision, np.zeros(parameters)))
 
@@ -146,13 +133,9 @@ class PVIStrategy(PosteriorStrategy):
         return state
 
     def _fitting(self, state: PVIState, sites: list[str], round_number: int, error: ValueError) -> list[str]:
-        fitting = []
-        for site in sites:
-            try:
-                self._combined(state, [site], round_number)
-                fitting.append(site)
-            except ValueError as reason:
-                self.record.warn(warning("old-factor", site, round=round_number, reason=str(reason)))
+        fitting = self.fitting(
+            sites, lambda of: self._combined(state, of, round_number), "old-factor", round=round_number
+        )
         if fitting != sites:
             return fitting
         # Each fits alone and all together do not: the one that went furthest is what makes them not fit.
@@ -172,7 +155,7 @@ class PVIStrategy(PosteriorStrategy):
         )
 
     def _combined(self, state: PVIState, sites: list[str], round_number: int) -> PVIState:
-        samples = SiteSamples(sites, lambda site: self._samples(site, round_number))
+        samples = PerSite(sites, lambda site: self._samples(site, round_number))
         updated = update_from_samples(state, samples, damping=self._damping)
         for site in self.site_weights:
             check_cavity(self._arrays(updated.cavity(site)), self.federation.shapes)

@@ -1,6 +1,5 @@
 """A round's first half, which all rules share: who is asked to train, and for what."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import INFO
@@ -10,8 +9,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dpbayes.config.aggregation import prior_share
-from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
@@ -27,33 +25,26 @@ from server.exchange import Exchange
 from server.ledger_heads import LedgerHeads
 from server.messages import encoded
 from server.participation import Participation
-from server.roster import Federation, Member, admission_rules, with_newcomers
+from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
-
-# How long a node that came later may take to say who it is: the others wait.
-CARD_SECONDS = 60.0
 
 
 class RoundRequests(Strategy):
-    """Lets sites join between rounds and asks those that train; a rule says what they run and where chains start."""
+    """Lets sites join between rounds and asks those that train; a rule says where chains start."""
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         self.federation, self.record = federation, record
         self.bank = PosteriorBank(federation.run_folder / BANK_FOLDER)
         self.site_weights: Mapping[str, float] = self._weights()
-        self.plan = self.site_plan(federation.planned_sites)
+        self.plan = site_plan(federation.scenario, federation.planned_sites)
         check_reply_size(self.plan, federation)
         self.participation = Participation(federation.scenario.resources.silent_rounds)
         self.heads = LedgerHeads(federation.heads_file)
         self.done_rounds = 0
 
-    @abstractmethod
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the plan of every site's chain, with the prior share that fits `sites` training sites."""
-
-    @abstractmethod
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
-        """Return where a site's chain goes on this round, given the current server state."""
+        """Return where a site's chain goes on this round: the server state, which is broadcast."""
+        return arrays
 
     def cavity(self, site: str) -> Arrays:
         """Return the Gaussian that a site's next request carries as its prior; none unless the plan asks for it."""
@@ -124,22 +115,18 @@ class RoundRequests(Strategy):
             yield self.exchange.request(request, sent, member)
 
     def _admit(self, server_round: int, grid: Grid) -> None:
-        before, scenario = self.federation.roster, self.federation.scenario
-        roster = with_newcomers(
-            grid, before, admission_rules(scenario, self.federation.simulation_folder, CARD_SECONDS)
-        )
+        before, roster = self.federation.roster, with_newcomers(grid, self.federation)
         if roster == before:
             return
         self.federation = replace(self.federation, roster=roster)
         self.record.warn(*self.participation.admit(server_round, before, roster))
         self.site_weights = self._weights()
         planned, now = self.federation.planned_sites, len(self.site_weights)
-        if now > planned and prior_share(scenario.aggregation, 2) < 1:
+        if now > planned and self.federation.scenario.aggregation.prior_share(2) < 1:
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:
-        units = {member.card.name: member.card.units for member in self.federation.roster.training}
-        weights, found = weigh_sites(self.federation.scenario.aggregation, units)
+        weights, found = weigh_sites(self.federation.scenario.aggregation, self.federation.roster.units)
         if found:
             self.record.warn(found)
         return weights

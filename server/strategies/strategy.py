@@ -1,17 +1,18 @@
 """What every aggregation rule's strategy is made of: round requests, reply intake, and the evaluation at the end."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.posterior.stored_samples import AnySamples
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples, concatenate, point_of
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_room
-from server.evaluation import Evaluation
-from server.evaluation_stage import EvaluationStage, most_evaluated
+from server.evaluation import EvaluationStage, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
 from server.run_record import RunRecord
@@ -21,8 +22,8 @@ from server.strategies.intake import ReplyIntake
 class PosteriorStrategy(ReplyIntake):
     """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
 
-    A rule says what the sites run (`site_plan`), where their chains start (`start_arrays`), what the server makes of a
-    round (`next_state`), and what the posterior and the point predictor are (`posterior`, `last`).
+    A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`); where it differs, also
+    where chains start (`start_arrays`) and what becomes of a round (`next_state`).
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
@@ -37,6 +38,25 @@ class PosteriorStrategy(ReplyIntake):
     @abstractmethod
     def last(self) -> AnySamples | None:
         """Return the point predictor: the last states, or None before the first."""
+
+    def points_of(self, name: str) -> PosteriorSamples | None:
+        """Return the last state of each chain of this name in the bank, as points."""
+        states = [point_of(state) for state in self.bank.last_states(name)]
+        return concatenate(states) if states else None
+
+    def fitting(self, sites: list[str], combine: Callable[[list[str]], object], kind: str, **values: int) -> list[str]:
+        """Return the sites of which `combine` makes something alone; warn of the others.
+
+        What one site sent must not cost the others their round or posterior, whose privacy is spent.
+        """
+        fitting = []
+        for site in sites:
+            try:
+                combine([site])
+                fitting.append(site)
+            except ValueError as reason:
+                self.record.warn(warning(kind, site, reason=str(reason), **values))
+        return fitting
 
     def chain_names(self) -> list[str]:
         """Name the chains whose states are the posterior's samples, as the bank knows them."""

@@ -7,7 +7,8 @@ import pytest
 from flwr.app import Array
 from pydantic import ValidationError
 
-from clients.subgroups import count_predictions, measured_groups
+from clients.evaluate import count_predictions, measured_groups
+from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
 from fl_dpbayes.config.task import Task
@@ -16,7 +17,6 @@ from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from server.evaluation import Evaluation
 
 CARD = SiteCard(
     name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
@@ -192,7 +192,7 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
 
 
 def test_more_sites_than_a_reader_looks_at_get_no_diagrams_of_their_own(table_run, monkeypatch) -> None:
-    monkeypatch.setattr("server.evaluation.MAX_RELIABILITY_SITES", 2)
+    monkeypatch.setattr("fl_dpbayes.calibration.federation.evaluation.MAX_RELIABILITY_SITES", 2)
     table_run.run()
     summary = json.loads((table_run.folder / "summary.json").read_text())
     assert {row["site"] for row in summary["reliability"]} == {"pooled:train", "pooled:held_out"}

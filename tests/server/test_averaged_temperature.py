@@ -1,11 +1,9 @@
 """The temperature and the warnings of averaged chains, in whole runs in this process."""
 
-import json
-
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.tables import privacy_table
 
 # Every test here is a whole run.
@@ -17,7 +15,7 @@ REWEIGHTED, UNKNOWN, DRIFT = "targets a reweighted posterior", "no posterior of 
 
 def summary_of(run) -> dict:
     run.run()
-    return json.loads((run.folder / "summary.json").read_text())
+    return run.summary()
 
 
 @pytest.mark.parametrize(
@@ -35,8 +33,8 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
     summary = summary_of(run)
     for text in (REWEIGHTED, UNKNOWN):
         assert any(text in warning for warning in summary["warnings"]) == (text == said)
-    stored = load_posterior(run.folder / "posterior.safetensors").samples.temperatures
-    caption = str(privacy_table(summary).caption)
+    stored = run.posterior().temperatures
+    caption = str(privacy_table(parse_summary(summary)).caption)
     assert "temp.: Langevin temperature of the noise alone, 1 is the posterior" in caption
     assert "the clipped share stays at each site" in caption
     if said == UNKNOWN:

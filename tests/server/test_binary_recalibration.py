@@ -1,7 +1,6 @@
 """Platt scaling, isotonic maps and correction for prevalence in whole runs on a table of two classes."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -14,17 +13,14 @@ from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import load_site
-from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.solve import solve_multiplier
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 # Every test here is a whole run or several.
@@ -34,42 +30,50 @@ TRAINED, ELSEWHERE = [0.5, 0.5], [0.85, 0.15]
 ISOTONIC = "recalibration={fraction=0.3, method='isotonic'}"
 
 
-@pytest.fixture
-def hospitals(federation, tmp_path: Path):
-    """Build federations of two hospitals and one elsewhere, which has fewer sick; also one that never trains."""
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> list[str]:
+    """Two hospitals and one elsewhere, which has fewer sick; also one that never trains."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 2, 1600)
     x = generator.normal(1.6 * labels[:, None], 1.0, (1600, 2))
-    table = tmp_path / "patients.csv"
+    table = tmp_path_factory.mktemp("table") / "patients.csv"
     pandas.DataFrame({"x": x[:, 0], "y": x[:, 1], "sick": labels}).to_csv(table, index=False)
     source = f'{{kind="table", path="{table}", label="sick", classes=2, features=["x","y"], centers=[0.8,0.8]}}'
     sites = (
         "{a={role='train'}, b={role='train'}, held={role='held_out', records=200}, "
         "elsewhere={role='shifted', records=400, shift={kind='prevalence', severity=5}}}"
     )
-    keys = [f"data={{source={source}, test_fraction=0.2}}", "partition={kind='iid'}", f"sites={sites}"]
+    return [f"data={{source={source}, test_fraction=0.2}}", "partition={kind='iid'}", f"sites={sites}"]
+
+
+@pytest.fixture
+def hospitals(federation, keys):
     return lambda *overrides, **more: federation(*keys, *overrides, **more)
 
 
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
+@pytest.fixture(scope="module")
+def isotonic(federations, keys):
+    """A run with a map of counts, and the replies that hold these, by site."""
+    run, kept = federations(*keys, ISOTONIC), {}
+
+    def keep(request, reply):
+        if request.metadata.message_type == "train.recalibrate":
+            kept[run.site_of(request)] = reply
+        return reply
+
+    run.grid.change = keep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.federation.write_report", write_report)
+        run.run()
+    return run, kept
 
 
 def rows_of(run) -> dict:
-    return {(row["site"], row["predictor"]): row for row in summary_of(run)["calibration"]}
-
-
-def site_files(run) -> dict:
-    files = (read_site_file(path) for path in sorted((run.folder / "sites").glob("*.toml")))
-    return {file.name: file for file in files}
-
-
-def recalibration_requests(run) -> list:
-    return [m for m in run.grid.requests if m.metadata.message_type == "train.recalibrate"]
+    return {(row["site"], row["predictor"]): row for row in run.summary()["calibration"]}
 
 
 def counts_of(run, site: str, stored) -> np.ndarray:
-    part = load_site(site_files(run)[site]).recalibration
+    part = load_site(run.site_file(site)).recalibration
     module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
     thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
     predicted = predictive_probabilities(module, thinned.arrays, thinned.weights, part.features)
@@ -79,7 +83,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
 def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
     run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}")
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
     assert len(summary["recalibration"]["average"]) == 2
     for row in summary["privacy"]:
@@ -104,16 +108,13 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
         "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, prior={kind='gaussian', scale=1.0}}",
     )
     run.run()
-    summary, stored = summary_of(run), load_posterior(run.folder / "posterior.safetensors")
+    summary, stored = run.summary(), load_posterior(run.folder / "posterior.safetensors")
     counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
     pooled = fit(NoisedTable(counted["a"] + counted["b"], 0.0))
     assert summary["recalibration"]["average"] == pytest.approx(list(pooled.parameters))
     assert stored.metadata.recalibration == fit(NoisedTable(counted["a"] + counted["b"], 0.0))
-    used = {
-        run.site_of(m): json.loads(m.content["config"]["record"])["recalibration"]["parameters"]
-        for m in run.grid.requests if m.metadata.message_type == "evaluate"
-    }  # fmt: skip
-    for site, parameters in used.items():
+    for site in run.scenario.sites:
+        parameters = run.asked("evaluate", site)[0]["recalibration"]["parameters"]
         own = scope == "site" and site in counted
         expected = fit(NoisedTable(counted[site], 0.0)) if own else pooled
         assert parameters == pytest.approx(list(expected.parameters))
@@ -121,18 +122,13 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
     assert summary["recalibration"]["noise"] == ""
 
 
-def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(
-    hospitals, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr("server.federation.write_report", write_report)
-    run = hospitals(ISOTONIC)
-    run.run()
-    summary, rows = summary_of(run), rows_of(run)
+def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic, tmp_path, capsys) -> None:
+    run, _ = isotonic
+    summary, rows = run.summary(), rows_of(run)
     sigma = solve_multiplier(4.0, 1e-3, 1.0, 1)
     cost = account((GaussianEvent(sigma, 1.0, 1),), 1e-3).epsilon_pld
     for site in ("a", "b"):
-        settings = site_files(run)[site].ledger
-        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+        with run.ledger(site) as ledger:
             spent = ledger.spent("recalibration")
             assert (spent.steps, ledger.verify()) == (1, [])
             assert spent.history == (GaussianEvent(sigma, 1.0, 1),)
@@ -161,17 +157,8 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(
     assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
 
 
-def test_counts_carry_the_noise_that_they_state(hospitals) -> None:
-    kept = {}
-
-    def keep(request, reply):
-        if request.metadata.message_type == "train.recalibrate":
-            kept[run.site_of(request)] = reply
-        return reply
-
-    run = hospitals(ISOTONIC)
-    run.grid.change = keep
-    run.run()
+def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
+    run, kept = isotonic
     stored = load_posterior(run.folder / "posterior.safetensors")
     noise = []
     for site, reply in kept.items():
@@ -187,9 +174,8 @@ def test_counts_carry_the_noise_that_they_state(hospitals) -> None:
 def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hospitals) -> None:
     run = hospitals(ISOTONIC, "simulation.insecure_seed=")
     run.run()
-    message = recalibration_requests(run)[0]
-    settings = site_files(run)["a"].ledger
-    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+    message = run.requests("train.recalibrate")[0]
+    with run.ledger("a") as ledger:
         before = ledger.rows()
     tables = []
     for _ in range(2):
@@ -197,7 +183,7 @@ def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hos
         (reply,) = run.grid.pull_messages([identifier])
         tables.append(reply.content["arrays"]["noised"].numpy())
     assert np.array_equal(*tables)
-    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+    with run.ledger("a") as ledger:
         assert ledger.rows() == before
 
 
@@ -213,18 +199,17 @@ HOSTILE = {
 def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals, change: str) -> None:
     run = hospitals(ISOTONIC)
 
-    def hostile(request, reply):
-        if request.metadata.message_type == "train.recalibrate" and run.site_of(request) == "b":
-            record = json.loads(reply.content["config"]["record"])
-            table = reply.content["arrays"]["noised"].numpy().copy()
-            HOSTILE[change](record, table)
-            reply.content["config"] = ConfigRecord({"record": json.dumps(record)})
-            reply.content["arrays"] = ArrayRecord({"noised": Array(table)})
+    def hostile(reply):
+        record = json.loads(reply.content["config"]["record"])
+        table = reply.content["arrays"]["noised"].numpy().copy()
+        HOSTILE[change](record, table)
+        reply.content["config"] = ConfigRecord({"record": json.dumps(record)})
+        reply.content["arrays"] = ArrayRecord({"noised": Array(table)})
         return reply
 
-    run.grid.change = hostile
+    run.spoil(hostile, ("train.recalibrate",), ("b",))
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     assert [text for text in summary["warnings"] if "b did not recalibrate: rejected" in text]
     assert "recalibration_epsilon" not in next(row for row in summary["privacy"] if row["site"] == "b")
     assert summary["recalibration"] is not None
@@ -233,7 +218,7 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
 def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
     run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}")
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     assert sum("recalibration is mostly noise: in the counts of the sum of all sites" in w for w in summary["warnings"])
     assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
     assert rows["held", "recalibrated"]["nll"] == pytest.approx(rows["held", "posterior"]["nll"], abs=1e-9)
@@ -245,11 +230,11 @@ DECLARED = [f"data.prevalence={TRAINED}"]
 @pytest.mark.parametrize("prevalence", [str(ELSEWHERE), "estimated"])
 def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospitals, prevalence: str) -> None:
     run = hospitals(*DECLARED, f"sites.elsewhere.prevalence={prevalence}", "evaluation.max_samples=5")
-    labels = load_site(site_files(run)["elsewhere"]).test.labels
+    labels = load_site(run.site_file("elsewhere")).test.labels
     # The shift leaves about this share, so the declaration is right.
     assert abs(labels.mean() - ELSEWHERE[1]) < 0.08
     run.run()
-    summary, rows = summary_of(run), rows_of(run)
+    summary, rows = run.summary(), rows_of(run)
     assert {site for site, predictor in rows if predictor == "prior_corrected"} == {"elsewhere", "pooled:shifted"}
     before, after = rows["elsewhere", "posterior"], rows["elsewhere", "prior_corrected"]
     assert after["n"] == before["n"]
@@ -275,8 +260,7 @@ def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None
     run.run()
     tables = {}
     for site in ("held", "elsewhere"):
-        settings = site_files(run)[site].ledger
-        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+        with run.ledger(site) as ledger:
             tables[site] = ledger.spent("test").steps
     assert tables == {"held": 2, "elsewhere": 3}
 
@@ -284,7 +268,7 @@ def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None
 def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None:
     run = hospitals()
     run.run()
-    message = next(m for m in run.grid.requests if m.metadata.message_type == "evaluate")
+    message = run.requests("evaluate")[0]
     record = json.loads(message.content["config"]["record"]) | {"trained_prevalence": TRAINED}
     message.content["config"] = ConfigRecord({**message.content["config"], "record": json.dumps(record)})
     (identifier,) = run.grid.push_messages([message])
@@ -325,7 +309,12 @@ def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
     run.run()
     rows = rows_of(run)
     assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
-    assert len(summary_of(run)["recalibration"]["average"]) == 30
+    assert len(run.summary()["recalibration"]["average"]) == 30
+
+
+def steps_of(run, site: str) -> int:
+    with run.ledger(site) as ledger:
+        return ledger.spent("recalibration").steps
 
 
 def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospitals) -> None:
@@ -339,16 +328,8 @@ def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospital
     run.grid.change = cut_off
     with pytest.raises(KeyboardInterrupt):
         run.run()
-    before = {}
-    for site in ("a", "b"):
-        settings = site_files(run)[site].ledger
-        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-            before[site] = ledger.spent("recalibration").steps
+    assert [steps_of(run, site) for site in ("a", "b")] == [1, 1]
     run.grid.change = lambda request, reply: reply
     run.run()
-    assert before == {"a": 1, "b": 1}
-    for site in ("a", "b"):
-        settings = site_files(run)[site].ledger
-        with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-            assert ledger.spent("recalibration").steps == 1
-    assert len(summary_of(run)["recalibration"]["average"]) == 30
+    assert [steps_of(run, site) for site in ("a", "b")] == [1, 1]
+    assert len(run.summary()["recalibration"]["average"]) == 30

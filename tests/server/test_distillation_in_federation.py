@@ -14,10 +14,9 @@ from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.predbayes import combine, fitted_beta
+from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
 from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 
 TASK = Task(input_shape=(1, 8, 8), classes=10)
 # Sites that only evaluate take time; two of them give records that no site trains on.
@@ -47,14 +46,6 @@ def federation_with_public_file(federation, tmp_path: Path, rule: str, *override
     return run
 
 
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
-
-
-def student_of(run):
-    return load_posterior(run.folder / "posterior.safetensors").samples
-
-
 def module_of(run):
     return build_model(run.scenario.model, TASK, 0)
 
@@ -66,7 +57,7 @@ def site_predictions(run, features) -> list[np.ndarray]:
 
 
 def predictions(run, features) -> np.ndarray:
-    found = student_of(run)
+    found = run.posterior()
     return predictive_probabilities(module_of(run), found.arrays, found.weights, features)
 
 
@@ -78,20 +69,18 @@ def divergence(teacher, student) -> float:
 def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation, tmp_path: Path) -> None:
     run = federation_with_public_file(federation, tmp_path, "rule='distillation'")
     run.run()
-    units = {site["name"]: site["n"] for site in summary_of(run)["sites"] if site["role"] == "train"}
-    said = summary_of(run)["aggregation_inputs"]
+    units = {site["name"]: site["n"] for site in run.summary()["sites"] if site["role"] == "train"}
+    said = run.summary()["aggregation_inputs"]
     public, unseen = held_back(run, "spare").features, held_back(run, "held-out").features
     for features, bound in ((public, 0.03), (unseen, 0.06)):
         teacher = np.average(site_predictions(run, features), axis=0, weights=list(units.values()))
         assert divergence(teacher, predictions(run, features)) < bound
         if features is public:
             assert said["divergence"] == pytest.approx(divergence(teacher, predictions(run, features)), rel=1e-4)
-    assert len(student_of(run)) == 1
-    assert student_of(run).temperatures.tolist() == [0.0]
+    assert len(run.posterior()) == 1
+    assert run.posterior().temperatures.tolist() == [0.0]
     share = {
-        json.loads(str(message.content["config"]["record"]))["plan"]["prior_share"]
-        for message in run.grid.requests
-        if message.metadata.message_type == "train"
+        json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
     }
     assert share == {1.0}
     assert (said["kind"], said["file"], said["count"], said["labelled"]) == ("file", "public.npz", 400, False)
@@ -103,14 +92,14 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
 def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, tmp_path: Path) -> None:
     run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'")
     run.run()
-    part, said = held_back(run, "spare"), summary_of(run)["aggregation_inputs"]
+    part, said = held_back(run, "spare"), run.summary()["aggregation_inputs"]
     single = site_predictions(run, part.features)
-    assert said["beta"] == pytest.approx(fitted_beta(single, part.labels), abs=1e-4)
+    assert said["beta"] == pytest.approx(best_beta(product_and_mixture(single), part.labels), abs=1e-4)
     assert 0 < said["beta"] < 1
     assert said["labelled"]
-    assert divergence(combine(single, beta=said["beta"]), predictions(run, part.features)) < 0.03
+    assert divergence(between(product_and_mixture(single), said["beta"]), predictions(run, part.features)) < 0.03
     unseen = held_back(run, "held-out").features
-    teacher = combine(site_predictions(run, unseen), beta=said["beta"])
+    teacher = between(product_and_mixture(site_predictions(run, unseen)), said["beta"])
     assert divergence(teacher, predictions(run, unseen)) < 0.06
 
 
@@ -122,7 +111,7 @@ def test_synthetic_inputs_need_no_record_and_are_warned_about(federation, patter
         *KEPT,
     )
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     said = summary["aggregation_inputs"]
     assert (said["kind"], said["pattern"], said["count"], said["statement"], said["beta"]) == (
         "synthetic", pattern, 300, "", 0.5,
@@ -137,7 +126,7 @@ def test_equal_seeds_give_equal_students(federation) -> None:
     runs = [federation(rule, *KEPT, name=name) for name in ("first", "second")]
     for run in runs:
         run.run()
-    for first, second in zip(*(student_of(run).arrays.values() for run in runs), strict=True):
+    for first, second in zip(*(run.posterior().arrays.values() for run in runs), strict=True):
         np.testing.assert_array_equal(first, second)
 
 
@@ -203,12 +192,12 @@ def test_inputs_reach_the_model_as_its_features(federation) -> None:
         *SPARE,
     )
     run.run()
-    assert summary_of(run)["aggregation_inputs"]["count"] == 50
-    assert student_of(run).arrays["1.weight"].shape[2] != 64
+    assert run.summary()["aggregation_inputs"]["count"] == 50
+    assert run.posterior().arrays["1.weight"].shape[2] != 64
 
 
 def test_network_on_a_frozen_body_is_distilled_too(federation) -> None:
     model = "model={kind='mlp', hidden=[8], frozen_body={seed=0}}"
     run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT)
     run.run()
-    assert set(student_of(run).arrays) == {"3.weight", "3.bias"}
+    assert set(run.posterior().arrays) == {"3.weight", "3.bias"}

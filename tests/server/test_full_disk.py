@@ -6,12 +6,10 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from fl_dpbayes import cli
-from fl_dpbayes.config.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -112,34 +110,3 @@ def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.M
         "checkpoint.safetensors", "bank/*.safetensors", "privacy.csv", "rounds.csv", "posterior.safetensors",
         "summary.json", "calibration.csv", "figures/*.svg", "report.html",
     }  # fmt: skip
-
-
-def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = federation()
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**16))
-    with pytest.raises(UserError, match=r"a round writes up to \d+ KiB to .*run, whose disk has 64 KiB left: free"):
-        run.run()
-    assert not [request for request in run.grid.requests if request.metadata.message_type == "train"]
-
-
-def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
-    federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unbroken = federation("resources.round_timeout=2", name="unbroken")
-    unbroken.run()
-    run, free = federation("resources.round_timeout=2"), [2**30]
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-
-    def fill(request, reply):
-        if request.metadata.message_type != "train" or run.site_of(request) != "west":
-            return reply
-        free[0] = 0
-        return None
-
-    run.grid.change = fill
-    with pytest.raises(UserError, match="whose disk has 0 KiB left: free space on it"):
-        run.run()
-    run.grid.change, free[0] = lambda request, reply: reply, 2**30
-    run.run()
-    for name in ("posterior.safetensors", "privacy.csv"):
-        assert (run.folder / name).read_bytes() == (unbroken.folder / name).read_bytes(), name

@@ -1,6 +1,5 @@
 """One site sends the worst of replies all run long: the run ends well, small, and clean wherever it is shown."""
 
-import csv
 import io
 import json
 import unicodedata
@@ -11,7 +10,7 @@ from flwr.app import Array, Error, Message
 from rich.console import Console
 
 from fl_dpbayes.protocol.arrays import MAGIC
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.progress import Display
 from fl_dpbayes.run.simulate import show_run
 
@@ -119,8 +118,7 @@ def test_worst_replies_end_no_run_fill_no_disk_and_write_nothing_to_a_terminal(f
     run = run_with(federation, list(FAULTS.values()), "hostile")
     posterior, expected = ((one.folder / "posterior.safetensors").read_bytes() for one in (run, without))
     assert posterior == expected
-    with (run.folder / "privacy.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["site"], row["purpose"]) == ("south", "training")]
+    rows = run.rows("privacy.csv", site="south", purpose="training")
     assert len(rows) == len(FAULTS)
     for row, fault in zip(rows, FAULTS, strict=True):
         assert row["status"] in ("REJECTED", "REFUSED", "FAILED"), fault
@@ -131,7 +129,7 @@ def test_worst_replies_end_no_run_fill_no_disk_and_write_nothing_to_a_terminal(f
     for name in ("events.jsonl", "privacy.csv", "rounds.csv", "summary.json", "report.html"):
         assert is_clean((run.folder / name).read_text(encoding="utf-8")), name
     assert is_clean(shown_of(run))
-    summary = json.loads((run.folder / "summary.json").read_text())
+    summary = run.summary()
     assert all(is_clean(text) and len(text) < 300 for text in summary["warnings"])
     assert any("south did not recalibrate: rejected: xxx" in text for text in summary["warnings"])
     assert any("south sent no evaluation: rejected: array" in text for text in summary["warnings"])
@@ -163,9 +161,8 @@ def test_reply_that_flower_cannot_put_together_is_one_site_s_failure(federation)
 
     run.grid.pull_messages = pull_or_fail
     run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    statuses = {row["site"]: row["statuses"] for row in summary["participation"]}
-    assert statuses == {"north": ["OK"] * 2, "south": ["FAILED"] * 2, "east": ["OK"] * 2, "west": ["OK"] * 2}
+    summary = run.summary()
+    assert run.statuses() == {"north": ["OK"] * 2, "south": ["FAILED"] * 2, "east": ["OK"] * 2, "west": ["OK"] * 2}
     assert any("south sent no evaluation: rejected: error code" in text for text in summary["warnings"])
 
 
@@ -195,24 +192,7 @@ def test_card_with_escapes_is_shown_clean(federation, monkeypatch) -> None:
     run.run()
     for name in ("events.jsonl", "summary.json", "report.html"):
         assert is_clean((run.folder / name).read_text(encoding="utf-8")), name
-    summary = json.loads((run.folder / "summary.json").read_text())
+    summary = run.summary()
     assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites) - {"east"}
     assert is_clean(json.dumps(summary, ensure_ascii=False))
     assert is_clean(shown_of(run))
-
-
-def test_first_site_that_declares_other_records_is_left_out_alone(federation) -> None:
-    run = federation()
-
-    def change(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "query" and run.site_of(request) == "north":
-            card = json.loads(reply.content["config"]["record"])
-            card["task"] = {"input_shape": [7], "classes": 1000}
-            reply.content["config"]["record"] = json.dumps(card)
-        return reply
-
-    run.grid.change = change
-    run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    assert {row["name"] for row in summary["sites"]} == set(run.scenario.sites) - {"north"}
-    assert any("north did not join: its records or classes differ" in text for text in summary["warnings"])

@@ -11,15 +11,14 @@ import torch
 from flwr.app import Array, ArrayRecord
 from rich.console import Console
 
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
-from clients.refused import RefusedError
 from fl_dpbayes.config.aggregation import Product
-from fl_dpbayes.config.features import FrozenBody
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import CNNModel, MLPModel, Task
+from fl_dpbayes.config.task import CNNModel, FrozenBody, MLPModel, Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.site import load_site
@@ -28,7 +27,7 @@ from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.combine_sites import combine_sites
+from fl_dpbayes.posterior.rules.combine import Released, combine_sites
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -42,10 +41,6 @@ FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MLP = "model={kind='mlp', hidden=[16], frozen_body={seed=2}}"
 SCATTERED = "model={kind='mlp', hidden=[16], features={kind='scattering'}, frozen_body={seed=2}}"
 CNN = "model={kind='cnn', channels=[4], hidden=12, frozen_body={seed=2}}"
-
-
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
 
 
 def array_names(message) -> set[str]:
@@ -113,7 +108,7 @@ def test_several_chains_on_one_body_are_aligned(federation) -> None:
     for name, model in {"last": MLP, "all": "model={kind='mlp', hidden=[16]}"}.items():
         run = federation(model, *FOUR, *chains, name=name)
         run.run()
-        warned[name] = any("start from different weights" in text for text in summary_of(run)["warnings"])
+        warned[name] = any("start from different weights" in text for text in run.warnings())
     assert warned == {"last": False, "all": True}
 
 
@@ -149,7 +144,7 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
         name="second",
     )
     run.run()
-    assert load_posterior(run.folder / "posterior.safetensors").samples.arrays["3.weight"].shape == (100, 2, 8)
+    assert run.posterior().arrays["3.weight"].shape == (100, 2, 8)
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
 
@@ -199,10 +194,8 @@ def test_product_of_last_layers_lands_on_the_posterior_given_the_body():
         law = energy @ (np.eye(WIDTH + 1) - STEP_SIZE * energy / (2 * units))
         precision += law
         weighted += law @ np.linalg.solve(energy, design.T @ targets)
-    aggregate = combine_sites(
-        Product(rule="product-full", draws=10_000), samples, dict.fromkeys(SITES, 1 / 3), sampler=SAMPLER,
-        sites=len(SITES), start={"w": np.zeros(WIDTH + 1, np.float32)}, generator=np.random.default_rng(0),
-    )  # fmt: skip
+    released = Released(samples, dict.fromkeys(SITES, 1 / 3), SAMPLER, len(SITES), np.random.default_rng(0))
+    aggregate = combine_sites(Product(rule="product-full", draws=10_000), released)
     draws = aggregate.samples.arrays["w"].astype(np.float64)
     whitened = (draws - np.linalg.solve(precision, weighted)) @ np.linalg.cholesky(precision)
     # The chains' own number bounds what the product can know.

@@ -1,6 +1,5 @@
 """The server keeps the heads of the sites' ledgers across runs: one put back between two runs is refused."""
 
-import json
 import shutil
 
 import pytest
@@ -38,8 +37,7 @@ def hospitals(federation):
 
 def trained(hospitals) -> list[str | None]:
     """Return the heads that the last run's first requests echoed, and forget the requests."""
-    records = [json.loads(message.content["config"]["record"]) for message in hospitals.grid.requests
-               if message.metadata.message_type == "train"]  # fmt: skip
+    records = hospitals.asked("train")
     hospitals.grid.requests.clear()
     return [record["ledger_head"] for record in records if record["round"] == 1]
 
@@ -60,12 +58,6 @@ def test_next_run_echoes_the_heads_of_the_last_and_refuses_ledgers_put_back(hosp
         (hospitals.folder / "copy" / folder).rename(hospitals.folder / folder)
     with pytest.raises(UserError, match=r"north.*LEDGER_ROLLED_BACK ledger_head"):
         hospitals.run_anew("ccc")
-
-
-def test_simulation_keeps_no_heads_beside_its_run(federation) -> None:
-    one = federation()
-    one.run()
-    assert not (one.folder.parent / HEADS_FILE).exists()
 
 
 def test_heads_of_other_sites_stay_and_the_oldest_go(tmp_path) -> None:

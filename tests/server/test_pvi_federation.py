@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Array, Error, Message
+from flwr.app import Array, Message
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
 from fl_dpbayes.report.warnings import sentence
 from server.federation import STRATEGIES
@@ -19,16 +18,8 @@ FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 TRAINING = "training={rounds=3, steps_per_round=10, burn_in=2, thinning=1}"
 
 
-def posterior_of(run) -> dict[str, np.ndarray]:
-    return load_posterior(run.folder / "posterior.safetensors").samples.arrays
-
-
 def warnings_of(run) -> str:
-    return "\n".join(json.loads((run.folder / "summary.json").read_text())["warnings"])
-
-
-def training_requests(run) -> list[Message]:
-    return [message for message in run.grid.requests if message.metadata.message_type == "train"]
+    return "\n".join(run.warnings())
 
 
 def sent(message: Message, prefix: str) -> np.ndarray:
@@ -36,10 +27,26 @@ def sent(message: Message, prefix: str) -> np.ndarray:
     return np.concatenate([array.ravel() for _, array in sorted(without_prefix(prefix, arrays).items())])
 
 
-def test_requests_carry_the_cavity_and_start_at_the_mean_of_q(federation) -> None:
-    run = federation("aggregation={rule='pvi', damping=0.3}", *FOUR, TRAINING)
-    run.run()
-    first, second = training_requests(run)[:4], training_requests(run)[4:8]
+@pytest.fixture(scope="module")
+def watched(federations):
+    """A run and its strategy."""
+    strategies = []
+
+    class Watched(PVIStrategy):
+        def __init__(self, *arguments) -> None:
+            super().__init__(*arguments)
+            strategies.append(self)
+
+    run = federations("aggregation={rule='pvi', damping=0.25}", *FOUR, TRAINING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(STRATEGIES, "pvi", Watched)
+        run.run()
+    return run, strategies[0]
+
+
+def test_requests_carry_the_cavity_and_start_at_the_mean_of_q(watched) -> None:
+    run, _ = watched
+    first, second = run.requests("train")[:4], run.requests("train")[4:8]
     for message in first:
         assert (sent(message, "cavity/mean") == 0).all()
         assert (sent(message, "cavity/precision") == 1).all()
@@ -55,20 +62,10 @@ def test_requests_carry_the_cavity_and_start_at_the_mean_of_q(federation) -> Non
         assert (plan["prior_source"], plan["chains"], plan["rounds"]) == ("cavity", 3, 1)
 
 
-def test_factors_follow_from_the_bank_alone(federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    strategies = []
-
-    class Watched(PVIStrategy):
-        def __init__(self, *arguments) -> None:
-            super().__init__(*arguments)
-            strategies.append(self)
-
-    monkeypatch.setitem(STRATEGIES, "pvi", Watched)
-    run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
-    run.run()
-    ran = strategies[0]
+def test_factors_follow_from_the_bank_alone(watched) -> None:
+    run, ran = watched
     restarted = PVIStrategy(ran.federation, ran.record)
-    for name, array in posterior_of(run).items():
+    for name, array in run.posterior().arrays.items():
         np.testing.assert_array_equal(restarted.posterior().arrays[name], array)
     for name, array in ran.initial_state(1).items():
         np.testing.assert_array_equal(restarted.initial_state(1)[name], array)
@@ -76,17 +73,13 @@ def test_factors_follow_from_the_bank_alone(federation, monkeypatch: pytest.Monk
 
 def test_silent_site_has_no_factor_and_the_run_goes_on(federation) -> None:
     run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
-    run.grid.change = lambda request, reply: (
-        Message(Error(5, ""), reply_to=request)
-        if request.metadata.message_type == "train" and run.site_of(request) == "south"
-        else reply
-    )
+    run.silence("south", error=5)
     run.run()
-    last = {run.site_of(message): message for message in training_requests(run)[-4:]}
+    last = {run.site_of(message): message for message in run.requests("train")[-4:]}
     # The cavity of a site without a factor is q itself, which is at least as sharp as every other site's cavity.
     others = [sent(last[site], "cavity/precision") for site in last if site != "south"]
     assert all((sent(last["south"], "cavity/precision") >= other * (1 - 1e-6)).all() for other in others)
-    assert len(posterior_of(run)["1.weight"]) == 100
+    assert len(run.posterior().arrays["1.weight"]) == 100
 
 
 @pytest.mark.parametrize(
@@ -95,17 +88,16 @@ def test_silent_site_has_no_factor_and_the_run_goes_on(federation) -> None:
 def test_site_whose_samples_fit_no_gaussian_is_named_and_costs_the_others_nothing(federation, change, said) -> None:
     run = federation("aggregation.rule=pvi", *FOUR, TRAINING)
 
-    def crafted(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "train" and run.site_of(request) == "east":
-            arrays = reply.content["arrays"]
-            arrays.update({name: Array(np.float32(change(array.numpy()))) for name, array in arrays.items()})
+    def crafted(reply: Message) -> Message:
+        arrays = reply.content["arrays"]
+        arrays.update({name: Array(np.float32(change(array.numpy()))) for name, array in arrays.items()})
         return reply
 
-    run.grid.change = crafted
+    run.spoil(crafted, sites=("east",))
     run.run()
     assert "east keeps its old factor" in warnings_of(run)
     assert said in warnings_of(run)
-    assert np.abs(posterior_of(run)["1.weight"]).max() < 100
+    assert np.abs(run.posterior().arrays["1.weight"]).max() < 100
 
 
 def test_few_rounds_for_their_damping_are_warned_about(federation) -> None:
@@ -135,35 +127,22 @@ def test_site_that_claims_to_know_too_well_does_not_make_the_others_diverge(fede
     run = federation("aggregation.rule=pvi", *FOUR, "training={rounds=3, steps_per_round=16, burn_in=2, thinning=2}")
     generator = np.random.default_rng(0)
 
-    def sharpened(request: Message, reply: Message) -> Message:
-        first = request.metadata.message_type == "train" and request.metadata.group_id == "1"
-        if first and run.site_of(request) == "west":
-            arrays = reply.content["arrays"]
-            for name in [name for name in arrays if name.startswith("samples/")]:
-                samples = arrays[name].numpy()
-                narrow = samples.mean(axis=0, keepdims=True) + 1e-4 * generator.standard_normal(samples.shape)
-                arrays[name] = Array(np.float32(narrow))
+    def sharpened(reply: Message) -> Message:
+        arrays = reply.content["arrays"]
+        for name in [name for name in arrays if name.startswith("samples/")]:
+            samples = arrays[name].numpy()
+            narrow = samples.mean(axis=0, keepdims=True) + 1e-4 * generator.standard_normal(samples.shape)
+            arrays[name] = Array(np.float32(narrow))
         return reply
 
-    run.grid.change = sharpened
+    run.spoil(sharpened, sites=("west",), rounds=(1,))
     run.run()
     assert "round 1: west keeps its old factor: the planned steps are too long" in warnings_of(run)
-    participation = json.loads((run.folder / "summary.json").read_text())["participation"]
-    assert all(status == "OK" for row in participation for status in row["statuses"]), participation
+    assert run.statuses() == dict.fromkeys(("north", "south", "east", "west"), ["OK"] * 3)
 
 
-def test_site_that_goes_to_the_bound_of_cavities_does_not_end_the_round_of_the_others(federation, monkeypatch) -> None:
-    strategies = []
-
-    class Watched(PVIStrategy):
-        def __init__(self, *arguments) -> None:
-            super().__init__(*arguments)
-            strategies.append(self)
-
-    monkeypatch.setitem(STRATEGIES, "pvi", Watched)
-    run = federation("aggregation={rule='pvi', damping=0.25}", *FOUR, TRAINING)
-    run.run()
-    ran = strategies[0]
+def test_site_that_goes_to_the_bound_of_cavities_does_not_end_the_round_of_the_others(watched) -> None:
+    _, ran = watched
     restarted = PVIStrategy(ran.federation, ran.record)
     honest = restarted._samples("north", 1)
 

@@ -12,15 +12,12 @@ from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 # Every test here is a whole run or several.
@@ -29,32 +26,17 @@ pytestmark = pytest.mark.slow
 RECALIBRATED = ["recalibration={fraction=0.2, steps=12}"]
 
 
-def summary_of(federation) -> dict:
-    return json.loads((federation.folder / "summary.json").read_text())
+@pytest.fixture(scope="module")
+def recalibrated(federations):
+    run = federations(*RECALIBRATED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.federation.write_report", write_report)
+        run.run()
+    return run
 
 
-def ledger_of(federation, site: str) -> Ledger:
-    path = next(path for path in (federation.folder / "sites").glob("*.toml") if path.stem.endswith(f"-{site}"))
-    settings = read_site_file(path).ledger
-    return Ledger.open_existing(ledger_place(settings), settings.cohort)
-
-
-def requests_of(federation, kind: str) -> list:
-    return [message for message in federation.grid.requests if message.metadata.message_type == kind]
-
-
-def record_of(message) -> dict:
-    return json.loads(message.content["config"]["record"])
-
-
-@pytest.mark.slow
-def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(
-    federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.federation.write_report", write_report)
-    run = federation(*RECALIBRATED)
-    run.run()
-    summary = summary_of(run)
+def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_training(recalibrated) -> None:
+    run, summary = recalibrated, recalibrated.summary()
     assert not [text for text in summary["warnings"] if "recalibrate" in text]
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     places = {"pooled:train", "pooled:held_out", "pooled:shifted", *run.scenario.sites}
@@ -71,7 +53,7 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
         assert 0.999 * budget <= row["recalibration_epsilon"] <= budget
         assert 0.999 * budget <= row["epsilon"] <= budget
     for site in ("north", "south", "east", "west"):
-        with ledger_of(run, site) as ledger:
+        with run.ledger(site) as ledger:
             assert ledger.spent("recalibration").steps == 12
             assert ledger.verify() == []
     mapping = load_posterior(run.folder / "posterior.safetensors").metadata.recalibration
@@ -84,9 +66,8 @@ def test_recalibrated_predictions_are_measured_everywhere_and_paid_for_beside_tr
     assert "ε of recalibration" in page
 
 
-def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: pytest.CaptureFixture) -> None:
-    run = federation(*RECALIBRATED)
-    run.run()
+def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    run = recalibrated
     records = load_source(BuiltIn(kind="digits"), "train")
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features[:60], labels=records.labels[:60])
@@ -112,16 +93,15 @@ def test_predict_and_evaluate_use_the_stored_map(federation, tmp_path, capsys: p
     rows = costs[costs["purpose"] == "recalibration"]
     assert list(rows["site"]) == ["north", "south", "east", "west"]
     assert rows["round"].isna().all()
-    assert list(rows["epsilon"]) == [row["recalibration_epsilon"] for row in summary_of(run)["privacy"]]
+    assert list(rows["epsilon"]) == [row["recalibration_epsilon"] for row in run.summary()["privacy"]]
     assert set(costs["purpose"]) == {"training", "recalibration"}
 
 
 def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(federation) -> None:
     run = federation("recalibration={fraction=0.2, steps=12, rounds=3}")
     run.run()
-    requests = requests_of(run, "train.recalibrate")
-    assert {run.site_of(message) for message in requests} == {"north", "south", "east", "west"}
-    records = [record_of(message) for message in requests]
+    assert {run.site_of(message) for message in run.requests("train.recalibrate")} == {"north", "south", "east", "west"}
+    records = run.asked("train.recalibrate")
     assert [record["first_step"] for record in records] == [0] * 4 + [4] * 4 + [8] * 4
     starts = [record["start"] for record in records]
     assert starts[:4] == [[0.0]] * 4
@@ -132,28 +112,18 @@ def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(fe
 def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_average(federation) -> None:
     run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}")
     run.run()
-    maps = summary_of(run)["recalibration"]
-    used = {run.site_of(message): record_of(message)["recalibration"] for message in requests_of(run, "evaluate")}
+    maps = run.summary()["recalibration"]
+    used = {site: run.asked("evaluate", site)[0]["recalibration"] for site in run.scenario.sites}
     assert all(mapping["method"] == "vector" for mapping in used.values())
     for site, mapping in used.items():
         assert mapping["parameters"] == maps["sites"].get(site, maps["average"])
     assert len({tuple(mapping["parameters"]) for mapping in used.values()}) == 5
 
 
-def test_a_run_without_the_section_asks_for_none(federation) -> None:
-    run = federation()
-    run.run()
-    assert requests_of(run, "train.recalibrate") == []
-    assert all(record_of(message)["recalibration"] is None for message in requests_of(run, "evaluate"))
-    summary = summary_of(run)
-    assert summary["recalibration"] is None
-    assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
-
-
 def test_site_without_budget_for_it_runs_a_prefix_and_the_run_goes_on(federation) -> None:
     run = federation(*RECALIBRATED, "recalibration.epsilon=4.0", "sites.north.epsilon=2.0")
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     paid = {row["site"]: row["recalibration_epsilon"] for row in summary["privacy"]}
     assert 0 < paid["north"] <= 2.0 < paid["south"]
 
@@ -163,19 +133,18 @@ def test_refusing_site_is_left_out_of_the_average_with_a_warning(federation) -> 
     path = sorted((run.folder / "sites").glob("*.toml"))[0]
     path.write_text(path.read_text().replace("max_clip_norm = 1000000.0", "max_clip_norm = 5.0"))
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     assert any("north did not recalibrate: POLICY_DENIED plan.clip_norm" in text for text in summary["warnings"])
     assert set(summary["recalibration"]["sites"]) == {"south", "east", "west"}
 
 
-@pytest.mark.slow
 def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
     run = federation(*RECALIBRATED)
     run.grid.change = lambda request, reply: None if request.metadata.message_type == "train.recalibrate" else reply
     soon = run.scenario.resources.model_copy(update={"round_timeout": 2.0})
     run.scenario = run.scenario.model_copy(update={"resources": soon})
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     assert "north did not recalibrate: no reply in time (the same at south, east, west)." in summary["warnings"]
     assert summary["recalibration"] is None
     assert {row["predictor"] for row in summary["calibration"]} == {"last", "posterior"}
@@ -200,7 +169,7 @@ def test_map_that_is_mostly_noise_is_called_so_and_not_used(
 ) -> None:
     run = federation('recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy")
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     assert sum("recalibration is mostly noise" in text for text in summary["warnings"]) == 1
     assert "mostly noise" in summary["recalibration"]["noise"]
     records = load_source(BuiltIn(kind="digits"), "train")

@@ -1,24 +1,39 @@
 """A run that is cut off and taken up again ends as the unbroken one, and charges no site twice."""
 
-import csv
-import json
 import time
 from pathlib import Path
 
 import pytest
+from pandas import read_csv
+from pandas.testing import assert_frame_equal
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, read_journal
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from server.checkpoint import CHECKPOINT_FILE, read_checkpoint
+from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
+from server.run_record import RunRecord
+from server.strategies.strategy import PosteriorStrategy
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
 
+ROUNDS = 12
 TABLES = ("privacy.csv", "calibration.csv")
 NOISED = ["evaluation.release=noised", "evaluation.noise_multiplier=4.0"]
 RECALIBRATED = ["recalibration={epsilon=2.0, rounds=2, steps=4, fraction=0.2}"]
+
+
+# All four sites must answer, fewer nodes than there are suffice to start, and who is silent is not waited for.
+STRICT = ["resources.min_sites=4", "resources.start_nodes=5", "resources.round_timeout=0.2"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(federations):
+    run = federations(*STRICT, name="unbroken")
+    run.run()
+    return run
 
 
 class Cut(BaseException):
@@ -63,18 +78,15 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
     for name in ("posterior.safetensors", *TABLES):
         assert (folder / name).read_bytes() == (unbroken / name).read_bytes(), name
     assert spent(folder) == spent(unbroken)
-    with (folder / "rounds.csv").open(newline="") as file, (unbroken / "rounds.csv").open(newline="") as other:
-        rows, expected = list(csv.DictReader(file)), list(csv.DictReader(other))
-    for row in [*rows, *expected]:
-        del row["seconds"]
-    assert rows == expected
+    rows, expected = (read_csv(place / "rounds.csv").drop(columns="seconds") for place in (folder, unbroken))
+    assert_frame_equal(rows, expected)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         ["aggregation.rule=fald"],
-        pytest.param(["aggregation.rule=fedpa"], marks=pytest.mark.slow),
+        ["aggregation.rule=fedpa"],
         ["aggregation.rule=mixture", *NOISED, *RECALIBRATED],
     ],
     ids=["fald", "fedpa", "mixture, recalibrated, noised"],
@@ -91,12 +103,12 @@ def test_run_that_loses_replies_ends_as_the_unbroken_one(federation, overrides: 
     assert_same_run(run.folder, unbroken.folder)
 
 
-def test_work_cut_off_inside_a_site_is_done_again_at_no_cost(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_cut_off_inside_a_site_is_done_again_at_no_cost(
+    federation, unbroken, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from clients import train
 
-    unbroken = federation(name="unbroken")
-    unbroken.run()
-    run, run_chain, calls = federation(), train.run_chain, 0
+    run, run_chain, calls = federation(*STRICT), train.run_chain, 0
 
     def cut_every_third(*arguments, **settings):
         nonlocal calls
@@ -133,23 +145,17 @@ def test_times_add_up_and_the_run_keeps_its_name(federation) -> None:
     assert after.seconds["train"] > before.seconds["train"]
     assert (run.folder / "rounds.csv").read_text().splitlines()[:2] == rows
     run.run()
-    assert json.loads((run.folder / "summary.json").read_text())["resumed_after"] == [1, 2]
+    assert run.summary()["resumed_after"] == [1, 2]
 
 
-def test_stopped_run_goes_on_when_its_cause_is_gone(federation) -> None:
-    run = federation("resources.min_sites=4", "resources.round_timeout=0.2")
-    run.grid.change = lambda request, reply: None if run.site_of(request) == "west" and asked(request) else reply
+def test_stopped_run_goes_on_when_its_cause_is_gone(federation, unbroken) -> None:
+    run = federation(*STRICT)
+    run.silence("west")
     with pytest.raises(UserError, match="west: FAILED no reply in time"):
         run.run()
     run.grid.change = lambda request, reply: reply
     run.run()
-    unbroken = federation("resources.min_sites=4", "resources.round_timeout=0.2", name="unbroken")
-    unbroken.run()
     assert_same_run(run.folder, unbroken.folder)
-
-
-def asked(request) -> bool:
-    return request.metadata.message_type == "train"
 
 
 def test_site_that_is_another_is_named(federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +187,8 @@ def test_run_goes_on_without_a_site_that_is_gone(federation, monkeypatch: pytest
     connected(run, lambda: set(range(1, 8)) - {4, 5})
     run.run()
     assert not [m for m in run.grid.requests[before:] if m.metadata.dst_node_id in (4, 5)]
-    summary = json.loads((run.folder / "summary.json").read_text())
-    statuses = {row["site"]: row["statuses"] for row in summary["participation"]}
+    summary = run.summary()
+    statuses = run.statuses()
     assert statuses.pop("west") == ["OK", "NOT ASKED", "NOT ASKED"]
     assert statuses == dict.fromkeys(("north", "south", "east"), ["OK"] * 3)
     # What it released before counts.
@@ -205,19 +211,19 @@ def test_missing_site_comes_back_to_a_resumed_run(federation, monkeypatch: pytes
 
     connected(run, nodes)
     run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    statuses = {row["site"]: row["statuses"] for row in summary["participation"]}
+    summary = run.summary()
+    statuses = run.statuses()
     assert statuses["west"] == ["OK", "NOT ASKED", "OK", "OK"]
     assert "round 3: west came back" in summary["warnings"]
 
 
-def test_run_with_too_few_of_its_sites_is_not_resumed_and_loses_nothing(federation, monkeypatch) -> None:
+def test_run_with_too_few_of_its_sites_is_not_resumed_and_loses_nothing(federation, unbroken, monkeypatch) -> None:
     monkeypatch.setattr("server.roster.NODE_SECONDS", 0.1)
-    run = federation("resources.min_sites=3", "resources.start_nodes=5")
+    run = federation(*STRICT)
     cut_after(run, len(run.scenario.sites) + 5)
     kept = (run.folder / CHECKPOINT_FILE).read_bytes()
     connected(run, lambda: {1, 3, 5, 6, 7})
-    with pytest.raises(UserError, match=r"2 training sites of this run answer.*min_sites asks for 3.*south, west"):
+    with pytest.raises(UserError, match=r"2 training sites of this run answer.*min_sites asks for 4.*south, west"):
         run.run()
     connected(run, lambda: ())
     with pytest.raises(UserError, match="none of the run's 7 nodes is connected"):
@@ -225,20 +231,15 @@ def test_run_with_too_few_of_its_sites_is_not_resumed_and_loses_nothing(federati
     assert (run.folder / CHECKPOINT_FILE).read_bytes() == kept
     connected(run, lambda: range(1, 8))
     run.run()
-    unbroken = federation("resources.min_sites=3", "resources.start_nodes=5", name="unbroken")
-    unbroken.run()
     assert_same_run(run.folder, unbroken.folder)
 
 
-def test_resumed_run_waits_for_all_its_nodes_though_fewer_suffice_to_start(federation) -> None:
-    overrides = ["resources.start_nodes=5"]
-    run = federation(*overrides)
+def test_resumed_run_waits_for_all_its_nodes_though_fewer_suffice_to_start(federation, unbroken) -> None:
+    run = federation(*STRICT)
     cut_after(run, len(run.scenario.sites) + 5)
     began = time.monotonic()
     connected(run, lambda: range(1, 8) if time.monotonic() > began + 0.5 else range(1, 6))
     run.run()
-    unbroken = federation(*overrides, name="unbroken")
-    unbroken.run()
     assert_same_run(run.folder, unbroken.folder)
 
 
@@ -252,3 +253,62 @@ def test_checkpoint_of_another_scenario_or_a_damaged_one_is_refused(federation) 
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError, match=r"cannot be read.* spends privacy budget again.* bank/"):
         run.run()
+
+
+def written_bytes() -> int:
+    """Return how many bytes this process has handed to the system so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("wchar"))
+
+
+def counted(method, total: list[int]):
+    def count(*arguments, **settings):
+        before = written_bytes()
+        try:
+            return method(*arguments, **settings)
+        finally:
+            total[-1] += written_bytes() - before
+
+    return count
+
+
+def test_bytes_of_a_round_do_not_grow_with_the_rounds(federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [0]
+    save = counted(PosteriorStrategy.save, rounds)
+
+    def save_and_go_on(self, round_number, state) -> None:
+        save(self, round_number, state)
+        rounds.append(0)
+
+    monkeypatch.setattr(RunRecord, "add_round", counted(RunRecord.add_round, rounds))
+    monkeypatch.setattr(PosteriorStrategy, "save", save_and_go_on)
+    run = federation(f"training={{rounds={ROUNDS}, steps_per_round=1, burn_in=0, thinning=1}}")
+    run.run()
+    # Warnings come with the first round and the last.
+    per_round = rounds[2:ROUNDS]
+    # A number may have more digits than in an earlier round.
+    assert max(per_round) - min(per_round) < 0.05 * per_round[0], per_round
+
+
+def test_rows_of_a_round_without_a_checkpoint_are_dropped(federation, unbroken, monkeypatch) -> None:
+    run = federation(*STRICT)
+
+    def die(folder, checkpoint, state) -> None:
+        if checkpoint.round == 1:
+            raise Cut
+        write_checkpoint(folder, checkpoint, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server.strategies.intake.write_checkpoint", die)
+        patch.setattr("server.federation._write", lambda *_, **__: None)
+        with pytest.raises(Cut):
+            run.run()
+    before = [entry["round"]["round"] for entry in read_journal(run.folder / JOURNAL_FILE)[0] if "round" in entry]
+    assert before == [1]
+    assert len((run.folder / "rounds.csv").read_text().splitlines()) == 2
+    run.run()
+    after = [entry["round"]["round"] for entry in read_journal(run.folder / JOURNAL_FILE)[0] if "round" in entry]
+    assert after == [1, 2]
+    assert_same_run(run.folder, unbroken.folder)
+    summary = run.summary()
+    assert [len(row["statuses"]) for row in summary["participation"]] == [2] * len(summary["participation"])

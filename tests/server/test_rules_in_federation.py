@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Message
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
@@ -16,7 +16,6 @@ from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.planned_stretch import planned_stretch
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
@@ -38,25 +37,9 @@ PVI_KEPT = [*FOUR, "training={rounds=3, steps_per_round=20, burn_in=4, thinning=
 FEDPA_KEPT = [*FOUR, "training={rounds=6, steps_per_round=6, burn_in=2, thinning=1}"]
 
 
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
-
-
-def posterior_of(run):
-    return load_posterior(run.folder / "posterior.safetensors").samples
-
-
 def accuracy_of(run) -> float:
-    rows = summary_of(run)["calibration"]
+    rows = run.summary()["calibration"]
     return next(r["accuracy"] for r in rows if (r["site"], r["predictor"]) == ("pooled:train", "posterior"))
-
-
-def silence(run, site: str) -> None:
-    run.grid.change = lambda request, reply: (
-        Message(Error(5, ""), reply_to=request)
-        if request.metadata.message_type == "train" and run.site_of(request) == site
-        else reply
-    )
 
 
 @pytest.mark.slow
@@ -65,9 +48,9 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
     kept = {"pvi": PVI_KEPT, "fedpa": FEDPA_KEPT}.get(rule, KEPT)
     run = federation(f"aggregation.rule={rule}", *kept)
     run.run()
-    summary = summary_of(run)
+    summary = run.summary()
     assert summary["aggregation"] == rule
-    assert len(posterior_of(run)) == RULES[rule]
+    assert len(run.posterior()) == RULES[rule]
     records = load_source(BuiltIn(kind="digits"), "train")
     archive, table = tmp_path / "digits.npz", tmp_path / "predictions.csv"
     np.savez(archive, features=records.features)
@@ -75,9 +58,7 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
     assert (pandas.read_csv(table)["predicted"] == records.labels).mean() > 0.6
     assert accuracy_of(run) > 0.6
     share = {
-        json.loads(str(message.content["config"]["record"]))["plan"]["prior_share"]
-        for message in run.grid.requests
-        if message.metadata.message_type == "train"
+        json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
     }
     assert share == {1.0 if rule in WHOLE_PRIOR else 0.25}
 
@@ -102,7 +83,7 @@ def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: 
         "privacy.epsilon=20",
     )
     run.run()
-    assert len(posterior_of(run)) == 100
+    assert len(run.posterior()) == 100
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
 
@@ -132,7 +113,7 @@ def test_order_of_replies_does_not_matter(federation, rule: str) -> None:
         if name == "backward":
             _answer_backwards(run.grid)
         run.run()
-        runs.append(posterior_of(run))
+        runs.append(run.posterior())
     for first, second in zip(runs[0].arrays.values(), runs[1].arrays.values(), strict=True):
         np.testing.assert_array_equal(first, second)
 
@@ -153,20 +134,20 @@ def test_missing_site_changes_only_what_it_would_have_sent(federation) -> None:
     product = federation("aggregation.rule=product-diagonal", *KEPT, name="product")
     consensus = federation("aggregation.rule=consensus-diagonal", *KEPT, name="consensus")
     for run in (product, consensus):
-        silence(run, "south")
+        run.silence("south", error=5)
         run.run()
-        assert len(posterior_of(run)) == 100
+        assert len(run.posterior()) == 100
     counted = "3 sites with a prior share of 0.25 count the prior 0.75 times"
-    assert any(counted in warning for warning in summary_of(consensus)["warnings"])
-    assert not any("count the prior" in warning for warning in summary_of(product)["warnings"])
+    assert any(counted in warning for warning in consensus.warnings())
+    assert not any("count the prior" in warning for warning in product.warnings())
 
 
 @pytest.mark.slow
 def test_site_with_too_few_samples_is_left_out_and_named(federation) -> None:
     run = federation("aggregation.rule=product-diagonal", *KEPT, "sites.north.epsilon=2.0")
     run.run()
-    assert len(posterior_of(run)) == 100
-    said = [warning for warning in summary_of(run)["warnings"] if "left out of the posterior" in warning]
+    assert len(run.posterior()) == 100
+    said = [warning for warning in run.warnings() if "left out of the posterior" in warning]
     assert len(said) == 1
     assert "north is left out of the posterior: it released" in said[0]
 
@@ -177,7 +158,7 @@ def test_rule_without_a_usable_site_stops_the_run_and_keeps_its_records(federati
     with pytest.raises(UserError, match="needs 5"):
         run.run()
     assert not (run.folder / "posterior.safetensors").exists()
-    assert summary_of(run)["privacy"]
+    assert run.summary()["privacy"]
 
 
 def parameters_of(content, prefix: str) -> dict[str, np.ndarray]:
@@ -210,13 +191,13 @@ def test_fedpa_averages_before_burn_in_and_then_moves_along_the_deltas(federatio
         np.testing.assert_allclose(array, np.mean([last[name] for last in lasts["1"]], axis=0), atol=1e-6)
     for start, samples, end in (
         (starts["2"], replies["2"], starts["3"]),
-        (starts["3"], replies["3"], {name: array[0] for name, array in posterior_of(run).arrays.items()}),
+        (starts["3"], replies["3"], {name: array[0] for name, array in run.posterior().arrays.items()}),
     ):
-        expected = fedpa.combine(
+        expected, _ = fedpa.server_step(
             start, samples, dict.fromkeys(samples, 0.25), shrinkage=3.0, prior_scale=1.0, learning_rate=0.15
-        ).samples.arrays
+        )
         for name, array in end.items():
-            np.testing.assert_array_equal(array, expected[name][0])
+            np.testing.assert_array_equal(array, expected[name])
 
 
 def _samples_of(asked: Message, answer: Message) -> PosteriorSamples:
@@ -254,5 +235,5 @@ def test_weights_of_chains_with_different_starts_are_warned_about(federation) ->
     for run in (averaged, ensemble):
         run.run()
     said = "averages weights over 2 chains that start from different weights"
-    assert any(said in warning for warning in summary_of(averaged)["warnings"])
-    assert not any(said in warning for warning in summary_of(ensemble)["warnings"])
+    assert any(said in warning for warning in averaged.warnings())
+    assert not any(said in warning for warning in ensemble.warnings())

@@ -1,6 +1,5 @@
 """Every sampler runs at the sites of a federation, private and not, and its samples are ordinary parameter vectors."""
 
-import json
 import math
 
 import numpy as np
@@ -8,29 +7,24 @@ import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.posterior.store import load_posterior
 
 KINDS = ("sgld", "sgd", "adam", "sghmc", "bbp", "mc-dropout")
-MODEL = 'model={ kind = "mlp", hidden = [8] }'
+MODEL = ['model={ kind = "mlp", hidden = [8] }', "sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MIXTURE = "aggregation.rule=mixture"
 OPEN = 'privacy={ kind = "none", sampling_rate = 0.5 }'
 
 
-def summary_of(run) -> dict:
-    return json.loads((run.folder / "summary.json").read_text())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federation, kind: str) -> None:
-    run = federation(MODEL, MIXTURE, f"sampler.kind=dp-{kind}")
+    run = federation(*MODEL, MIXTURE, f"sampler.kind=dp-{kind}")
     run.run()
-    samples = load_posterior(run.folder / "posterior.safetensors").samples
+    samples = run.posterior()
     assert {name: array.shape[1:] for name, array in samples.arrays.items()} == {
         "1.weight": (8, 64), "1.bias": (8,), "3.weight": (10, 8), "3.bias": (10,)
     }  # fmt: skip
     # Three samples from each of four sites, all different.
     assert len({array.tobytes() for array in samples.arrays["1.weight"]}) == 12
-    rows = summary_of(run)["privacy"]
+    rows = run.summary()["privacy"]
     assert all(0 < row["epsilon"] <= 4.0 for row in rows)
     tempered = kind in ("sgld", "sgd", "sghmc")
     assert all((row["temperature"] is not None) == tempered for row in rows)
@@ -38,14 +32,14 @@ def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federatio
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampler_without_privacy_costs_infinity_and_says_so(federation, kind: str) -> None:
-    run = federation(MODEL, MIXTURE, OPEN, f"sampler.kind={kind}")
+    run = federation(*MODEL, MIXTURE, OPEN, f"sampler.kind={kind}", "training.rounds=1")
     run.run()
-    for row in summary_of(run)["privacy"]:
+    for row in run.summary()["privacy"]:
         assert (row["epsilon"], row["budget"]) == ("inf", "inf")
 
 
 def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
-    run = federation(MODEL, MIXTURE, "sampler.kind=dp-adam")
+    run = federation(*MODEL, MIXTURE, "sampler.kind=dp-adam")
     states = {}
 
     def keep(request, reply):
@@ -67,10 +61,9 @@ def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
 
 
 def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
-    one, two = federation(MIXTURE, name="one"), federation(MIXTURE, "training.chains=2", name="two")
     sigma = "privacy.noise_multiplier=20.0"
-    one = federation(MODEL, MIXTURE, sigma, name="one-chain")
-    two = federation(MODEL, MIXTURE, sigma, "training.chains=2", name="two-chains")
+    one = federation(*MODEL, MIXTURE, sigma, name="one-chain")
+    two = federation(*MODEL, MIXTURE, sigma, "training.chains=2", name="two-chains")
     starts = {}
 
     def keep(request, reply):
@@ -86,9 +79,9 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
     assert all(np.array_equal(start, starts[1][0]) for start in starts[1])
     assert all(np.array_equal(start, starts[3][0]) for start in starts[3])
     assert not np.array_equal(starts[1][0], starts[3][0])
-    samples = [load_posterior(run.folder / "posterior.safetensors").samples for run in (one, two)]
+    samples = [run.posterior() for run in (one, two)]
     assert len(samples[1].weights) == 2 * len(samples[0].weights)
-    for alone, both in zip(summary_of(one)["privacy"], summary_of(two)["privacy"], strict=True):
+    for alone, both in zip(one.summary()["privacy"], two.summary()["privacy"], strict=True):
         assert both["steps"] == 2 * alone["steps"]
         # Full batches: mu of Gaussian steps adds up in squares, exactly.
         assert both["mu"] == pytest.approx(math.sqrt(2) * alone["mu"])
@@ -96,11 +89,9 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
 
 
 def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation) -> None:
-    run = federation(MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5")
+    run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5")
     run.run()
-    assert set(load_posterior(run.folder / "posterior.safetensors").samples.arrays) == {
-        "1.weight", "1.bias", "3.weight", "3.bias"
-    }  # fmt: skip
+    assert set(run.posterior().arrays) == {"1.weight", "1.bias", "3.weight", "3.bias"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,298 @@
+"""Who takes part: cards that do not fit, and sites that come late, miss rounds, fall silent or come back."""
+
+import json
+import time
+
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.data.simulation import plan_sites
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.protocol.card import MAX_UNITS
+from fl_dpbayes.protocol.wire import arrays_digest
+
+# Every test here is a whole run or several.
+pytestmark = pytest.mark.slow
+
+STEPS = 4
+FOUR_ROUNDS = f"training={{rounds=4, steps_per_round={STEPS}, burn_in=0, thinning=2}}"
+
+
+def train_requests(run, site: str) -> dict[int, dict]:
+    return {record["round"]: record for record in run.asked("train", site)}
+
+
+def connect(run, nodes_before_round) -> None:
+    """Let the grid show the nodes that `nodes_before_round(r)` names before round r."""
+    every = list(run.grid.get_node_ids())
+
+    def node_ids():
+        rounds = [int(message.metadata.group_id) for message in run.requests("train")]
+        return [node for node in every if node in nodes_before_round(max(rounds, default=0) + 1)]
+
+    run.grid.get_node_ids = node_ids
+
+
+def with_second_south(run) -> None:
+    """Add node 8, which shows the card of node 2."""
+    run.grid._contexts[8] = Context(
+        run_id=1, node_id=8, node_config=dict(run.grid._contexts[2].node_config), state=RecordDict(), run_config={}
+    )
+    run.site_of = lambda message: list(run.scenario.sites)[
+        1 if message.metadata.dst_node_id == 8 else message.metadata.dst_node_id - 1
+    ]
+
+
+def south_nodes(run) -> dict[int, int]:
+    return {int(message.metadata.group_id): message.metadata.dst_node_id for message in run.requests("train", "south")}
+
+
+WITHOUT_WEST = {1, 2, 3, 5, 6, 7}
+EVERY = {1, 2, 3, 4, 5, 6, 7}
+
+
+def test_site_that_joins_late_runs_the_schedule_from_its_beginning(federation) -> None:
+    run = federation(
+        "training={rounds=3, chains=2, steps_per_round=4, burn_in=4, thinning=2}",
+        "aggregation.rule=mixture",
+        "resources.start_nodes=6",
+    )
+    connect(run, lambda number: EVERY if number >= 2 else WITHOUT_WEST)
+    run.run()
+    # Two of three rounds of the first chain, from its first step on, then all of the second.
+    asked = train_requests(run, "west")
+    assert {number: request["first_step"] for number, request in asked.items()} == {2: 0, 3: 4, 4: 12, 5: 16, 6: 20}
+    assert asked[2]["start"] == train_requests(run, "north")[1]["start"]
+    assert run.statuses()["west"] == ["NOT ASKED", *["OK"] * 5]
+    assert run.statuses()["north"] == ["OK"] * 6
+    summary = run.summary()
+    assert "round 2: west joined the training" in summary["warnings"]
+    assert not any("prior" in text for text in summary["warnings"])
+    row = next(row for row in summary["privacy"] if row["site"] == "west")
+    assert row["steps"] == 20
+    assert row["epsilon"] < run.scenario.privacy.epsilon
+    # Samples after burn-in: 2 of the first chain and 4 of the second; the others have 4 of each.
+    assert PosteriorBank(run.folder / "bank").sample_chains("west").tolist() == [0, 0, 1, 1, 1, 1]
+    assert "west" in {row["site"] for row in summary["calibration"]}
+    units = {site.name: site.train_units for site in plan_sites(run.scenario, None).sites if site.spec.role == "train"}
+    weights = run.posterior().weights
+    assert weights[-6:].sum() == pytest.approx(units["west"] / sum(units.values()))
+
+
+def test_site_that_joins_an_averaged_chain_goes_on_from_its_state_and_the_prior_is_said_to_be_off(federation) -> None:
+    run = federation(FOUR_ROUNDS, "aggregation.rule=fald", "resources.start_nodes=6")
+    connect(run, lambda number: EVERY if number >= 3 else WITHOUT_WEST)
+    run.run()
+    asked, north = train_requests(run, "west"), train_requests(run, "north")
+    assert {number: request["first_step"] for number, request in asked.items()} == {3: 8, 4: 12}
+    assert {number: request["start"] for number, request in asked.items()} == {n: north[n]["start"] for n in (3, 4)}
+    assert asked[3]["plan"]["prior_share"] == pytest.approx(1 / 3)
+    assert run.statuses()["west"] == ["NOT ASKED", "NOT ASKED", "OK", "OK"]
+    assert any("the posterior counts it 1.33 times" in text for text in run.warnings())
+
+
+def test_late_nodes_that_do_not_fit_are_named_and_asked_once(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.start_nodes=6", "resources.round_timeout=2")
+    connect(run, lambda number: EVERY if number >= 2 else WITHOUT_WEST)
+    run.spoil_record(lambda card: card.update(name="north"), ("query",), ("west",))
+    run.run()
+    assert len(run.requests("query", "west")) == 1
+    assert any("the name 'north' is taken by another node" in text for text in run.warnings())
+    assert {row["name"] for row in run.summary()["sites"]} == set(run.scenario.sites) - {"west"}
+
+
+def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s_step(federation) -> None:
+    run = federation(FOUR_ROUNDS, "aggregation.rule=mixture", "resources.round_timeout=0.2")
+    last = {}
+
+    def change(request: Message, reply: Message) -> Message | None:
+        if request.metadata.message_type == "train" and run.site_of(request) == "south":
+            arrays = {
+                name.removeprefix("last/"): array.numpy()
+                for name, array in reply.content["arrays"].items()
+                if name.startswith("last/")
+            }
+            last[int(request.metadata.group_id)] = arrays_digest(arrays)
+            return None if request.metadata.group_id == "2" else reply
+        return reply
+
+    run.grid.change = change
+    run.run()
+    asked = train_requests(run, "south")
+    # The site did run round 2, and has paid for it: its steps are not asked for again, its state never came.
+    assert [asked[number]["first_step"] for number in (1, 2, 3, 4)] == [0, STEPS, 2 * STEPS, 3 * STEPS]
+    assert asked[2]["start"] == asked[3]["start"] == last[1]
+    assert asked[4]["start"] == last[3]
+    assert run.statuses()["south"] == ["OK", "FAILED", "OK", "OK"]
+    assert "round 2: south: FAILED no reply in time" in run.warnings()
+    row = next(row for row in run.summary()["privacy"] if row["site"] == "south")
+    assert (row["steps"], row["rounds"]) == (4 * STEPS, 3)
+
+
+@pytest.mark.parametrize("error", [None, ErrorCode.MESSAGE_UNAVAILABLE])
+def test_silent_site_is_asked_no_more_after_some_rounds(federation, error) -> None:
+    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.2", "resources.silent_rounds=2")
+    run.silence("south", range(2, 5), error)
+    run.run()
+    assert set(train_requests(run, "south")) == {1, 2, 3}
+    assert run.statuses()["south"] == ["OK", "FAILED", "FAILED", "NOT ASKED"]
+    assert run.statuses()["north"] == ["OK"] * 4
+    assert any("south gave no reply in 2 rounds in a row" in text for text in run.warnings())
+    # It may have fallen silent in training only.
+    assert "south" in {row["site"] for row in run.summary()["calibration"]}
+
+
+def test_rounds_that_are_silent_now_and_then_do_not_add_up(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.2", "resources.silent_rounds=2")
+    run.silence("south", (1, 3))
+    run.run()
+    assert run.statuses()["south"] == ["FAILED", "OK", "FAILED", "OK"]
+
+
+def test_run_stops_when_no_site_is_left_to_ask(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.silent_rounds=1", "resources.round_timeout=0.1")
+    run.spoil(lambda reply: None, sites=run.scenario.sites, rounds=range(2, 5))
+    with pytest.raises(UserError, match="round 2: 0 training sites gave a usable reply"):
+        run.run()
+    assert (run.folder / "posterior.safetensors").is_file()
+
+
+def test_site_comes_back_on_another_node_only_with_the_same_card(federation) -> None:
+    run = federation(
+        FOUR_ROUNDS,
+        "resources.start_nodes=7",
+        "resources.silent_rounds=1",
+        "resources.round_timeout=2",
+        "resources.nodes_may_change=true",
+    )
+    with_second_south(run)
+    connect(run, lambda number: EVERY if number <= 2 else EVERY - {2} | {8})
+    run.silence("south", (2,), ErrorCode.MESSAGE_UNAVAILABLE)
+    run.run()
+    assert run.statuses()["south"] == ["OK", "FAILED", "OK", "OK"]
+    nodes = [m.metadata.dst_node_id for m in run.grid.requests if run.site_of(m) == "south"]
+    assert nodes == [2, 2, 2, 8, 8, 8, 8]
+    assert "round 3: south came back on another node" in run.warnings()
+    (row,) = [row for row in run.summary()["sites"] if row["name"] == "south"]
+    assert row["role"] == "train"
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["back", "gone for good"])
+def test_node_that_shows_a_gone_site_s_card_does_not_take_its_place(federation, back: bool) -> None:
+    run = federation(FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2")
+    with_second_south(run)
+    connect(run, {1: EVERY, 2: EVERY - {2} | {8}, 3: EVERY | {8} if back else EVERY - {2} | {8}, 4: EVERY | {8}}.get)
+    run.run()
+    assert south_nodes(run) == {1: 2, 2: 2, 3: 2, 4: 2}
+    assert run.statuses()["south"] == ["OK"] * 4
+    assert [m.metadata.message_type for m in run.grid.requests if m.metadata.dst_node_id == 8] == ["query"]
+    assert any("set resources.nodes_may_change" in text for text in run.warnings())
+
+
+def test_site_that_was_given_up_comes_back_on_its_own_node(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.silent_rounds=1", "resources.round_timeout=2")
+    connect(run, lambda number: EVERY - {2} if number == 3 else EVERY)
+    run.silence("south", (2,), ErrorCode.MESSAGE_UNAVAILABLE)
+    run.run()
+    assert run.statuses()["south"] == ["OK", "FAILED", "NOT ASKED", "OK"]
+    assert "round 4: south came back" in run.warnings()
+
+
+def test_first_node_has_its_name_again_when_it_is_back(federation) -> None:
+    run = federation(
+        FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2", "resources.nodes_may_change=true"
+    )
+    with_second_south(run)
+    connect(run, {1: EVERY, 2: EVERY - {2}, 3: EVERY - {2} | {8}, 4: EVERY | {8}}.get)
+    run.run()
+    assert south_nodes(run) == {1: 2, 2: 2, 3: 8, 4: 2}
+
+
+@pytest.mark.parametrize("error", [None, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
+def test_late_card_is_asked_for_again(federation, error) -> None:
+    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.3", "aggregation.rule=mixture")
+
+    def change(request: Message, reply: Message) -> Message | None:
+        late = request.metadata.message_type == "query" and run.site_of(request) == "west"
+        if late and len(run.requests("query", "west")) == 1:
+            return None if error is None else Message(Error(error, ""), reply_to=request)
+        return reply
+
+    run.grid.change = change
+    run.run()
+    assert len(run.requests("query", "west")) == 2
+    assert run.statuses()["west"] == ["NOT ASKED", "OK", "OK", "OK"]
+
+
+def test_node_that_never_says_who_it_is_is_asked_no_more(federation) -> None:
+    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.3", "resources.silent_rounds=2")
+    run.spoil(lambda reply: None, ("query",), ("west",))
+    run.run()
+    assert len(run.requests("query", "west")) == 2
+
+
+def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_more_than_that(federation) -> None:
+    run = federation("resources.round_timeout=1.5", "recalibration={fraction=0.2, steps=2}", "training.rounds=2")
+    run.silence("north", (2,))
+    pulled = {}
+    pull = run.grid.pull_messages
+
+    def timed(message_ids):
+        message_ids = list(message_ids)
+        for message_id in message_ids:
+            pulled.setdefault(message_id, []).append(time.monotonic())
+        return pull(message_ids)
+
+    run.grid.pull_messages = timed
+    run.run()
+    assert {message.metadata.message_type for message in run.grid.requests} == {
+        "query", "train", "train.recalibrate", "evaluate",
+    }  # fmt: skip
+    assert {message.metadata.ttl for message in run.grid.requests} == {1.5}
+    waits = [times[-1] - times[0] for times in pulled.values()]
+    assert 1.0 < max(waits) < 2.5
+    assert sorted(waits)[-2] == 0
+
+
+def names_of(run) -> set[str]:
+    return {row["name"] for row in run.summary()["sites"]}
+
+
+def test_site_that_declares_an_impossible_size_does_not_join(federation) -> None:
+    sizes = {"south": -5, "east": 0, "rotated": MAX_UNITS + 1}
+    run = federation()
+    run.spoil_record(lambda card: card.update(units=sizes[card["name"]]), ("query",), sizes)
+    run.run()
+    assert names_of(run) == set(run.scenario.sites) - set(sizes)
+    texts = [text for text in run.warnings() if text.startswith("a node did not join: ") and "units" in text]
+    assert len(texts) == len(sizes)
+
+
+def test_site_too_small_for_a_batch_of_one_does_not_join(federation) -> None:
+    sizes = {"south": 4, "east": 5, "rotated": 1}
+    run = federation("privacy.sampling_rate=0.2")
+    run.spoil_record(lambda card: card.update(units=sizes[card["name"]]), ("query",), sizes)
+    run.run()
+    assert names_of(run) == set(run.scenario.sites) - {"south"}
+    said = "south declares 4 units, and at the plan's sampling rate a site that trains needs 5"
+    assert any(said in text for text in run.warnings())
+
+
+def test_card_under_another_node_s_id_and_one_of_other_records_are_left_out_alone(federation) -> None:
+    run = federation()
+
+    def change(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == "query" and run.site_of(request) == "south":
+            reply.metadata.__dict__["_src_node_id"] = 99
+        if request.metadata.message_type == "query" and run.site_of(request) == "north":
+            card = json.loads(reply.content["config"]["record"]) | {"task": {"input_shape": [7], "classes": 1000}}
+            reply.content["config"]["record"] = json.dumps(card)
+        return reply
+
+    run.grid.change = change
+    run.run()
+    assert names_of(run) == set(run.scenario.sites) - {"south", "north"}
+    assert any("did not join: it comes from another node" in text for text in run.warnings())
+    assert any("north did not join: its records or classes differ" in text for text in run.warnings())
