@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
-from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn

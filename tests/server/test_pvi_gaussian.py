@@ -6,7 +6,7 @@ N(m, T / P), P = F (1 - a F / (2 n)), F = L + J_k, m = (h + X' y) / F: at temper
 posterior but for the step.
 """
 
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,7 +80,10 @@ def refined(federation, monkeypatch: pytest.MonkeyPatch, settings: str, rounds: 
 
     monkeypatch.setitem(STRATEGIES, "pvi", Watched)
     monkeypatch.setattr("clients.train.model_inputs", part_of)
-    monkeypatch.setattr("clients.train.run_chain", partial(run_chain, loss=squared_error))
+    monkeypatch.setattr(
+        "clients.train.run_chain",
+        lambda module, records, **rest: run_chain(module, replace(records, loss=squared_error), **rest),
+    )
     run = federation(
         f"aggregation={{rule='pvi', {settings}}}",
         *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")),
