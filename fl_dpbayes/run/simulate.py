@@ -124,13 +124,12 @@ def show_run(run_folder: Path, console: Console) -> None:
         each = ", ".join(f"{site} {100 * share:.0f} %" for site, share in shares.items())
         text = "clipped gradients, from the simulated sites' own traces, which no reply carries: "
         console.print(text + each, markup=False, highlight=False)
-    if summary["calibration"]:
+    if summary.calibration:
         console.print()
         console.print(calibration_table(summary, console.width))
-    warnings = summary.get("warnings", [])
-    if warnings:
+    if summary.warnings:
         console.print()
-    for warning in warnings:
+    for warning in summary.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
 
