@@ -71,11 +71,7 @@ def check_declaration(declared: int, actual: int, unit: str) -> None:
 
 
 def check_most_units(site_file: SiteFile, part: Part, actual: int) -> None:
-    """Check that a part holds no more units than `most_units` lets expect.
-
-    Raises:
-        UserError: if it does.
-    """
+    """Check that a part holds no more units than `most_units` lets expect, or raise UserError."""
     most = most_units(site_file, part)
     if actual > most * (1 + 1e-9):
         raise UserError(

@@ -28,15 +28,12 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
     if not folder.samples:
         raise UserError(f"image folder {source.path} has no images")
+    size = {"height": source.height, "width": source.width, "channels": source.channels}
+    paths = [Path(path) for path, _ in folder.samples]
     return Records(
-        features=np.stack(
-            [
-                image_pixels(Path(path), height=source.height, width=source.width, channels=source.channels)
-                for path, _ in folder.samples
-            ]
-        ),
+        features=np.stack([image_pixels(path, **size) for path in paths]),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
-        units=np.array([_unit(source, Path(path).relative_to(source.path)) for path, _ in folder.samples]),
+        units=np.array([_unit(source, path.relative_to(source.path)) for path in paths]),
         natural_site=None,
         task=task,
         unit=source.unit,
