@@ -43,8 +43,8 @@ class Acquisition:
 class Patients:
     """What is drawn for each patient, all (N,): anatomy in standard normal values, and the opacity.
 
-    Contrast, angle (in turns), distance from the lung's centre and radius are the opacity's, in [0, 1]; at distance 1 it
-    is at six tenths of the lung. `lung` is 1 on the right-hand side of the picture and -1 on the left.
+    Contrast, angle (in turns), distance from the lung's centre and radius are the opacity's, in [0, 1]; at distance 1
+    it is at six tenths of the lung. `lung` is 1 on the right-hand side of the picture and -1 on the left.
     """
 
     size: Pixels
