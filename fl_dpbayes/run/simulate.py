@@ -1,5 +1,6 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
+import csv
 import shlex
 import shutil
 import threading
@@ -14,10 +15,9 @@ from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
-from fl_dpbayes.run.audit.clipped_shares import clipped_sentence, clipped_shares
 from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
@@ -55,18 +55,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
 
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
-    """Run the scenario of a run directory, from its checkpoint where it has one.
-
-    Args:
-        scenario: the scenario that lies in the folder.
-        engine: `flower` or `inline`.
-        folder: the run directory, locked, with scenario and site files.
-        console: where progress goes.
-
-    Raises:
-        UserError: if the run failed.
-        Stopped: if an interrupt ended it.
-    """
+    """Run the scenario of a run directory, from its checkpoint where it has one."""
     console.print(f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
                   f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}")  # fmt: skip
     if scenario.privacy.kind == "none":
@@ -94,11 +83,7 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
 
 
 def check_machine(resources: Resources) -> None:
-    """Check that the apps are ours and that the device is here.
-
-    Raises:
-        UserError: naming a collision, or the device.
-    """
+    """Check that the apps are ours and that the device is here."""
     import clients
     import server
 
@@ -120,17 +105,34 @@ def show_run(run_folder: Path, console: Console) -> None:
     """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
     summary = read_summary(run_folder)
     console.print(privacy_table(summary, console.width))
-    if clipped := clipped_sentence(clipped_shares(run_folder)):
-        console.print(clipped, markup=False, highlight=False)
-    if summary["calibration"]:
+    if shares := _clipped_shares(run_folder):
+        each = ", ".join(f"{site} {100 * share:.0f} %" for site, share in shares.items())
+        text = "clipped gradients, from the simulated sites' own traces, which no reply carries: "
+        console.print(text + each, markup=False, highlight=False)
+    if summary.calibration:
         console.print()
         console.print(calibration_table(summary, console.width))
-    warnings = summary.get("warnings", [])
-    if warnings:
+    if summary.warnings:
         console.print()
-    for warning in warnings:
+    for warning in summary.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def _clipped_shares(run_folder: Path) -> dict[str, float]:
+    """Return site -> share of unit gradients that the clip reduced, over the traced steps of each simulated site."""
+    shares = {}
+    for folder in sorted((run_folder / TRACES_FOLDER).glob("*/")):
+        clipped, units = 0.0, 0
+        for path in sorted(folder.glob("*.csv")):
+            with path.open(newline="", encoding="utf-8") as file:
+                # An empty batch has no share.
+                for row in (row for row in csv.DictReader(file) if int(row["units"])):
+                    clipped += float(row["clipped_fraction"]) * int(row["units"])
+                    units += int(row["units"])
+        if units:
+            shares[folder.name] = clipped / units
+    return shares
 
 
 def _run_and_follow(

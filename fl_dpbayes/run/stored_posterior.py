@@ -15,7 +15,6 @@ from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
-from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
@@ -24,7 +23,6 @@ from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
@@ -100,18 +98,7 @@ def predict_records(
 def evaluate_records(
     run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, *, as_json: bool
 ) -> None:
-    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
-
-    Args:
-        run_dir: a run directory.
-        data: the records with labels, see `read_new_records`.
-        console: where the table goes.
-        data_dir: as for `predict_records`.
-        as_json: print JSON instead of a table.
-
-    Raises:
-        UserError: if the run or the data cannot be read, do not fit, or labels are missing.
-    """
+    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so."""
     found = _predict(run_dir, data, data_dir, labelled=True)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:
@@ -185,8 +172,8 @@ def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
     point = ""
-    if found := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
-        point = f"point estimate ({point_rule(scenario.aggregation) or 'one sample'})"
+    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
+        point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
         _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
     return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)
@@ -208,7 +195,7 @@ def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> Recalibratio
         return None
     # A posterior may be used without the records of its run.
     known = (run_dir / SUMMARY_FILE).is_file()
-    noise = parse_summary(read_summary(run_dir)).recalibration_noise if known else ""
+    noise = read_summary(run_dir).recalibration_noise if known else ""
     if noise:
         _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")
         return None

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.strategies.strategy import PosteriorStrategy
@@ -177,7 +177,7 @@ def test_replies_are_folded_in_the_order_of_requests(federation) -> None:
 
 def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     from clients.app import app
-    from fl_dpbayes.run.inline_grid import InlineGrid
+    from fl_dpbayes.run.inline_engine import InlineGrid
 
     monkeypatch.setattr("server.federation.SETTLED_SECONDS", 0.1)
     with pytest.raises(UserError, match='--federation-config "num-supernodes=7"'):

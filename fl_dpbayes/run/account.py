@@ -1,0 +1,234 @@
+"""The work behind `account` and `solve`: options checked, and accounts and solved noise as tables and as JSON."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from rich.table import Table
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
+from fl_dpbayes.config.sampler import StepSizeSchedule
+from fl_dpbayes.privacy.account import SMALL_DELTA, Account, account
+from fl_dpbayes.privacy.events import GaussianEvent, History, read_history, write_history
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
+from fl_dpbayes.report.terminal_table import terminal_table
+from fl_dpbayes.samplers.planned import step_sizes
+
+# Beyond it the arithmetic has no digits left to count steps with.
+MAX_ACCOUNTED_STEPS = 10**12
+OPTIONS = {"epsilon": "--epsilon", "delta": "--delta", "sampling_rate": "--q", "clip_norm": "--clip-norm",
+           "temperature": "--temperature"}  # fmt: skip
+NEIGHBOURS = {
+    "add_or_remove_one": "neighbours differ by adding or removing one unit",
+    "replace_one": "neighbours differ by replacing one unit",
+}
+
+
+def account_of(
+    sigma: float | None, q: float | None, steps: int | None, history: Path | None, delta: float, adjacency: Adjacency
+) -> Account:
+    """Account for `steps` steps of noise multiplier `sigma` at sampling rate `q`, or for the JSON list of `history`.
+
+    Raises:
+        UserError: if neither or both forms are given, or a value is out of range.
+    """
+    given = [value is not None for value in (sigma, q, steps)]
+    if (history is not None) == any(given) or (any(given) and not all(given)):
+        raise UserError("give either --sigma, --q and --steps together, or --history FILE")
+    if not 0 < delta < 1:
+        raise UserError(f"--delta is {delta}: it must lie between 0 and 1")
+    if history is not None:
+        return account(_history_in(history), delta, adjacency)
+    assert sigma is not None
+    assert q is not None
+    assert steps is not None
+    for name, value, allowed, wanted in (
+        ("--sigma", sigma, sigma >= 0, "0 or more"),
+        ("--q", q, 0 <= q <= 1, "between 0 and 1"),
+        ("--steps", steps, 0 <= steps <= MAX_ACCOUNTED_STEPS, f"from 0 to {MAX_ACCOUNTED_STEPS:.0e}"),
+    ):
+        if not allowed:
+            raise UserError(f"{name} is {value}: it must be {wanted}")
+    return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
+
+
+def _history_in(path: Path) -> History:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(rows, list):
+            raise ValueError("expected a JSON list of [noise_multiplier, sampling_rate, steps]")
+        events = read_history(rows)
+        if sum(event.steps for event in events) > MAX_ACCOUNTED_STEPS:
+            raise ValueError(f"its steps exceed {MAX_ACCOUNTED_STEPS:.0e} together: give fewer")
+    except OSError as error:
+        raise UserError(f"--history {path} cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"--history {path} is not JSON: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--history {path}: {error}") from None
+    return events
+
+
+def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
+    """Solve the free parameter of a coupling for a target epsilon.
+
+    Args:
+        options: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1, the other couplings take none.
+        schedule: step sizes as a TOML table.
+        steps: number of steps, >= 1.
+        units: n >= 1.
+
+    Raises:
+        UserError: if a value is out of range, or the target cannot be met.
+    """
+    temperature, coupling = options["temperature"], options["coupling"]
+    if not 1 <= steps <= MAX_STEPS:
+        raise UserError(f"--steps is {steps}: it must lie between 1 and {MAX_STEPS}")
+    if units < 1:
+        raise UserError(f"--units is {units}: it must be 1 or more")
+    if temperature is not None and coupling != "floor":
+        raise UserError(
+            f"--temperature is {temperature}, but --coupling {coupling} "
+            + ("has no temperature" if coupling == "constant" else "finds its own")
+            + ": leave it out, or choose --coupling floor"
+        )
+    if temperature is None and coupling == "floor":
+        options = {**options, "temperature": 1.0}
+    sizes = _schedule(schedule)
+    try:
+        plan = PrivacyPlan.model_validate(options)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = OPTIONS.get(str(first["loc"][0]), first["loc"][0])
+        raise UserError(f"{option} is {first['input']!r}: {_lower(first['msg'])}") from None
+    try:
+        return solve_noise(plan, step_sizes(sizes, steps), units)
+    except ValueError as error:
+        raise UserError(f"--schedule: {error}") from None
+
+
+def _schedule(text: str) -> StepSizeSchedule:
+    try:
+        return TypeAdapter(StepSizeSchedule).validate_python(tomllib.loads(f"value = {text}")["value"])
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"--schedule is not a TOML value: {error}") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        # The first part of a place in a union is the kind that was chosen.
+        key = ".".join(str(part) for part in first["loc"][1:])
+        if not key:
+            example = '{kind="polynomial", initial=0.1, power=0.33}'
+            raise UserError(f"--schedule is {text}: {_lower(first['msg'])}; write for example {example}") from None
+        value = "" if first["type"] == "missing" else f" is {first['input']!r}"
+        raise UserError(f"--schedule: {key}{value}: {_lower(first['msg'])}") from None
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]
+
+
+def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: Adjacency) -> SolvedNoise:
+    """Find the largest number of steps of noise multiplier `sigma` that epsilon allows, and their cost.
+
+    Raises:
+        UserError: if a value is out of range, or not even one step fits.
+    """
+    for name, value, allowed in (
+        ("--epsilon", epsilon, epsilon > 0),
+        ("--delta", delta, 0 < delta < 1),
+        ("--q", q, 0 < q <= 1),
+        ("--sigma", sigma, 0 < sigma < float("inf")),
+    ):
+        if not allowed:
+            raise UserError(f"{name} is {value}: out of range; see fl-dpbayes solve --help")
+    steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, adjacency)
+    if steps == 0:
+        raise UserError(f"not even one step at --sigma {sigma} fits --epsilon {epsilon}: raise one of them")
+    history = (GaussianEvent(sigma, q, steps),)
+    return SolvedNoise(
+        noise_multipliers=np.full(steps, sigma),
+        noise_multiplier=sigma,
+        temperature=None,
+        history=history,
+        epsilon=pld_epsilon(history, delta, adjacency),
+        delta=delta,
+        adjacency=adjacency,
+    )
+
+
+def account_json(found: Account) -> dict[str, Any]:
+    """Write an account as JSON values; infinite is the string "inf"."""
+    epsilons = {"pld": found.epsilon_pld, "rdp": found.epsilon_rdp, "gdp": found.epsilon_gdp}
+    return {
+        "delta": found.delta,
+        "adjacency": found.adjacency,
+        "mu": _json_number(found.mu),
+        "mu_kind": found.mu_kind,
+        "epsilon": {method: _json_number(epsilon) for method, epsilon in epsilons.items()},
+    }
+
+
+def account_table(found: Account) -> Table:
+    """Lay out an account: one row per method, with what its epsilon means."""
+    table = terminal_table(f"epsilon at delta = {found.delta:g}; {NEIGHBOURS[found.adjacency]}")
+    table.add_column("method", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("what it is")
+    tightest = "privacy-loss distribution: the tightest upper bound; this one is reported"
+    table.add_row("PLD", _text(found.epsilon_pld), tightest)
+    if found.epsilon_small_delta is not None:
+        table.add_row("PLD", _text(found.epsilon_small_delta), f"the same at delta = {SMALL_DELTA:g}")
+    table.add_row("RDP", _text(found.epsilon_rdp), "Renyi divergences: an upper bound, looser; filters across runs")
+    table.add_row(f"GDP ({found.mu_kind})", _text(found.epsilon_gdp), _gdp_meaning(found))
+    return table
+
+
+def solve_json(found: SolvedNoise) -> dict[str, Any]:
+    """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
+    parameters = {"noise_multiplier": found.noise_multiplier, "temperature": found.temperature}
+    return {
+        **{name: value for name, value in parameters.items() if value is not None},
+        "epsilon": _json_number(found.epsilon),
+        "delta": found.delta,
+        "history": write_history(found.history),
+    }
+
+
+def solve_table(found: SolvedNoise) -> Table:
+    """Lay out solved noise: the parameter, the noise of the first and the last step, and the cost."""
+    table = terminal_table(f"noise for {len(found.noise_multipliers)} steps; {NEIGHBOURS[found.adjacency]}")
+    table.add_column("quantity")
+    table.add_column("value", justify="right", no_wrap=True)
+    if found.noise_multiplier is not None:
+        table.add_row("noise multiplier", _text(found.noise_multiplier))
+    if found.temperature is not None:
+        table.add_row("temperature", _text(found.temperature))
+    first, last = found.noise_multipliers[0], found.noise_multipliers[-1]
+    table.add_row("noise multiplier, first to last step", f"{_text(first)} to {_text(last)}")
+    table.add_row(f"epsilon at delta = {found.delta:g} (PLD)", _text(found.epsilon))
+    return table
+
+
+def _gdp_meaning(found: Account) -> str:
+    summary = f"Gaussian differential privacy, mu = {_text(found.mu)}"
+    if found.mu_kind == "exact":
+        return f"{summary}: exact, every unit took part in every step"
+    meaning = f"{summary}: central limit, not a guarantee"
+    if 0 < found.epsilon_pld < math.inf and found.epsilon_gdp < found.epsilon_pld:
+        short = 100 * (1 - found.epsilon_gdp / found.epsilon_pld)
+        return f"{meaning}; it under-reports against PLD by {short:.1f} %"
+    return meaning
+
+
+def _text(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"

@@ -1,0 +1,51 @@
+import io
+import json
+
+import numpy as np
+from rich.console import Console
+
+from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.privacy.account import account
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.solve import solve_noise
+from fl_dpbayes.run.account import account_json, account_table, solve_json, solve_table
+
+
+def shown(table: object) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(table)
+    return console.export_text()
+
+
+def test_account_json_has_the_agreed_keys_and_spells_infinity() -> None:
+    result = account_json(account((GaussianEvent(0.0, 1.0, 1),), 1e-5))
+    assert json.loads(json.dumps(result, allow_nan=False)) == {
+        "delta": 1e-5,
+        "adjacency": "add_or_remove_one",
+        "mu": "inf",
+        "mu_kind": "exact",
+        "epsilon": {"pld": "inf", "rdp": "inf", "gdp": "inf"},
+    }
+
+
+def test_account_table_says_how_far_the_limit_under_reports() -> None:
+    text = shown(account_table(account((GaussianEvent(1.0, 0.01, 1000),), 1e-5)))
+    assert "1.82827" in text
+    assert "GDP (clt)" in text
+    assert "under-reports against PLD by 11.5 %" in text
+    assert "adding or removing one unit" in text
+    exact = shown(account_table(account((GaussianEvent(5.0, 1.0, 50),), 1e-5, "replace_one")))
+    assert "GDP (exact)" in exact
+    assert "under-reports" not in exact
+    assert "replacing one unit" in exact
+
+
+def test_solved_noise_as_json_and_table() -> None:
+    plan = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.1)
+    solved = solve_noise(plan, np.ones(10), 100)
+    result = json.loads(json.dumps(solve_json(solved), allow_nan=False))
+    assert set(result) == {"noise_multiplier", "epsilon", "delta", "history"}
+    assert result["history"] == [[result["noise_multiplier"], 0.1, 10]]
+    assert f"{solved.noise_multiplier:.6g}" in shown(solve_table(solved))
+    langevin = solve_noise(plan.model_copy(update={"coupling": "langevin", "temperature": 1.0}), np.ones(10), 100)
+    assert set(solve_json(langevin)) == {"temperature", "epsilon", "delta", "history"}
