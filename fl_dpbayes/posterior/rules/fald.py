@@ -14,7 +14,13 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.aggregation import FALD
+from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.posterior.rules.weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays
+
+# Sites weigh as their sizes but for rounding.
+EQUAL_WEIGHTS = 1e-9
 
 
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
@@ -69,3 +75,15 @@ def averaged_temperature(
         raise ValueError("no site with a positive weight sent a temperature")
     parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())
     return sum(units[site] for site in temperatures) * sum(parts)
+
+
+def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[RunWarning, ...]:
+    """Say where the averaged chain of these weights does not target the posterior given all records, each once."""
+    if rule.robust != "none":
+        return (warning("no-temperature", robust=rule.robust),)
+    counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
+    least, most = min(counted, key=lambda site: counted[site]), max(counted, key=lambda site: counted[site])
+    if counted[most] - counted[least] <= EQUAL_WEIGHTS:
+        return ()
+    times = {"most_times": counted[most], "least_times": counted[least]}
+    return (warning("reweighted", most=most, least=least, **times),)
