@@ -5,14 +5,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import clients
-from clients.card import card_of
 from clients.evaluate import evaluate_predictors
-from clients.guard import guarded
-from clients.messages import read_request, reply_message
+from clients.messages import guarded, read_request, reply_message
+from clients.own_site import card_of, site_file_of
 from clients.recalibrate import recalibrate_posterior
-from clients.site_of_node import site_file_of
 from clients.train import train_chain
-from fl_dpbayes.config.installation import check_origin
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.train import TrainRequest

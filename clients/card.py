@@ -1,6 +1,6 @@
 """What a site says of itself."""
 
-from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
+from fl_dpbayes.config.prevalence import check_prevalence_classes
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import shift_label
 from fl_dpbayes.protocol.card import SiteCard

@@ -1,36 +1,43 @@
-"""A site's answer to an evaluation request."""
+"""A site's answer to an evaluation request: what it counts of all its test records, and of each subgroup of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
-from clients.capped_units import capped_units
-from clients.device import compute_device
-from clients.model_inputs import model_inputs
+from clients.messages import RefusedError
+from clients.model_inputs import capped_units, model_inputs
 from clients.noised_release import release_noised
-from clients.predictor_arrays import read_predictors
-from clients.refused import RefusedError
-from clients.subgroups import count_predictions, measured_groups
+from clients.own_site import compute_device
+from clients.pay import SentArrays
+from clients.request_arrays import read_predictors
 from fl_dpbayes.calibration.bins import in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
-from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.evaluate import PRIOR_CORRECTED, RECALIBRATED, EvaluateReply, EvaluateRequest, Group
+from fl_dpbayes.protocol.evaluate import (
+    PRIOR_CORRECTED,
+    RECALIBRATED,
+    EvaluateReply,
+    EvaluateRequest,
+    Group,
+    most_groups,
+    subgroup_prefix,
+)
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.wire import request_digest
 
 
 def evaluate_predictors(
     site_file: SiteFile, request: EvaluateRequest, message: Message
-) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
+) -> tuple[EvaluateReply, SentArrays]:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
     Args:
@@ -59,7 +66,7 @@ def evaluate_predictors(
         capped = capped_units(test, site_file.policy.max_test_records_per_unit)
         return release_noised(site_file, site, request, lambda: _measure(site_file, capped, request, arrays))
     groups, left_out = measured_groups(test.groups, request)
-    tables: dict[str, npt.NDArray] = {}
+    tables: SentArrays = {}
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
         tables |= prefixed(name, to_arrays(statistics))
     reply = EvaluateReply(
@@ -112,3 +119,57 @@ def _prior_corrected(
     declared = site_file.prevalence
     target = declared if isinstance(declared, tuple) else estimated_prevalence(probabilities, trained)
     return in_fixed_pieces(partial(with_prevalence, trained=trained, target=target), probabilities)
+
+
+def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest) -> tuple[tuple[Group, ...], int]:
+    """Choose the subgroups that fit into a reply: whole attributes, in order.
+
+    Args:
+        groups: attribute -> subgroup of each test record, (N,) text.
+        request: its predictors and classes say how large the tables of one subgroup are.
+
+    Returns:
+        The subgroups (attribute, value), and how many are left out.
+    """
+    tables = to_arrays(empty(request.task.classes)).values()
+    most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
+    chosen: list[Group] = []
+    left_out = 0
+    for attribute, values in groups.items():
+        found = [(attribute, str(value)) for value in np.unique(values)]
+        if len(chosen) + len(found) <= most:
+            chosen += found
+        else:
+            left_out += len(found)
+    return tuple(chosen), left_out
+
+
+def count_predictions(
+    predictor: str,
+    part: SiteSplit,
+    groups: Sequence[Group],
+    probabilities: npt.NDArray,
+    **uncertainty: npt.NDArray,
+) -> dict[str, CalibrationStatistics]:
+    """Count the predictions for a part's records, and for those of each subgroup.
+
+    Args:
+        predictor: its name.
+        part: labelled records.
+        groups: subgroups of them.
+        probabilities: class probabilities, (N, C).
+        uncertainty: epistemic, aleatoric and total uncertainty of each record, (N,), nats, or none of them.
+
+    Returns:
+        `<predictor>` -> statistics of all records, `group-<i>/<predictor>` -> those of subgroup i.
+    """
+
+    def counted(chosen: slice | npt.NDArray[np.bool_]) -> CalibrationStatistics:
+        truth = None if part.truth is None else part.truth[chosen]
+        parts = {name: values[chosen] for name, values in uncertainty.items()}
+        return from_batch(probabilities[chosen], part.labels[chosen], truth=truth, **parts)
+
+    measured = {predictor: counted(slice(None))}
+    for number, (attribute, value) in enumerate(groups):
+        measured[f"{subgroup_prefix(number)}/{predictor}"] = counted(part.groups[attribute] == value)
+    return measured

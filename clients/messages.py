@@ -1,18 +1,75 @@
-"""Records to and from Flower messages, on a site's side."""
+"""A site's side of a message: requests in, and out a reply or a refusal with a fixed code, whatever went wrong.
+
+Flower sends the text of an exception to the server, and that text may quote a record. So no exception leaves here.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from clients.refused import RefusedError
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.models.rows import RowsDependError
+from fl_dpbayes.privacy.ledger.ledger import LedgerError
 from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
+from fl_dpbayes.samplers.chain import ChainDivergedError
+
+Handler = Callable[[Message, Context], Message]
+# What the server learns of an error, by its type; of any other it learns INTERNAL.
+CODES = {
+    LedgerError: RefusalCode.LEDGER_ERROR,
+    ChainDivergedError: RefusalCode.DIVERGED,
+    RowsDependError: RefusalCode.NOT_REPEATABLE,
+    UserError: RefusalCode.DATA_INVALID,
+}
+logger = logging.getLogger("fl_dpbayes.site")
+
+
+class RefusedError(Exception):
+    """Ends the handling of a message with a refusal, which is all that the server learns.
+
+    Attributes:
+        refusal: the code and the request's field.
+    """
+
+    def __init__(self, code: RefusalCode, field: str = "") -> None:
+        self.refusal = Refusal(code=code, field=outside_text(field))
+        super().__init__(self.refusal.describe())
+
+
+def guarded(handler: Handler) -> Handler:
+    """Wrap a handler so that every failure becomes a refusal; details go to the site's own log.
+
+    The wrapped handler raises nothing but KeyboardInterrupt.
+    """
+
+    @wraps(handler)
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except RefusedError as error:
+            logger.info("refused: %s", error)
+            refusal = error.refusal
+        except tuple(CODES) as error:
+            logger.error("%s%s", "ledger: " if isinstance(error, LedgerError) else "", error)
+            refusal = Refusal(code=next(code for kind, code in CODES.items() if isinstance(error, kind)))
+        except (Exception, SystemExit):
+            logger.exception("a handler failed")
+            refusal = Refusal(code=RefusalCode.INTERNAL)
+        return Message(RecordDict({"config": ConfigRecord({"refusal": write_header(refusal)})}), reply_to=message)
+
+    return answer
 
 
 def read_request(message: Message, kind: type[MessageT]) -> MessageT:
-    """Read and validate the record of a request.
+    """Read and validate the header of a request.
 
     Raises:
         RefusedError: BAD_REQUEST with the first bad field.
@@ -25,14 +82,7 @@ def read_request(message: Message, kind: type[MessageT]) -> MessageT:
 
 
 def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Decode the arrays of a request, after checking their declared names, shapes and sizes.
-
-    Args:
-        message: the request.
-        shapes: name -> expected shape, all float32; nothing else is accepted.
-
-    Returns:
-        Name -> array.
+    """Decode the float32 arrays of a request, exactly those of the given names and shapes.
 
     Raises:
         RefusedError: BAD_REQUEST, before any array of unexpected size is decoded.
@@ -44,14 +94,9 @@ def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[st
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
 
 
-def reply_message(request: Message, record: Config, arrays: dict[str, npt.NDArray]) -> Message:
-    """Build the reply that carries a record and its arrays."""
-    content = RecordDict({"config": ConfigRecord({"record": write_header(record)})})
+def reply_message(request: Message, reply: Config, arrays: dict[str, npt.NDArray]) -> Message:
+    """Build the message that carries a reply and its arrays."""
+    content = RecordDict({"config": ConfigRecord({"record": write_header(reply)})})
     if arrays:
         content["arrays"] = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
     return Message(content, reply_to=request)
-
-
-def refusal_message(request: Message, refusal: Refusal) -> Message:
-    """Build the reply that carries a refusal."""
-    return Message(RecordDict({"config": ConfigRecord({"refusal": write_header(refusal)})}), reply_to=request)

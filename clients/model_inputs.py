@@ -5,12 +5,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from clients.device import compute_device
-from clients.refused import RefusedError
+from clients.messages import RefusedError
+from clients.own_site import compute_device
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, Features, FrozenBody
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.config.task import Model
+from fl_dpbayes.config.task import BackboneFeatures, Features, FrozenBody, Model
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
@@ -77,3 +76,11 @@ def _with_body(site_file: SiteFile, model: Model, body: FrozenBody, part: SiteSp
         return frozen_body(model, body, shape, weights_folder=site_file.backbone_folder, device=device)(records)
 
     return replace(part, features=cached_features(site_file.cache_folder, model, part.features, computed))
+
+
+def capped_units(part: SiteSplit, max_records: int) -> SiteSplit:
+    """Keep the first `max_records` records of every unit, in their order; a table needs no truth and no subgroups."""
+    order = np.argsort(part.unit_index, kind="stable")
+    starts = np.searchsorted(part.unit_index[order], part.unit_index[order])
+    kept = np.sort(order[np.arange(len(order)) - starts < max_records])
+    return SiteSplit(part.features[kept], part.labels[kept], part.unit_index[kept], part.unit_count)

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import numpy.typing as npt
-
-from clients.privacy_statement import privacy_statement
-from clients.refused import RefusedError
-from clients.stored_reply import pack_reply, unpack_reply
+from clients.messages import RefusedError
+from clients.own_site import site_streams
+from clients.pay import SentArrays, pay, privacy_statement
 from fl_dpbayes.calibration.bins import REPORT_BINS
 from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
@@ -15,9 +13,8 @@ from fl_dpbayes.data.declared_units import is_delta_allowed
 from fl_dpbayes.data.site import Site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.ledger import Reserved
 from fl_dpbayes.privacy.ledger.state import Spending
-from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -28,7 +25,7 @@ Measure = Callable[[], dict[str, CalibrationStatistics]]
 
 def release_noised(
     site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Measure
-) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
+) -> tuple[EvaluateReply, SentArrays]:
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
@@ -65,56 +62,30 @@ def release_noised(
         first_step=0,
         steps=tables,
     )
+    seeded = site_file.insecure_seed is not None
     with open_ledger(site_file, site) as ledger:
-        match ledger.reserve(spending, request.ledger_head):
-            case StoredReply(body):
-                reply, arrays = unpack_reply(body, EvaluateReply)
-                return reply.model_copy(update={"ledger_head": ledger.head()}), arrays
-            case Refused(code, field):
-                raise RefusedError(code, field)
-            case Reserved() as reserved:
-                return _release(ledger, reserved, site_file, site, request, measure)
 
-
-def _release(
-    ledger: Ledger,
-    reserved: Reserved,
-    site_file: SiteFile,
-    site: Site,
-    request: EvaluateRequest,
-    measure: Measure,
-) -> tuple[EvaluateReply, dict[str, npt.NDArray]]:
-    try:
-        # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
-        if reserved.steps < len(request.measured) or request.noise_multiplier is None:
-            raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
-        seed = site_file.insecure_seed
-        context = f"{site_file.name}|{request.run}|{request.round}|evaluate"
-        streams = Streams.from_entropy() if seed is None else Streams.from_insecure_seed(seed, context)
-        arrays: dict[str, npt.NDArray] = {}
-        noise_std = 0.0
-        for predictor, statistics in measure().items():
-            table = noised_table(
-                statistics,
-                REPORT_BINS,
-                request.noise_multiplier,
-                streams.generator(predictor),
-                site_file.policy.max_test_records_per_unit,
+        def work(reserved: Reserved) -> tuple[EvaluateReply, SentArrays]:
+            # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
+            if reserved.steps < tables:
+                raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
+            streams = site_streams(site_file, request.run, request.round, "evaluate")
+            arrays: SentArrays = {}
+            noise_std = 0.0
+            for predictor, statistics in measure().items():
+                generator, most = streams.generator(predictor), policy.max_test_records_per_unit
+                table = noised_table(statistics, REPORT_BINS, sigma, generator, most)
+                noise_std = table.noise_std
+                arrays |= prefixed(predictor, noised_to_arrays(table))
+            reply = EvaluateReply(
+                run=request.run,
+                round=request.round,
+                request=spending.request_digest,
+                release="noised",
+                noise_std=noise_std,
+                privacy=privacy_statement(ledger, "test", site.units, seeded=seeded),
+                ledger_head=reserved.head,
             )
-            noise_std = table.noise_std
-            arrays |= prefixed(predictor, noised_to_arrays(table))
-        reply = EvaluateReply(
-            run=request.run,
-            round=request.round,
-            request=request_digest(request),
-            release="noised",
-            noise_std=noise_std,
-            privacy=privacy_statement(ledger, "test", site, seeded=seed is not None),
-            ledger_head=reserved.head,
-        )
-        head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
-    except Exception:
-        # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
-        ledger.fail(reserved.reservation)
-        raise
-    return reply.model_copy(update={"ledger_head": head}), arrays
+            return reply, arrays
+
+        return pay(ledger, spending, request.ledger_head, EvaluateReply, work)

@@ -2,24 +2,24 @@
 
 import math
 
-from clients.refused import RefusedError
+from clients.messages import RefusedError
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan
 from fl_dpbayes.config.recalibration import RecalibrationPlan
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.data.declared_units import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
 
 
-def check_training_policy(site_file: SiteFile, request: TrainRequest) -> None:
+def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
     """Check a training request against the site file.
 
-    Args:
-        site_file: the site.
-        request: what is asked.
+    Returns:
+        Shapes of the model's parameters, by name.
 
     Raises:
         RefusedError: ROLE_DENIED at a site that does not train or has no ledger; POLICY_DENIED with the field that
@@ -41,33 +41,21 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> None:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.clip_norm")
     if request.plan.total_steps > policy.max_steps:
         raise RefusedError(RefusalCode.POLICY_DENIED, "plan.rounds")
-    if _numbers(request) > policy.max_parameters:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "model")
-    # Found before a step is paid for: what is too large for the ledger to store could not be released.
-    size = reply_bytes(request.plan, request.first_step, request.steps, _parameters(request))
-    if size > MAX_REPLY_BYTES:
-        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")
-
-
-def _numbers(request: TrainRequest) -> int:
-    """Count a model's parameters, times the weight draws that are held at once."""
-    return request.plan.sampler.weight_draws * _parameters(request)
-
-
-def _parameters(request: TrainRequest) -> int:
     try:
         shapes = model_shapes(request.model, request.task)
     except UserError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
-    return sum(math.prod(shape) for shape in shapes.values())
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    if request.plan.sampler.weight_draws * parameters > policy.max_parameters:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "model")
+    # Found before a step is paid for: what is too large for the ledger to store could not be released.
+    if reply_bytes(request.plan, request.first_step, request.steps, parameters) > MAX_REPLY_BYTES:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")
+    return shapes
 
 
 def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> None:
     """Check a recalibration request against the site file; the policy's limits for a run hold for it too.
-
-    Args:
-        site_file: the site.
-        request: what is asked.
 
     Raises:
         RefusedError: ROLE_DENIED at a site that does not train, keeps no share for recalibration or has no ledger;

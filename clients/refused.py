@@ -1,6 +1,6 @@
 """How a handler says no."""
 
-from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 
 

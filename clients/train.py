@@ -1,45 +1,52 @@
 """A site's answer to a training request: reserve, run the private chain, commit, release."""
 
-import numpy.typing as npt
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
 from flwr.app import Message
 from torch import nn
 
-from clients.device import compute_device
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
+from clients.own_site import compute_device, site_streams
+from clients.pay import SentArrays, pay, privacy_statement
 from clients.policy import check_training_policy
-from clients.privacy_statement import privacy_statement
-from clients.refused import RefusedError
-from clients.start_arrays import cavity_vectors, read_start
-from clients.stored_reply import pack_reply, unpack_reply
-from clients.trace import local_trace
+from clients.request_arrays import cavity_vectors, read_start
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import Site, SiteSplit, load_site
+from fl_dpbayes.data.site import Site, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
+from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.privacy.events import History, history_of_steps, joined
-from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
 from fl_dpbayes.privacy.ledger.state import Spending, slice_history
 from fl_dpbayes.privacy.planned_noise import chain_of_history
 from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
-from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import request_digest
-from fl_dpbayes.samplers.chain import ChainResult, ChainStart, run_chain
+from fl_dpbayes.samplers.chain import ChainStart, run_chain
+from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.planned import PlannedChain
 from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 
 PURPOSE = "train"
+# A trace looks at so many records at most. Which ones stays at the site; they are the same in every round, so that
+# rounds can be compared.
+MOST_TRACED_RECORDS = 500
+TRACED_RECORDS_SEED = 0
+log = logging.getLogger("fl_dpbayes")
 
 
-def train_chain(
-    site_file: SiteFile, request: TrainRequest, message: Message
-) -> tuple[TrainReply, dict[str, npt.NDArray]]:
+def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) -> tuple[TrainReply, SentArrays]:
     """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
 
     The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same
@@ -57,12 +64,13 @@ def train_chain(
         RefusedError: with the code and the request's field.
         LedgerError: if the ledger cannot be used; nothing was then released.
     """
-    check_training_policy(site_file, request)
-    start, cavity = read_start(request, message)
+    shapes = check_training_policy(site_file, request)
+    carried = read_start(request, message, shapes)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.train)
+    records = TrainingRecords(part.features, part.labels, part.unit_index)
     with open_ledger(site_file, site) as ledger:
         history = _planned_history(ledger, site, request)
         _check_statement_fits(ledger, history, request.first_step)
@@ -80,14 +88,24 @@ def train_chain(
             first_step=request.first_step,
             steps=available,
         )
-        match ledger.reserve(spending, request.ledger_head):
-            case StoredReply(body):
-                reply, arrays = unpack_reply(body, TrainReply)
-                return reply.model_copy(update={"ledger_head": ledger.head()}), arrays
-            case Refused(code, field):
-                raise RefusedError(code, field)
-            case Reserved() as reserved:
-                return _run_and_commit(ledger, reserved, site_file, site, part, request, history, start, cavity)
+
+        def work(reserved: Reserved) -> tuple[TrainReply, SentArrays]:
+            chain = chain_of_history(request.plan, site.units, history)
+            steps = range(request.first_step, request.first_step + reserved.steps)
+            arrays = _run(site_file, request, records, chain, steps, carried)
+            reply = TrainReply(
+                run=request.run,
+                round=request.round,
+                request=spending.request_digest,
+                status="OK" if reserved.steps == request.steps else "PARTIAL",
+                first_step=request.first_step,
+                steps=reserved.steps,
+                privacy=privacy_statement(ledger, "train", site.units, seeded=site_file.insecure_seed is not None),
+                ledger_head=reserved.head,
+            )
+            return reply, arrays
+
+        return pay(ledger, spending, request.ledger_head, TrainReply, work)
 
 
 def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:
@@ -119,73 +137,56 @@ def _check_statement_fits(ledger: Ledger, history: History, first_step: int) -> 
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.privacy.coupling")
 
 
-def _run_and_commit(
-    ledger: Ledger,
-    reserved: Reserved,
-    site_file: SiteFile,
-    site: Site,
-    part: SiteSplit,
-    request: TrainRequest,
-    history: History,
-    start: Arrays,
-    cavity: Arrays,
-) -> tuple[TrainReply, dict[str, npt.NDArray]]:
-    try:
-        module = build_model(request.model, request.task, seed=0)
-        result = _run(site_file, site, part, request, history, reserved.steps, module, start, cavity)
-        arrays = prefixed("last", state_arrays({k: torch.from_numpy(v) for k, v in result.last.items()}, module))
-        if len(result.samples):
-            samples = vector_to_arrays(torch.from_numpy(result.samples), module)
-            arrays |= prefixed("samples", samples)
-        reply = _reply(ledger, reserved, site, request, seeded=site_file.insecure_seed is not None)
-        head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
-    except Exception:
-        # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
-        ledger.fail(reserved.reservation)
-        raise
-    return reply.model_copy(update={"ledger_head": head}), arrays
-
-
 def _run(
     site_file: SiteFile,
-    site: Site,
-    part: SiteSplit,
     request: TrainRequest,
-    history: History,
-    steps: int,
-    module: nn.Module,
-    start: Arrays,
-    cavity: Arrays,
-) -> ChainResult:
-    device = compute_device(site_file)
+    records: TrainingRecords,
+    chain: PlannedChain,
+    steps: range,
+    carried: tuple[Arrays, Arrays],
+) -> Arrays:
+    device, module = compute_device(site_file), build_model(request.model, request.task, seed=0)
+    start, cavity = carried
     prior = cavity_vectors(cavity, module, device)
-    with local_trace(site_file, request, part, module, prior) as trace:
-        return run_chain(
+    with local_trace(site_file, request, records, module, prior) as trace:
+        result = run_chain(
             module.to(device),
-            TrainingRecords(part.features, part.labels, part.unit_index),
-            chain=chain_of_history(request.plan, site.units, history),
-            steps=range(request.first_step, request.first_step + steps),
+            records,
+            chain=chain,
+            steps=steps,
             start=ChainStart(state_vectors(start, request.plan.sampler, module), prior),
-            streams=_streams(site_file, request).of_chain(),
+            streams=site_streams(site_file, request.run, request.round, str(request.first_step)).of_chain(),
             on_step=trace,
         )
+    last = {name: torch.from_numpy(vector) for name, vector in result.last.items()}
+    arrays = prefixed("last", state_arrays(last, module))
+    if len(result.samples):
+        arrays |= prefixed("samples", vector_to_arrays(torch.from_numpy(result.samples), module))
+    return arrays
 
 
-def _streams(site_file: SiteFile, request: TrainRequest) -> Streams:
-    if site_file.insecure_seed is None:
-        return Streams.from_entropy()
-    context = f"{site_file.name}|{request.run}|{request.round}|{request.first_step}"
-    return Streams.from_insecure_seed(site_file.insecure_seed, context)
+@contextmanager
+def local_trace(
+    site_file: SiteFile, request: TrainRequest, records: TrainingRecords, module: nn.Module, cavity: Cavity | None
+) -> Iterator[LocalTrace | None]:
+    """Trace the chain that runs while the context lasts, where the site file names a folder for it; else yield None.
 
-
-def _reply(ledger: Ledger, reserved: Reserved, site: Site, request: TrainRequest, *, seeded: bool) -> TrainReply:
-    return TrainReply(
-        run=request.run,
-        round=request.round,
-        request=request_digest(request),
-        status="OK" if reserved.steps == request.steps else "PARTIAL",
-        first_step=request.first_step,
-        steps=reserved.steps,
-        privacy=privacy_statement(ledger, "train", site, seeded=seeded),
-        ledger_head=reserved.head,
-    )
+    The table `<run>-<round>.csv` is written at the end, and where the chain fails as well: one that diverged needs it
+    most. It is computed from records without noise, written to a file at the site and to nowhere else.
+    """
+    folder = site_file.trace_folder
+    if folder is None:
+        yield None
+        return
+    generator = np.random.default_rng(TRACED_RECORDS_SEED)
+    likelihood = log_likelihood_estimate(module, records, MOST_TRACED_RECORDS, generator)
+    trace = LocalTrace(request.plan, likelihood, cavity)
+    try:
+        yield trace
+    finally:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            trace.write_csv(folder / f"{request.run}-{request.round}.csv")
+        except OSError as error:
+            # The chain's privacy is spent: its reply must not be lost for want of a trace.
+            log.warning("the trace of round %s cannot be written to %s: %s", request.round, folder, error)

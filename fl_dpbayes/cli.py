@@ -121,7 +121,7 @@ def study(
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
 def report(run_dir: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")]) -> None:
     """Print a run's tables and write its report.html and figures again; of a study, write them again."""
-    from fl_dpbayes.report.html import write_report
+    from fl_dpbayes.report.page import write_report
     from fl_dpbayes.report.study.page import write_study_report
     from fl_dpbayes.report.study.results import RECORD_FILE
     from fl_dpbayes.run.simulate import show_run

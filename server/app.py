@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 import server
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.installation import check_origin
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from server.federation import run_federation

@@ -17,8 +17,18 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, REMEDY, Entry, Journal, JournalMark, read_journal
+from fl_dpbayes.config.files.journal import (
+    JOURNAL_FILE,
+    REMEDY,
+    Entry,
+    Journal,
+    JournalMark,
+    check_files,
+    check_no_others,
+    file_entry,
+    listed_files,
+    read_journal,
+)
 from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.posterior.sample_store import PosteriorBank

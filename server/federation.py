@@ -15,7 +15,7 @@ from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifie
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, write_csv, write_summary
 from fl_dpbayes.report.warnings import sentence
 from server.checkpoint import BEGUN, Checkpoint, check_run_files, prepared_files, read_checkpoint, read_run_journal

@@ -11,7 +11,7 @@ from flwr.common import log
 from flwr.common.constant import ErrorCode
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.protocol.arrays import read_sent_arrays
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import MessageT, read_header, write_header

@@ -17,14 +17,7 @@ Message = Config
 
 
 def canonical_json(record: BaseModel) -> str:
-    """Write a record as JSON with sorted keys and no spaces, equal for equal records.
-
-    Args:
-        record: any pydantic record.
-
-    Returns:
-        One line of JSON.
-    """
+    """Write a record as one line of JSON with sorted keys and no spaces, equal for equal records."""
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 

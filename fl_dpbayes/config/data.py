@@ -1,12 +1,14 @@
 """What a scenario or a site file says about records: source, partition, shift."""
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.names import Role, SiteName
-from fl_dpbayes.config.prevalence import SitePrevalence, TrainedPrevalence
+from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
+from fl_dpbayes.config.prevalence import SitePrevalence, TrainedPrevalence, check_noised_estimate
 from fl_dpbayes.config.sources import OfficialPart, Source
 
 Severity = Annotated[int, Field(ge=1, le=5)]
@@ -152,3 +154,47 @@ class SiteSpec(Config):
                 "records_of already says which records the site holds: remove records and part, or records_of"
             )
         return self
+
+
+def check_shared_records(sites: Mapping[str, SiteSpec]) -> None:
+    """Check that every `records_of` names a held-out or shifted site with records of its own, or raise ValueError."""
+    owners = [name for name, spec in sites.items() if spec.role != "train" and spec.records_of is None]
+    for name, spec in sites.items():
+        if spec.records_of is None or spec.records_of in owners:
+            continue
+        owner = sites.get(spec.records_of)
+        if owner is None:
+            reason = "there is no such site"
+        elif owner.role == "train":
+            reason = "that is a training site, whose records the model has seen"
+        else:
+            reason = f"that site has records of another one itself ({owner.records_of!r})"
+        allowed = f"name one of {', '.join(owners)}" if owners else "give the site records of its own"
+        raise ValueError(f"sites.{name}.records_of is {spec.records_of!r}, but {reason}: {allowed}")
+
+
+def with_part_of_owner(sites: Mapping[str, SiteSpec]) -> dict[str, SiteSpec]:
+    """Give each site that shares records, in their order, the official part from which these come."""
+    return {
+        name: spec if spec.records_of is None else spec.model_copy(update={"part": sites[spec.records_of].part})
+        for name, spec in sites.items()
+    }
+
+
+def roles_sharing_records(sites: Mapping[str, SiteSpec]) -> frozenset[Role]:
+    """Return the roles in which two sites hold the same records, so that pooling would count patients twice."""
+    holders = Counter((spec.role, spec.records_of or name) for name, spec in sites.items())
+    return frozenset(role for (role, _), count in holders.items() if count > 1)
+
+
+def check_prevalences(data: DataSpec, sites: Mapping[str, SiteSpec], release: EvaluationRelease) -> None:
+    """Check the prevalences that a scenario declares, as far as it goes without its records, or raise ValueError."""
+    for name, site in sites.items():
+        if site.prevalence is None:
+            continue
+        if data.prevalence is None:
+            raise ValueError(
+                f"sites.{name}.prevalence is given, but data.prevalence is not: declare there the shares of the "
+                "classes among the training records, from which predictions are moved"
+            )
+        check_noised_estimate(f"sites.{name}.prevalence", site.prevalence, release)

@@ -23,18 +23,10 @@ def backbone_folder(folder: Path | None) -> Path | None:
 
 
 def data_file(folder: Path | None, name: str, origin: str) -> Path:
-    """Find a file in the data folder.
-
-    Args:
-        folder: the data folder; None means the one that the environment variable FL_DPBAYES_DATA names.
-        name: the file's path inside it.
-        origin: where the file can be had, for the error.
-
-    Returns:
-        The path of an existing file.
+    """Find the file of that name in the data folder, `known_folder(folder)`.
 
     Raises:
-        UserError: if no folder is given or the file is not in it.
+        UserError: if no folder is known or the file is not in it; `origin` is where it can be had.
     """
     folder = known_folder(folder)
     if folder is None:
@@ -57,16 +49,10 @@ def file_version(path: Path) -> tuple[str, int, int]:
 
 
 def check_rows(rows: list[bytes], expected: str, path: Path, origin: str) -> None:
-    """Check that a file holds exactly the expected records, in whatever order.
-
-    Args:
-        rows: one byte string per record.
-        expected: SHA-256 over the sorted rows, in hexadecimal.
-        path: the file, for the error.
-        origin: where the right file can be had, for the error.
+    """Check that a file holds exactly the expected records, one byte string each, in whatever order.
 
     Raises:
-        UserError: if the checksum differs.
+        UserError: if the SHA-256 over the sorted rows, in hexadecimal, is not the expected one.
     """
     if hashlib.sha256(b"".join(sorted(rows))).hexdigest() != expected:
         raise damaged(path, "its records are not the published ones", origin)

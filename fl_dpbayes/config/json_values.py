@@ -9,16 +9,9 @@ JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSO
 
 
 def json_values(value: object) -> JSONValue:
-    """Turn nested mappings, sequences, numbers and NumPy values into plain JSON values.
+    """Turn nested mappings, lists, tuples, numbers and NumPy values into plain JSON values of the same structure.
 
-    Args:
-        value: anything made of mappings, lists, tuples, NumPy arrays and scalars, numbers, strings and None.
-
-    Returns:
-        The same structure; NaN is None, infinities are "inf" and "-inf", keys are strings.
-
-    Raises:
-        ValueError: at a value of another type.
+    NaN is None, infinities are "inf" and "-inf", keys are strings; a value of another type is a ValueError.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -27,11 +20,7 @@ def json_values(value: object) -> JSONValue:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        if math.isinf(value):
-            return "inf" if value > 0 else "-inf"
-        return float(value)
+        return None if math.isnan(value) else float(value) if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,15 +1,16 @@
-"""The names that scenarios, site files and messages share, and what each may be."""
+"""The names and texts that scenarios, site files and messages share, and what each may be."""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from fl_dpbayes.config.outside_text import outside_text
-
 Role = Literal["train", "held_out", "shifted"]
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
+MOST_CHARACTERS = 80
+UNPRINTABLE = "?"
+CUT = "…"
 PREDICTORS = {
     "last": "last iterate",
     "posterior": "averaged posterior",
@@ -18,6 +19,20 @@ PREDICTORS = {
     "site_only": "one site alone",
     "central": "pooled data",
 }
+
+
+def outside_text(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Return a text from another machine as nothing but text, of at most `most` characters; all of it passes here.
+
+    Whatever Unicode does not call printable becomes a question mark: control characters (escape sequences begin with
+    one), line ends, marks that reverse the direction of writing, characters of no width, halves of surrogate pairs.
+    What is cut off leaves an ellipsis. A second call changes nothing.
+    """
+    shown = "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + CUT
+
+
+OutsideText = Annotated[str, Field(max_length=200), AfterValidator(outside_text)]
 
 
 def group_text(text: str) -> str:

@@ -5,6 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import EvaluationRelease
+
 MAX_DEVIATION = 1e-6
 # A correction divides by it: by one near 0 it would overflow for some records, and the failure would tell of them.
 SMALLEST_TRAINED = 1e-9
@@ -33,3 +36,28 @@ Prevalence = Annotated[
 TrainedPrevalence = Annotated[Prevalence, AfterValidator(_above_zero)]
 # `estimated`: by the site, from its own predictions, and kept there.
 SitePrevalence = Literal["estimated"] | Prevalence
+
+
+def check_noised_estimate(key: str, prevalence: SitePrevalence | None, release: EvaluationRelease) -> None:
+    """Refuse an estimate where results leave with noise: it moves every record's prediction by all the others'.
+
+    The noise covers what one unit adds to the sums itself, not what it does to the others' predictions.
+
+    Raises:
+        ValueError: for an estimate under release `noised`; `key` is what to call it.
+    """
+    if prevalence == "estimated" and release == "noised":
+        raise ValueError(
+            f"{key} is 'estimated' from all test records, which the noise of release 'noised' does not cover: declare "
+            "numbers, or remove it"
+        )
+
+
+def check_prevalence_classes(key: str, prevalence: Prevalence | SitePrevalence | None, classes: int) -> None:
+    """Check that a declared prevalence has one share for each class of the records.
+
+    Raises:
+        UserError: if it has another number of shares; `key` is what to call it.
+    """
+    if isinstance(prevalence, tuple) and len(prevalence) != classes:
+        raise UserError(f"{key} has {len(prevalence)} shares, the records have {classes} classes: give one for each")

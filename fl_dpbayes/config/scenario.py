@@ -10,20 +10,17 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec
+from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, check_prevalences, check_shared_records
 from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
-from fl_dpbayes.config.prevalence_checks import check_prevalences
 from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.config.shared_records import check_shared_records
 from fl_dpbayes.config.task import LogisticModel, Model
-from fl_dpbayes.config.validation_text import explain
+from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain
 
 STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study", "paper"}
@@ -171,15 +168,12 @@ class Scenario(Config):
 def training_plan(
     scenario: Scenario, *, prior_share: float, chain_start: Literal["broadcast", "own_last"]
 ) -> TrainingPlan:
-    """Build the plan that every training request carries.
+    """Build the plan of the whole run, which every training request carries.
 
     Args:
         scenario: the validated scenario.
         prior_share: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
         chain_start: whether a round continues the site's own chain or starts from the broadcast state.
-
-    Returns:
-        The plan of the whole run.
     """
     return TrainingPlan(
         rounds=scenario.training.rounds,
@@ -208,16 +202,13 @@ def shipped_scenarios() -> list[str]:
 
 
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
-    """Read, override and validate a scenario.
+    """Read, override and validate a scenario; its paths become absolute.
 
     Args:
         name_or_path: a shipped name, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
             no value removes the key. Where a table's kind or rule is set, keys of the file that only its other kinds
             have are dropped.
-
-    Returns:
-        The validated scenario, its paths absolute.
 
     Raises:
         UserError: if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
@@ -238,18 +229,7 @@ def read_shipped(name: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Args:
-        path: the file.
-        what: what to call it in an error.
-
-    Returns:
-        Its content.
-
-    Raises:
-        UserError: if it is not TOML.
-    """
+    """Read a TOML file, `what` in an error; UserError if it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -257,15 +237,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply assignments `key.sub_key=value` as `load_scenario` does.
-
-    Args:
-        content: a parsed scenario or study file; changed in place.
-        overrides: the assignments.
-
-    Raises:
-        UserError: if one is no assignment.
-    """
+    """Apply assignments to a parsed scenario or study file, in place, as `load_scenario` does."""
     given = {_key(assignment) for assignment in overrides}
     for assignment in overrides:
         _override(content, assignment)
@@ -282,14 +254,7 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
 
 
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
-    """Validate the content of a scenario file.
-
-    Args:
-        content: parsed TOML.
-        origin: what to call it in an error.
-
-    Returns:
-        The validated scenario.
+    """Validate parsed TOML, `origin` in an error.
 
     Raises:
         UserError: with one line that names the first bad key, its value and what is allowed.

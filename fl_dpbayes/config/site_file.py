@@ -14,8 +14,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
-from fl_dpbayes.config.prevalence import SitePrevalence
-from fl_dpbayes.config.prevalence_checks import check_noised_estimate
+from fl_dpbayes.config.prevalence import SitePrevalence, check_noised_estimate
 from fl_dpbayes.config.sources import OfficialPart, Source
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
@@ -138,12 +137,6 @@ class SiteFile(Config):
 def read_site_file(path: Path) -> SiteFile:
     """Read and validate a site file; relative paths in it are resolved against its folder.
 
-    Args:
-        path: a TOML file.
-
-    Returns:
-        The validated record, its paths absolute.
-
     Raises:
         UserError: if the file is absent, not TOML, or a key is unknown, missing or out of range.
     """
@@ -177,9 +170,8 @@ def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
         "source": site_file.source.with_place(lambda place: folder / place),
     }
     for key in ("backbone_folder", "trace_folder"):
-        value = getattr(site_file, key)
-        if value is not None:
-            changes[key] = folder / value
+        if (place := getattr(site_file, key)) is not None:
+            changes[key] = folder / place
     selection, ledger = site_file.selection, site_file.ledger
     if selection.indices is not None:
         changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})

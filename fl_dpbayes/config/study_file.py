@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, field_validator
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.kind_switch import SWITCHES
 from fl_dpbayes.config.names import PREDICTORS, SiteName
 from fl_dpbayes.config.scenario import (
     STUDY_PREFIX,
@@ -24,7 +23,7 @@ from fl_dpbayes.config.scenario import (
     scenario_folder,
 )
 from fl_dpbayes.config.summary import CalibrationRecord
-from fl_dpbayes.config.validation_text import explain
+from fl_dpbayes.config.validation_text import SWITCHES, explain
 
 PREDICTOR = "predictor"
 SEED = "seed"

@@ -13,7 +13,11 @@ MAX_TEXT = 500
 
 def _printable(text: str) -> str:
     """Replace control and direction characters: a name from outside must not steer a terminal or a page."""
-    return "".join(character if character.isprintable() else "�" for character in text[:MAX_TEXT])
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def _short(text: str) -> str:
+    return _printable(text[:MAX_TEXT])
 
 
 def _empty_for_none(value: object) -> object:
@@ -24,7 +28,8 @@ def _number_or_none(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-Text = Annotated[str, BeforeValidator(_empty_for_none), AfterValidator(_printable)]
+Text = Annotated[str, BeforeValidator(_empty_for_none), AfterValidator(_short)]
+Sentence = Annotated[str, AfterValidator(_printable)]
 Number = Annotated[float | None, AfterValidator(_number_or_none)]
 Role = Literal["train", "held_out", "shifted"]
 Interval = tuple[Number, Number] | None
@@ -313,7 +318,7 @@ class Summary(SummaryPart):
     bytes: Traffic
     seconds: dict[str, Number]
     configurations_tried: int | None
-    warnings: tuple[Text, ...] = ()
+    warnings: tuple[Sentence, ...] = ()
     heterogeneity: Number = None
     feature_total_variation: Number = None
 

@@ -1,11 +1,11 @@
-"""What is predicted from what, and by which model: public constants of a federation."""
+"""What is predicted from what, and by which model on which features: public constants, so they cost no privacy."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.features import Features, FrozenBody
 
 Width = Annotated[int, Field(gt=0, le=8192)]
 
@@ -15,6 +15,73 @@ class Task(Config):
 
     input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
     classes: Annotated[int, Field(ge=2, le=1000)]
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError(
+            f"{value[:70]!r} names no file: give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)"
+        )
+    return value
+
+
+WeightsDigest = Annotated[str, AfterValidator(_sha256)]
+
+
+class StrokeProjection(Config):
+    """Keep the `dimensions` that best tell made-up characters apart: `characters` pictures, each drawn `copies` times.
+
+    For square grey pictures of handwriting and the like. No record enters, so the map is public.
+    """
+
+    kind: Literal["strokes"] = "strokes"
+    dimensions: Annotated[int, Field(ge=1, le=600)] = 200
+    characters: Annotated[int, Field(ge=200, le=5000)] = 3000
+    copies: Annotated[int, Field(ge=2, le=8)] = 4
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class ScatteringFeatures(Config):
+    """Scattering coefficients of orders 0 to 2: `scales` octaves, `angles` orientations; nothing is learned."""
+
+    kind: Literal["scattering"] = "scattering"
+    scales: Annotated[int, Field(ge=1, le=5)] = 2
+    angles: Literal[4, 8, 12, 16] = 8
+    projection: StrokeProjection | None = None
+
+
+class BackboneFeatures(Config):
+    """What a frozen torchvision network computes before its last layer, for images resized to a square.
+
+    `weights` is the SHA-256 of a weight file, which each site looks for in its own `backbone_folder`; null means
+    torchvision's own download. The weights must come from public data: those learned from patients would cost privacy.
+    """
+
+    kind: Literal["backbone"] = "backbone"
+    architecture: Literal["resnet18", "resnet50", "efficientnet_b0", "efficientnet_b1"] = "efficientnet_b1"
+    weights: WeightsDigest | None = None
+    image_size: Annotated[int, Field(ge=32, le=512)] = 224
+
+
+class FrozenBody(Config):
+    """All layers of a network before its last, held at public values: the sites train and release the last layer alone.
+
+    The values are the random ones of `seed`, or those of the file whose SHA-256 is `weights`, which each site looks for
+    in its own `backbone_folder`. They must come from public data, or from a release that was paid for. A site's privacy
+    does not rest on them: gradients of the last layer are clipped and noised whatever it reads.
+    """
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    weights: WeightsDigest | None = None
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "FrozenBody":
+        if self.weights is not None and self.seed != 0:
+            raise ValueError("seed and weights both give the body's values: give one of them")
+        return self
+
+
+Features = Annotated[ScatteringFeatures | BackboneFeatures, Field(discriminator="kind")]
 
 
 class LogisticModel(Config):

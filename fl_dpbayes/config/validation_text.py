@@ -1,21 +1,21 @@
-"""One clear line out of a validation error: the key, its value, what is allowed."""
+"""What the records say of a file: one clear line out of a validation error, and which keys a kind has."""
 
 import difflib
 import typing
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+SWITCHES = ("kind", "rule", "method")
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Say in one line what is wrong with the first bad key.
+    """Say in one line what is wrong with the first bad key: key, value and remedy.
 
     Args:
         error: what pydantic raised.
         model: the record that was validated; its fields give the keys that are allowed.
-
-    Returns:
-        Key, value and remedy, without a line break.
     """
     first = min(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
     tags = _union_tags(model)
@@ -43,6 +43,34 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{key} is {_short(value)}: {message}"
 
 
+def drop_keys_of_other_kinds(
+    content: dict[str, Any], location: tuple[str, ...], model: type[BaseModel], given: Collection[tuple[str, ...]]
+) -> None:
+    """Remove the keys of a section that its new kind does not have and another kind of it has.
+
+    Keys that no kind has stay, and those that were given beside the kind, so that validation names them.
+
+    Args:
+        content: the whole file, of the record `model`; changed in place.
+        location: where the section stands, with its new `kind` or `rule`.
+        model: the record of the whole file.
+        given: places of keys that are not to be removed.
+    """
+    section = content
+    for name in location:
+        section = section[name]
+    records = _records_at(model, location)
+    kinds = {value for switch in SWITCHES if isinstance(value := section.get(switch), str)}
+    chosen = [record for record in records if kinds & _tags_of(record)]
+    if not chosen:
+        return
+    kept = {name for record in chosen for name in record.model_fields}
+    known = {name for record in records for name in record.model_fields}
+    for name in (known - kept) & section.keys():
+        if (*location, name) not in given:
+            del section[name]
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -56,8 +84,8 @@ def _records_in(annotation: Any) -> list[type[BaseModel]]:
 
 def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> str:
     """Say which keys the table at a location has; a kind given in its place is taken for an example."""
-    records = records_at(model, location)
-    kinds = [tag for record in records for tag in sorted(tags_of(record))]
+    records = _records_at(model, location)
+    kinds = [tag for record in records for tag in sorted(_tags_of(record))]
     if not kinds:
         return f"its keys are {', '.join(_fields_at(model, location))}"
     discriminator = "rule" if any("rule" in record.model_fields for record in records) else "kind"
@@ -67,25 +95,24 @@ def _table_at(model: type[BaseModel], location: tuple[Any, ...], given: Any) -> 
 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    return sorted({name for record in records_at(model, location) for name in record.model_fields})
+    return sorted({name for record in _records_at(model, location) for name in record.model_fields})
 
 
 def _description_at(model: type[BaseModel], location: tuple[Any, ...]) -> str:
     """Say what a key holds, where its field says so."""
     *section, name = location
-    fields = (record.model_fields.get(name) for record in records_at(model, tuple(section)))
+    fields = (record.model_fields.get(name) for record in _records_at(model, tuple(section)))
     return next((f", {field.description}" for field in fields if field is not None and field.description), "")
 
 
-def records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[BaseModel]]:
-    """Return the records that a table at this place of a model may be, one per kind."""
+def _records_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[type[BaseModel]]:
     candidates: list[type[BaseModel]] = [model]
     for part in location:
         following: list[type[BaseModel]] = []
         for candidate in candidates:
             if part in candidate.model_fields:
                 following += _records_in(candidate.model_fields[part].annotation)
-        tagged = [candidate for candidate in candidates if part in tags_of(candidate)]
+        tagged = [candidate for candidate in candidates if part in _tags_of(candidate)]
         candidates = following or tagged or candidates
     return candidates
 
@@ -94,11 +121,10 @@ def _union_tags(model: type[BaseModel]) -> set[str]:
     tags: set[str] = set()
     for field in model.model_fields.values():
         for record in _records_in(field.annotation):
-            tags |= tags_of(record) | _union_tags(record)
+            tags |= _tags_of(record) | _union_tags(record)
     return tags
 
 
-def tags_of(record: type[BaseModel]) -> set[str]:
-    """Return the values of `kind` or `rule` by which a record is chosen."""
+def _tags_of(record: type[BaseModel]) -> set[str]:
     discriminators = [record.model_fields[name] for name in ("kind", "rule") if name in record.model_fields]
     return {tag for field in discriminators for tag in typing.get_args(field.annotation) if isinstance(tag, str)}

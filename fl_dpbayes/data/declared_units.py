@@ -21,12 +21,8 @@ def most_in_part(units: int, ratio: float) -> float:
 
         m r + 6 sqrt(m r (1 + r)) + 6,   m = units / .8
 
-    Args:
-        units: n, the declared number of units in the training part.
-        ratio: r, the part's share of all units over that of the training part, >= 0.
-
-    Returns:
-        The bound, > 0. Given the number in one part, that in another is negative binomial.
+    n = `units`, declared, of the training part; r >= 0 is the part's share of all units over that of the training part.
+    Given the number in one part, that in another is negative binomial.
     """
     most = most_declared(units) * ratio
     return most + SPLIT_DEVIATIONS * math.sqrt(most * (1 + ratio)) + SPLIT_DEVIATIONS
@@ -35,12 +31,7 @@ def most_in_part(units: int, ratio: float) -> float:
 def most_units(site_file: SiteFile, part: Part) -> float:
     """Bound the real number of units in a part from what the site declares; a site that holds more does not load.
 
-    Args:
-        site_file: the site.
-        part: which part.
-
-    Returns:
-        The bound. A delta below one over it is below 1/n for the real n.
+    A delta below one over the bound is below 1/n for the real n.
     """
     if site_file.role != "train" or part == "train":
         return most_declared(site_file.units)

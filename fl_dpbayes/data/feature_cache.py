@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float32]
 
 
 def cached_features(folder: Path, features: Config, records: Array, compute: Callable[[Array], Array]) -> Array:
-    """Return the features of records, from the cache if they are there.
+    """Return the features of records, (N, D), from the cache if they are there: read-only, memory-mapped.
 
     Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
     files make room.
@@ -37,9 +37,6 @@ def cached_features(folder: Path, features: Config, records: Array, compute: Cal
         features: what is computed, part of the key.
         records: float32, (N, *shape); their bytes are the other part of the key.
         compute: records -> features, float32, (N, D).
-
-    Returns:
-        Features, (N, D), read-only, from a memory-mapped file.
 
     Raises:
         OSError: if the folder cannot be written.

@@ -12,12 +12,10 @@ from fl_dpbayes.config.aggregation import FALD, PVI, FedPA, least_samples
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.distillation import DistillingRule, PredBayes, PublicFile, with_public_path
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
-from fl_dpbayes.config.files.file_list import file_entry
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
+from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
 from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
+from fl_dpbayes.config.prevalence import check_prevalence_classes
 from fl_dpbayes.config.recalibration import parameter_count
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
@@ -31,7 +29,7 @@ from fl_dpbayes.config.site_file import (
     write_site_file,
 )
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.config.task import BackboneFeatures, Model, Task
 from fl_dpbayes.data.declared_units import most_declared, most_in_part
 from fl_dpbayes.data.public_records import read_public_records
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import Role
-from fl_dpbayes.config.prevalence_checks import check_prevalence_classes
+from fl_dpbayes.config.prevalence import check_prevalence_classes
 from fl_dpbayes.config.site_file import Selection, SiteFile
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.declared_units import check_declaration, check_most_units, recalibration_units
@@ -65,15 +65,9 @@ class Site:
 
 
 def load_site(site_file: SiteFile) -> Site:
-    """Build a site from its file.
+    """Build a site from its file, whose paths are absolute.
 
     The records keep the order of their source, so that a restart finds each at the same place.
-
-    Args:
-        site_file: a validated site file, its paths absolute.
-
-    Returns:
-        The site.
 
     Raises:
         UserError: if records are missing, damaged or not as described, or their number is far from the declared one.

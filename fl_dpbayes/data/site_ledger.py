@@ -1,18 +1,24 @@
 """A site's ledger as its site file names it: made once, by a command or a simulation, and opened by requests."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile
-from fl_dpbayes.data.fingerprint import data_version
-from fl_dpbayes.data.site import Site
+from fl_dpbayes.data.site import Site, SiteSplit
+from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.privacy.ledger.state import Cohort
+from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.privacy.splits import split_name
+
+# Where each record or picture is its own unit, its name is a row number or a file's: only its content identifies it.
+UNNAMED_UNITS = ("record", "image")
 
 
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
@@ -51,12 +57,7 @@ def cohort_of(site_file: SiteFile) -> Cohort:
 def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
     """Make the cohort of a site file, and its ledger if there is none yet; nothing is overwritten.
 
-    Args:
-        site_file: the site, its paths absolute.
-        site: its records, to be compared with those of the ledger's other cohorts now; None: by the first request.
-
-    Returns:
-        The ledger.
+    With `site`, its records are compared with those of the ledger's other cohorts now; else by the first request.
 
     Raises:
         UserError: if the site file names no ledger, or the cohort is there already.
@@ -99,7 +100,52 @@ def prepare_simulated_ledger(site_file: SiteFile) -> None:
     create_ledger(site_file).close()
 
 
+def data_version(site: Site, key: bytes) -> DataVersion:
+    """Describe a site's records under a secret key.
+
+    The ledger's heads leave the site and are hashes over all that it holds. Without the key, whoever knows all
+    records but one could try out the last one until the head fits.
+
+    Args:
+        site: its records, after selection and preprocessing.
+        key: the ledger's secret key, 1 to 64 bytes.
+
+    Returns:
+        The fingerprint of all parts, and a sketch of their units: by name where the source names them (a patient
+        column), else by content.
+
+    Source:
+        RFC 7693 for keyed BLAKE2b.
+    """
+    whole = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
+    units: list[str] = []
+    for part in (site.train, site.test, site.recalibration):
+        if part is not None:
+            records = [_hash(content, key) for content in _contents(part)]
+            whole.update(f"{part.features.dtype.str}{part.features.shape}{part.labels.dtype.str}".encode())
+            whole.update("".join(records).encode())
+            whole.update(part.unit_index.tobytes())
+            units += records if site.unit in UNNAMED_UNITS else _named(part, records, key)
+    return DataVersion(whole.hexdigest(), unit_sketch(units))
+
+
 def _settings(site_file: SiteFile) -> LedgerSettings:
     if site_file.ledger is None:
         raise UserError(f"the site file of {site_file.name!r} names no ledger: only sites that train need one")
     return site_file.ledger
+
+
+def _contents(part: SiteSplit) -> Iterator[bytes]:
+    features, labels = np.ascontiguousarray(part.features), np.ascontiguousarray(part.labels)
+    return (features[row].tobytes() + labels[row].tobytes() for row in range(len(labels)))
+
+
+def _named(part: SiteSplit, records: list[str], key: bytes) -> list[str]:
+    names = part.unit_names
+    if names is None or names.dtype.kind != "U":
+        return records
+    return [_hash(b"name:" + str(name).encode(), key) for name in names]
+
+
+def _hash(content: bytes, key: bytes) -> str:
+    return hashlib.blake2b(content, key=key, digest_size=16, person=b"unit").hexdigest()

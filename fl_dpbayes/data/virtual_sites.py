@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import FeaturePartition, NaturalPartition, Shift, SiteSpec
+from fl_dpbayes.config.data import FeaturePartition, NaturalPartition, Shift, SiteSpec, with_part_of_owner
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.config.shared_records import with_part_of_owner
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Source
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_unscaled

@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate
 
 from fl_dpbayes.config.data_folder import VARIABLE
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures
+from fl_dpbayes.config.task import BackboneFeatures
 
 # Mean and standard deviation of ImageNet's colours: constants that torchvision publishes with its weights.
 MEAN = (0.485, 0.456, 0.406)

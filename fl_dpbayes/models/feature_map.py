@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, Features, ScatteringFeatures
+from fl_dpbayes.config.task import BackboneFeatures, Features, ScatteringFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.rows import checked_rows, padded, rows_stand_alone
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import FrozenBody
-from fl_dpbayes.config.task import Model
+from fl_dpbayes.config.task import FrozenBody, Model
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.build import body_layers, build_body
 from fl_dpbayes.models.feature_map import FeatureMap, checked_feature_map

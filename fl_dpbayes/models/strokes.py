@@ -13,7 +13,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from fl_dpbayes.config.features import StrokeProjection
+from fl_dpbayes.config.task import StrokeProjection
 
 Array = npt.NDArray[np.float64]
 

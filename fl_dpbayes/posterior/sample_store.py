@@ -11,8 +11,7 @@ from safetensors.numpy import load_file
 
 from fl_dpbayes.config.files.array_file import write_arrays
 from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced_atomically, written
-from fl_dpbayes.config.files.file_list import check_files, check_no_others, file_entry, listed_files
-from fl_dpbayes.config.files.journal import Entry
+from fl_dpbayes.config.files.journal import Entry, check_files, check_no_others, file_entry, listed_files
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_samples import PerSite

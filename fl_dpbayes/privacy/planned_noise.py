@@ -5,8 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
-from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps
-from fl_dpbayes.privacy.filter import noise_of_steps
+from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps
 from fl_dpbayes.privacy.solve import SolvedNoise, solve_noise
 from fl_dpbayes.samplers.noise import noise_multipliers
 from fl_dpbayes.samplers.planned import PlannedChain, noise_scale, noise_without_privacy, planned_step_sizes

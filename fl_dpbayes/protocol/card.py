@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
-from fl_dpbayes.config.outside_text import OutsideText
+from fl_dpbayes.config.names import EvaluationRelease, OutsideText, Role, SiteName
 from fl_dpbayes.config.prevalence import SitePrevalence
 from fl_dpbayes.config.task import Task
 

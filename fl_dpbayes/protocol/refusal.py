@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.outside_text import OutsideText, outside_text
+from fl_dpbayes.config.names import OutsideText, outside_text
 
 
 class RefusalCode(StrEnum):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Message
-from fl_dpbayes.config.outside_text import OutsideText
+from fl_dpbayes.config.names import OutsideText
 from fl_dpbayes.config.plan import Adjacency, Probability, TrainingPlan
 from fl_dpbayes.config.task import Model, Task
 

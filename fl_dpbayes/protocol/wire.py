@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from fl_dpbayes.config.base import Message, digest
-from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.config.names import outside_text
 
 # The largest honest headers list weights of 20,000 samples, or the noise of each of tens of thousands of steps.
 MAX_HEADER_BYTES = 4 * 2**20

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary, parse_summary
+from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
 from fl_dpbayes.report.headline import headline_place, headline_role, headline_rows
 from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up
 from fl_dpbayes.report.wording import neighbours, predictor_name
@@ -36,16 +36,8 @@ class Answer:
         return " ".join(part for part in (self.calibration, self.elsewhere, self.privacy, *self.cautions) if part)
 
 
-def answer(summary: Mapping[str, object]) -> Answer:
-    """Say what a run found, in sentences that claim no more than its intervals allow.
-
-    Args:
-        summary: a run's summary, in memory or as read from `summary.json`.
-
-    Returns:
-        The sentences.
-    """
-    run = parse_summary(summary)
+def answer(run: Summary) -> Answer:
+    """Say what a run found, in sentences that claim no more than its intervals allow."""
     cautions = []
     if run.seeded and run.private:
         cautions.append(

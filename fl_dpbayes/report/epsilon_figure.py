@@ -27,17 +27,7 @@ class EpsilonCurve:
 
 
 def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
-    """Read the curves of a run from its `privacy.csv`; without the file there are none.
-
-    Args:
-        run_dir: the run directory.
-
-    Returns:
-        One curve per site.
-
-    Raises:
-        UserError: if the file is damaged.
-    """
+    """Read the curves of a run from its `privacy.csv`; without the file there are none."""
     path = Path(run_dir) / "privacy.csv"
     try:
         return epsilon_curves(read_csv(path))
@@ -49,14 +39,7 @@ def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
 
 
 def epsilon_curves(rows: Iterable[Mapping[str, str]]) -> list[EpsilonCurve]:
-    """Collect the curves from the rows of `privacy.csv`.
-
-    Args:
-        rows: cells as text; rows without a round or an epsilon are left out.
-
-    Returns:
-        One curve per site, in the order in which sites first appear.
-    """
+    """Collect the curves from the rows of `privacy.csv`."""
     points: dict[str, dict[int, float]] = {}
     budgets: dict[str, float | None] = {}
     for row in rows:
@@ -88,15 +71,7 @@ def _name(sites: list[str]) -> str:
 
 
 def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | None:
-    """Draw epsilon after each round; names stand at the lines' ends.
-
-    Args:
-        curves: one per site; those with an infinite epsilon are not drawn.
-        subtitle: how epsilon was computed and at which delta.
-
-    Returns:
-        The figure, or None where no epsilon is finite.
-    """
+    """Draw epsilon after each round; names stand at the lines' ends."""
     drawn = [curve for curve in curves if _finite(curve)]
     if not drawn:
         return None

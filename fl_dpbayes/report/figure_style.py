@@ -1,14 +1,18 @@
 """One look for every figure: colours that colour-blind people tell apart, text kept as text, equal bytes each time."""
 
 import io
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from fl_dpbayes.config.files.atomic_file import write_atomically, written
 
 INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
 # Okabe and Ito (2008), without yellow, which is too light on white.
@@ -67,6 +71,40 @@ def predictor_style(predictor: str) -> PredictorStyle:
     return PREDICTOR_STYLES.get(predictor, PredictorStyle(MUTED, "X"))
 
 
+@dataclass(frozen=True)
+class DrawnFigure:
+    """One figure: `name` is its file's stem, `description` says in words what it shows."""
+
+    name: str
+    svg: str
+    description: str
+
+
+def drawn_figure(name: str, description: str, draw: Callable[[], Figure | None]) -> DrawnFigure | None:
+    """Draw a figure in the look above; None where there is nothing to draw."""
+    with figure_settings(name):
+        figure = draw()
+        return None if figure is None else DrawnFigure(name, figure_svg(figure), description)
+
+
+def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
+    """Save figures as SVG below `figures` of a run's or a study's folder.
+
+    Raises:
+        UserError: if they cannot be written.
+    """
+    below = folder / "figures"
+    with written(below):
+        below.mkdir(exist_ok=True)
+    for figure in figures:
+        write_atomically(below / f"{figure.name}.svg", figure.svg)
+
+
+def figure_name(*parts: str) -> str:
+    """Join words to a file stem of letters, digits, `_` and `-`."""
+    return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts)
+
+
 @contextmanager
 def figure_settings(name: str) -> Iterator[None]:
     """Draw and save within: the look above, and identifiers that depend on the figure's name only."""
@@ -88,14 +126,7 @@ def quiet_grid(axes: Axes, direction: str) -> None:
 
 
 def figure_svg(figure: Figure) -> str:
-    """Write a figure as SVG whose text is text in the reader's own sans-serif.
-
-    Args:
-        figure: drawn within `figure_settings`.
-
-    Returns:
-        The SVG document; equal figures give equal text.
-    """
+    """Write a figure, drawn within `figure_settings`, as SVG; equal figures give equal text."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     # The measured font is part of matplotlib, so layout does not depend on the machine; the reader may not have it.

@@ -1,54 +1,34 @@
 """All figures of a run, drawn from its records and saved as SVG."""
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Role, Summary, parse_summary
-from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure, read_epsilon_curves
-from fl_dpbayes.report.figure_style import figure_settings, figure_svg
-from fl_dpbayes.report.measures import decision_curves, site_reliability
+from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Role, Summary
+from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure
+from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
+from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
 from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.reliability_figure import reliability_figure
-from fl_dpbayes.report.run_files import read_summary
-from fl_dpbayes.report.site_reliability_figure import site_reliability_figure
+from fl_dpbayes.report.reliability_figure import reliability_figure, site_reliability_figure
 from fl_dpbayes.report.sites_figure import sites_figure
-from fl_dpbayes.report.wording import METRIC_NAMES, ROLES, in_reading_order, predictor_name
+from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 SITE_RELIABILITY = "reliability-sites"
 SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
 
 
-@dataclass(frozen=True)
-class DrawnFigure:
-    """One figure: `name` is its file's stem, `description` says in words what it shows."""
-
-    name: str
-    svg: str
-    description: str
-
-
-def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
+def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) -> dict[str, DrawnFigure]:
     """Draw a run's figures and save them below its `figures` folder.
 
-    Args:
-        run_dir: a run directory with `summary.json`; `privacy.csv` gives epsilon per round.
-
     Returns:
-        Reliability diagrams (per role, last beside posterior), epsilon per round, each metric per site, reliability at
-        every site, then decision curves (per role). A figure without data is left out.
+        By name: reliability diagrams (per role, last beside posterior), epsilon per round, each metric per site,
+        reliability at every site, then decision curves (per role). A figure without data is left out.
 
     Raises:
-        UserError: if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
+        UserError: if the folder cannot be written to.
     """
-    run = parse_summary(read_summary(run_dir))
-    curves = read_epsilon_curves(run_dir)
     figures = [
         *(_draw_reliability(run, row) for row in pooled_reliability(run)),
         _draw_epsilon(run, curves),
@@ -56,26 +36,9 @@ def draw_figures(run_dir: Path | str) -> list[DrawnFigure]:
         _draw_site_reliability(site_reliability(run)),
         *(_draw_net_benefit(rows) for rows in decision_curves(run).values()),
     ]
-    drawn = [figure for figure in figures if figure is not None]
-    save_figures(run_dir, drawn)
+    drawn = {figure.name: figure for figure in figures if figure is not None}
+    save_figures(run_dir, drawn.values())
     return drawn
-
-
-def save_figures(folder: Path | str, figures: Iterable[DrawnFigure]) -> None:
-    """Save figures below a folder's `figures`.
-
-    Args:
-        folder: a run's or a study's.
-        figures: what to save.
-
-    Raises:
-        UserError: if they cannot be written.
-    """
-    below = Path(folder) / "figures"
-    with written(below):
-        below.mkdir(exist_ok=True)
-    for figure in figures:
-        write_atomically(below / f"{figure.name}.svg", figure.svg)
 
 
 def pooled_reliability(run: Summary) -> list[ReliabilityRecord]:
@@ -86,9 +49,26 @@ def pooled_reliability(run: Summary) -> list[ReliabilityRecord]:
     return sorted(known, key=lambda row: (roles.index(row.role), predictors.index(row.predictor)))
 
 
-def figure_name(*parts: str) -> str:
-    """Join words to a file stem of letters, digits, `_` and `-`."""
-    return "-".join(re.sub(r"[^A-Za-z0-9_]+", "_", part) for part in parts)
+def site_reliability(run: Summary) -> list[ReliabilityRecord]:
+    """Return the diagrams of single sites that hold a record: one predictor, roles and sites in reading order."""
+    predictor, roles, sites = headline_predictor(run), list(ROLES), {site.name for site in run.sites}
+    rows = [
+        row
+        for row in run.reliability
+        if row.site in sites and row.predictor == predictor and any(part.n for part in row.bins)
+    ]
+    return sorted(rows, key=lambda row: (roles.index(row.role), row.site))
+
+
+def decision_curves(run: Summary) -> dict[Role, list[CalibrationRecord]]:
+    """Return the rows with a decision curve over all sites of each role, the headline predictor first."""
+    headline = headline_predictor(run)
+    found: dict[Role, list[CalibrationRecord]] = {}
+    for role in ROLES:
+        rows = [row for row in run.calibration if row.pooled and row.role == role and row.net_benefit]
+        if rows:
+            found[rows[0].role] = sorted(rows, key=lambda row: row.predictor != headline)
+    return found
 
 
 def net_benefit_name(role: Role) -> str:
@@ -96,13 +76,12 @@ def net_benefit_name(role: Role) -> str:
     return figure_name("net_benefit", role)
 
 
-def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure:
-    name = figure_name("reliability", row.role, row.predictor)
+def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:
     title = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}"
     subtitle = f"n = {count(sum(part.n for part in row.bins))}{_error_of(run.calibration, row)}"
-    with figure_settings(name):
-        svg = figure_svg(reliability_figure(row, title, subtitle))
-    return DrawnFigure(name, svg, f"Reliability diagram. {title}; {subtitle}.")
+    description = f"Reliability diagram. {title}; {subtitle}."
+    name = figure_name("reliability", row.role, row.predictor)
+    return drawn_figure(name, description, lambda: reliability_figure(row, title, subtitle))
 
 
 def _error_of(rows: Sequence[CalibrationRecord], wanted: ReliabilityRecord) -> str:
@@ -118,35 +97,27 @@ def _draw_epsilon(run: Summary, curves: Sequence[EpsilonCurve]) -> DrawnFigure |
     delta = f"at delta {probability(deltas[0])}" if len(deltas) == 1 else "at each site's delta"
     methods = ", ".join(sorted({row.epsilon_method for row in run.privacy if row.epsilon_method}))
     subtitle = f"{delta}{f'; by {methods}' if methods else ''}"
-    with figure_settings("epsilon"):
-        figure: Figure | None = epsilon_figure(curves, subtitle)
-        if figure is None:
-            return None
-        return DrawnFigure("epsilon", figure_svg(figure), f"Epsilon spent after each round at each site, {subtitle}.")
+    description = f"Epsilon spent after each round at each site, {subtitle}."
+    return drawn_figure("epsilon", description, lambda: epsilon_figure(curves, subtitle))
 
 
 def _draw_site_reliability(rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
     if not rows:
         return None
     title = f"Site by site, {predictor_name(rows[0])}"
-    with figure_settings(SITE_RELIABILITY):
-        svg = figure_svg(site_reliability_figure(rows, title))
-    return DrawnFigure(SITE_RELIABILITY, svg, f"Reliability diagram of each of {len(rows)} sites. {title}.")
+    description = f"Reliability diagram of each of {len(rows)} sites. {title}."
+    return drawn_figure(SITE_RELIABILITY, description, lambda: site_reliability_figure(rows, title))
 
 
-def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure:
-    name, title = net_benefit_name(rows[0].role), f"{ROLES[rows[0].role].capitalize()}, decision curve"
-    with figure_settings(name):
-        svg = figure_svg(net_benefit_figure(rows, title))
-    return DrawnFigure(name, svg, f"Net benefit per 100 records at each threshold. {title}.")
+def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:
+    title = f"{ROLES[rows[0].role].capitalize()}, decision curve"
+    description = f"Net benefit per 100 records at each threshold. {title}."
+    return drawn_figure(net_benefit_name(rows[0].role), description, lambda: net_benefit_figure(rows, title))
 
 
 def _draw_sites(run: Summary, metric: str) -> DrawnFigure | None:
-    name = figure_name("sites", metric)
-    with figure_settings(name):
-        figure = sites_figure(in_reading_order(run.places), metric, METRIC_NAMES[metric])
-        if figure is None:
-            return None
-        drawn = any(row.intervals.get(metric) is not None for row in run.calibration)
-        ends = ", with 95% intervals" if drawn else ""
-        return DrawnFigure(name, figure_svg(figure), f"{METRIC_NAMES[metric]} at every site{ends}.")
+    title = METRICS[metric].name
+    ends = ", with 95% intervals" if any(row.intervals.get(metric) is not None for row in run.calibration) else ""
+    description = f"{title} at every site{ends}."
+    rows = in_reading_order(run.places)
+    return drawn_figure(figure_name("sites", metric), description, lambda: sites_figure(rows, metric, title))

@@ -12,16 +12,7 @@ LEAST_SITES = 3
 
 
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
-    """Return the rows that answer for a role, by predictor, where the calibration error is defined.
-
-    Args:
-        run: a run's summary.
-        role: whose sites.
-
-    Returns:
-        The median over the sites, where three or more were measured; else the row over their pooled
-        records.
-    """
+    """Return the rows that answer for a role, by predictor, where the calibration error is defined."""
     medians = {row.predictor: row for row in median_rows(run) if row.role == role}
     rows = (medians.get(row.predictor, row) for row in run.calibration if row.pooled and row.role == role)
     return {row.predictor: row for row in rows if row.rms_debiased is not None}
@@ -78,15 +69,7 @@ def headline_predictor(run: Summary) -> str:
 
 
 def key_figures(run: Summary) -> list[tuple[str, str]]:
-    """Return the few numbers that stand largest, each with what it is.
-
-    Args:
-        run: a run's summary.
-
-    Returns:
-        (value, meaning) of the calibration error of each of recalibrated posterior, posterior and last iterate (the
-        recalibrated one last where its map is mostly noise), the accuracy, and the largest epsilon.
-    """
+    """Return the few numbers that stand largest, each with what it is."""
     role = headline_role(run)
     rows = headline_rows(run, role)
     place = headline_place(role, rows)

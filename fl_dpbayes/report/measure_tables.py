@@ -13,8 +13,9 @@ from fl_dpbayes.config.summary import (
     SubgroupRecord,
     Summary,
 )
+from fl_dpbayes.report.headline import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
-from fl_dpbayes.report.page_tables import Cell, PageTable
+from fl_dpbayes.report.page_tables import BIN_COLUMNS, Cell, PageTable, bin_cells, page_table
 from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
 
 WEIGHTS = {
@@ -36,17 +37,44 @@ class _Placed(Protocol):
 Row = TypeVar("Row", bound=_Placed)
 
 
-def split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list[Row], list[Row]]:
-    """Tell the rows that are read first from the others.
-
-    Args:
-        rows: of sites and of `pooled:<role>`.
-        predictor: only its rows come first; None for those of every predictor.
+def measure_tables(run: Summary) -> dict[str, PageTable | str]:
+    """Gather the tables of everything that was measured beyond calibration, by the page's names.
 
     Returns:
-        Rows over all sites of a role, or of its sites where the role is not pooled; then the others, without the only
-        site of a role, whose rows would repeat the pooled ones.
+        What is read first and, as `further_...`, the rest: single sites, further predictors; a table without rows is
+        not to be shown. `headline` is the predictor of subgroups and prediction sets that is read first, `level` the
+        coverage that these were asked to have, `calibrated_on` what they were calibrated on, `reference_records` how
+        many records of training sites the uncertainty of others is held against.
     """
+    groups = [row for row in run.subgroups if row.n]
+    clinical = [row for row in run.places if row.calibration_intercept is not None or row.calibration_slope is not None]
+    known = [row for row in run.places if row.rms_true is not None or row.ece_true is not None]
+    sets = {(row.calibrated_on, row.n_calibration) for row in run.conformal}
+    compared = {row.n_reference for row in run.shift_detection if row.n_reference}
+    headline = headline_predictor(run)
+    subgroups, further_subgroups = _split_rows(groups, headline)
+    lines, further_lines = _split_rows(clinical)
+    conformal, further_conformal = _split_rows(run.conformal, headline)
+    truths, further_truths = _split_rows(known)
+    return {
+        "headline": next((predictor_name(row) for row in run.places if row.predictor == headline), ""),
+        "subgroups": _subgroup_table(subgroups),
+        "further_subgroups": _subgroup_table(further_subgroups),
+        "clinical": _clinical_table(lines),
+        "further_clinical": _clinical_table(further_lines),
+        "conformal": _conformal_table(run, conformal),
+        "further_conformal": _conformal_table(run, further_conformal),
+        "level": ", ".join(f"{100 * level:g}%" for level in sorted({row.level for row in run.conformal})),
+        "calibrated_on": ", ".join(f"the {words} (n = {count(n)})" for words, n in sorted(sets, key=str)),
+        "shift_detection": _shift_detection_table(run),
+        "reference_records": ", ".join(count(n) for n in sorted(compared)),
+        "truth": _truth_table(truths),
+        "further_truth": _truth_table(further_truths),
+    }
+
+
+def _split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list[Row], list[Row]]:
+    """Tell the rows that are read first from the others."""
     pooled = {row.role for row in rows if row.site == f"pooled:{row.role}"}
     sites = {role: {row.site for row in rows if row.role == role} - {f"pooled:{role}"} for role in pooled}
     main, further = [], []
@@ -59,7 +87,7 @@ def split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list[
     return main, further
 
 
-def subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
+def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
     """Show error, records, interval and what a calibrated model would show, for each subgroup."""
     cells: list[tuple[str | Cell, ...]] = []
     for attribute, value in sorted({(row.attribute, row.value) for row in rows}):
@@ -79,7 +107,7 @@ def subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
     return _table(columns, cells, {0, 1, 2})
 
 
-def conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
+def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
     """Show how often the prediction sets hold the right class, and how large they are."""
     cells = [
         (
@@ -97,7 +125,7 @@ def conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
     return _table(columns, cells, {0, 1, 2, 4})
 
 
-def clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+def _clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show calibration intercept and slope, and the AUROC, with their intervals or bounds."""
     cells = [
         (
@@ -125,7 +153,7 @@ def net_benefit_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     return _table(("Treat above, %", *names, "Treat all", "Treat none"), cells, set())
 
 
-def shift_detection_table(run: Summary) -> PageTable:
+def _shift_detection_table(run: Summary) -> PageTable:
     """Show how well each uncertainty tells a place's records from the training sites', a row per place."""
     sites = {site.name: site for site in run.sites}
     places: dict[str, dict[str, ShiftDetectionRecord]] = {}
@@ -152,7 +180,7 @@ def _known_to(row: ShiftDetectionRecord) -> str:
     return f", bounds {interval((row.low, row.high), decimal)}"
 
 
-def truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show the estimated errors beside the true ones, where the law of the labels is known."""
     cells = [
         (
@@ -173,21 +201,8 @@ def truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
 
 def site_reliability_table(rows: Sequence[ReliabilityRecord]) -> PageTable:
     """Show the bins of several sites' reliability diagrams."""
-    cells = [
-        (
-            row.site,
-            f"{points(part.low)} to {points(part.high)}",
-            count(part.n),
-            points(part.confidence),
-            points(part.accuracy),
-            interval((part.band_low, part.band_high), points) or UNDEFINED,
-        )
-        for row in rows
-        for part in row.bins
-        if part.n
-    ]
-    columns = ("Site", "Confidence %", "Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
-    return _table(columns, cells, {0})
+    cells = [(row.site, *cells) for row in rows for cells in bin_cells(row)]
+    return _table(("Site", "Confidence %", *BIN_COLUMNS), cells, {0})
 
 
 def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:
@@ -199,13 +214,9 @@ def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], wo
             {n - (n > left_out) for n in words if n != left_out},
         )
         cells = [row[:left_out] + row[left_out + 1 :] for row in cells]
-    rows = []
-    previous: str | Cell = ""
-    for row in cells:
-        first = "" if row[0] == previous else row[0]
-        previous = row[0]
-        rows.append(tuple(cell if isinstance(cell, tuple) else (cell, "") for cell in (first, *row[1:])))
-    return PageTable(columns, rows, frozenset(words))
+    first = [row[0] for row in cells]
+    rows = [("" if number and row[0] == first[number - 1] else row[0], *row[1:]) for number, row in enumerate(cells)]
+    return page_table(columns, rows, words)
 
 
 def _predictor(run: Summary, predictor: str) -> str:

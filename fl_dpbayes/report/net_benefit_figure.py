@@ -13,15 +13,7 @@ LEGEND_INCHES = 0.17
 
 
 def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
-    """Draw the net benefit of each predictor at one place over the threshold above which a patient is treated.
-
-    Args:
-        rows: one for each predictor of one place, each with a decision curve; at least one.
-        title: where it was measured.
-
-    Returns:
-        The figure; bands are 95 % intervals, of the first row only.
-    """
+    """Draw the net benefit of each predictor at one place over the threshold above which a patient is treated."""
     names = {
         predictor_name(row): (predictor_style(row.predictor).colour, predictor_style(row.predictor).marker)
         for row in rows

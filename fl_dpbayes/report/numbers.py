@@ -71,12 +71,7 @@ def count(value: int | None) -> str:
 
 
 def interval(ends: tuple[float | None, float | None] | None, write: Callable[[float | None], str]) -> str:
-    """Write an interval as "[low, high]", or nothing where it is undefined.
-
-    Args:
-        ends: low and high end, or None.
-        write: how each end is written.
-    """
+    """Write an interval as "[low, high]", or nothing where it is undefined."""
     if ends is None or ends[0] is None or ends[1] is None:
         return ""
     return f"[{write(ends[0])}, {write(ends[1])}]"

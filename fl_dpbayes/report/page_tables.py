@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.summary import (
     CalibrationRecord,
     EvaluationPrivacyRecord,
@@ -43,8 +45,10 @@ class PageTable:
     text_columns: frozenset[int] = frozenset({0})
 
 
-def _cells(values: Iterable[str | Cell]) -> tuple[Cell, ...]:
-    return tuple(value if isinstance(value, tuple) else (value, "") for value in values)
+def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], words: Iterable[int] = (0,)) -> PageTable:
+    """Make a table of values, some with what stands behind them; the columns of `words` hold words."""
+    cells = [tuple(value if isinstance(value, tuple) else (value, "") for value in row) for row in rows]
+    return PageTable(tuple(columns), cells, frozenset(words))
 
 
 def privacy_table(run: Summary) -> PageTable:
@@ -67,7 +71,7 @@ def privacy_table(run: Summary) -> PageTable:
         "Temperature": tempered(run),
         "Status": True,
     }
-    rows = [
+    rows: list[tuple[str | Cell, ...]] = [
         (
             row.site,
             sites[row.site].unit if row.site in sites else row.unit,
@@ -80,23 +84,13 @@ def privacy_table(run: Summary) -> PageTable:
             row.status or UNDEFINED,
         )
         for row in run.privacy
-    ] + [
-        (
-            row.site,
-            row.unit,
-            "",
-            "",
-            (rounded_up(row.epsilon), row.epsilon_method),
-            "",
-            *_account_cells(row),
-            "",
-            "evaluation",
-        )
-        for row in run.evaluation_privacy
     ]
-    shown = [_cells(cell for cell, wanted in zip(row, columns.values(), strict=True) if wanted) for row in rows]
-    names = tuple(name for name, wanted in columns.items() if wanted)
-    return PageTable(names, shown, frozenset({0, 1, len(names) - 1}))
+    for row in run.evaluation_privacy:
+        spent = (rounded_up(row.epsilon), row.epsilon_method)
+        rows.append((row.site, row.unit, "", "", spent, "", *_account_cells(row), "", "evaluation"))
+    shown = [[cell for cell, wanted in zip(row, columns.values(), strict=True) if wanted] for row in rows]
+    names = [name for name, wanted in columns.items() if wanted]
+    return page_table(names, shown, (0, 1, len(names) - 1))
 
 
 def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | Cell, ...]:
@@ -106,15 +100,14 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | 
 
 def settings_table(run: Summary) -> PageTable:
     """Show what was run."""
-    return PageTable(("Part", "Settings"), [_cells((row.name, row.value)) for row in run.settings], frozenset({0, 1}))
+    return page_table(("Part", "Settings"), [(row.name, row.value) for row in run.settings], (0, 1))
 
 
 def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show the main metrics of the given rows, intervals behind their values."""
-    columns = (*_PLACE_COLUMNS, *_MAIN_COLUMNS)
     ordered = in_reading_order(rows)
-    cells = [_cells((*place, *_main_cells(row))) for place, row in zip(_places(ordered), ordered, strict=True)]
-    return PageTable(columns, cells, frozenset({0, 1}))
+    cells = [(*place, *_main_cells(row)) for place, row in zip(_places(ordered), ordered, strict=True)]
+    return page_table((*_PLACE_COLUMNS, *_MAIN_COLUMNS), cells, (0, 1))
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
@@ -129,17 +122,17 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     ordered = in_reading_order(rows)
     cells = []
     for place, row in zip(_places(ordered), ordered, strict=True):
-        shared = (points(row.ace), points(row.sce), points(row.mce), decimal(row.epistemic), decimal(row.aleatoric))
         bins = (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))
         kept = row.accuracy_at_coverage or {}
         further = (
-            *shared,
+            *map(points, (row.ace, row.sce, row.mce)),
+            *map(decimal, (row.epistemic, row.aleatoric)),
             *map(points, bins),
             *map(decimal, (row.aurc, row.aurc_excess)),
             *(points(kept.get(share)) for share in coverages),
         )
-        cells.append(_cells((*place, *_main_cells(row), *further)))
-    return PageTable(columns, cells, frozenset({0, 1}))
+        cells.append((*place, *_main_cells(row), *further))
+    return page_table(columns, cells, (0, 1))
 
 
 _PLACE_COLUMNS = ("Where", "Predictor", "n")
@@ -172,18 +165,16 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
 def site_table(run: Summary) -> PageTable:
     """Show who took part: role, size, shift."""
     rows = [
-        _cells(
-            (
-                site.name,
-                {"train": "trains", "held_out": "held out", "shifted": "shifted"}[site.role],
-                (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
-                count(site.test_n),
-                site.shift or "none",
-            )
+        (
+            site.name,
+            {"train": "trains", "held_out": "held out", "shifted": "shifted"}[site.role],
+            (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
+            count(site.test_n),
+            site.shift or "none",
         )
         for site in run.sites
     ]
-    return PageTable(("Site", "Role", "Units n", "Test records", "Shift"), rows, frozenset({0, 1, 4}))
+    return page_table(("Site", "Role", "Units n", "Test records", "Shift"), rows, (0, 1, 4))
 
 
 def participation_table(run: Summary) -> PageTable:
@@ -191,46 +182,47 @@ def participation_table(run: Summary) -> PageTable:
     rows = []
     for row in run.participation:
         used = sum(status in ("OK", "PARTIAL") for status in row.statuses)
-        spans = ", ".join(f"{_rounds(first, last)} {status}" for first, last, status in _spans(row.statuses))
-        rows.append(_cells((row.site, f"{used} of {len(row.statuses)}", spans)))
-    return PageTable(("Site", "Rounds used", "Round by round"), rows, frozenset({0, 2}))
+        rows.append((row.site, f"{used} of {len(row.statuses)}", ", ".join(_spans(row.statuses))))
+    return page_table(("Site", "Rounds used", "Round by round"), rows, (0, 2))
 
 
-def _spans(statuses: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Join rounds in a row that went alike."""
-    spans: list[tuple[int, int, str]] = []
-    for number, status in enumerate(statuses, start=1):
-        first = spans.pop()[0] if spans and spans[-1][2] == status else number
-        spans.append((first, number, status))
+def _spans(statuses: Sequence[str]) -> list[str]:
+    """Join rounds in a row that went alike: "1 to 3 OK"."""
+    spans, number = [], 1
+    for status, alike in groupby(statuses):
+        last = number + len(list(alike)) - 1
+        spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
+        number = last + 1
     return spans
-
-
-def _rounds(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} to {last}"
 
 
 def release_table(run: Summary) -> PageTable:
     """Show what left a site, and how."""
-    rows = [_cells((release.item, release.how)) for release in run.releases]
-    return PageTable(("What", "How it left a site"), rows, frozenset({0, 1}))
+    rows = [(release.item, release.how) for release in run.releases]
+    return page_table(("What", "How it left a site"), rows, (0, 1))
 
 
-def reliability_table(row: ReliabilityRecord) -> PageTable:
-    """Show the bins of one reliability diagram."""
-    rows = [
-        _cells(
-            (
-                f"{points(part.low)} to {points(part.high)}",
-                count(part.n),
-                points(part.confidence),
-                points(part.accuracy),
-                interval((part.band_low, part.band_high), points) or UNDEFINED,
-            )
+BIN_COLUMNS = ("Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
+
+
+def bin_cells(row: ReliabilityRecord) -> list[tuple[str, ...]]:
+    """Return range and `BIN_COLUMNS` of each bin of a reliability diagram that holds a record."""
+    return [
+        (
+            f"{points(part.low)} to {points(part.high)}",
+            count(part.n),
+            points(part.confidence),
+            points(part.accuracy),
+            interval((part.band_low, part.band_high), points) or UNDEFINED,
         )
         for part in row.bins
         if part.n
     ]
-    return PageTable(("Confidence %", "Records", "Mean confidence %", "Accuracy %", "Band if calibrated"), rows)
+
+
+def reliability_table(row: ReliabilityRecord) -> PageTable:
+    """Show the bins of one reliability diagram."""
+    return page_table(("Confidence %", *BIN_COLUMNS), bin_cells(row))
 
 
 def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
@@ -239,19 +231,19 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
     rows = []
     for curve in curves:
         spent = dict(zip(curve.rounds, curve.epsilons, strict=True))
-        rows.append(_cells((curve.site, *(rounded_up(spent.get(number)) for number in rounds))))
-    return PageTable(("Site", *(f"Round {number}" for number in rounds)), rows)
+        rows.append((curve.site, *(rounded_up(spent.get(number)) for number in rounds)))
+    return page_table(("Site", *(f"Round {number}" for number in rounds)), rows)
 
 
 def cost_table(run: Summary) -> PageTable:
     """Show bytes and seconds of the run."""
     up, down = run.bytes.up, run.bytes.down
     rows = [
-        _cells(("Bytes sent by all sites", data_size(sum(up) if up else None), _largest(up))),
-        _cells(("Bytes sent to all sites", data_size(sum(down) if down else None), _largest(down))),
-        *(_cells((f"Time: {stage}", duration(seconds), "")) for stage, seconds in run.seconds.items()),
+        ("Bytes sent by all sites", data_size(sum(up) if up else None), _largest(up)),
+        ("Bytes sent to all sites", data_size(sum(down) if down else None), _largest(down)),
+        *((f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()),
     ]
-    return PageTable(("", "Total", "Largest round"), rows)
+    return page_table(("", "Total", "Largest round"), rows)
 
 
 def _largest(sizes: Sequence[int]) -> str:
@@ -262,17 +254,13 @@ def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
     """Show one metric at every place, a column per predictor."""
     ordered = in_reading_order(rows)
     predictors = {row.predictor: predictor_name(row) for row in ordered}
-    write = decimal if metric in ("nll", "brier", "auroc") else points
+    write = points if METRICS[metric].unit == "share" else decimal
     places: dict[str, dict[str, Cell]] = {}
     for row in ordered:
-        ends = row.auroc_bounds if metric == "auroc" else row.intervals.get(metric)
-        cell = (write(getattr(row, metric)), interval(ends, write))
+        cell = (write(getattr(row, metric)), interval(row.intervals.get(metric), write))
         places.setdefault(place_name(row), {})[row.predictor] = cell
-    cells = [
-        _cells((place, *(found.get(predictor, (UNDEFINED, "")) for predictor in predictors)))
-        for place, found in places.items()
-    ]
-    return PageTable(("Where", *predictors.values()), cells)
+    cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
+    return page_table(("Where", *predictors.values()), cells)
 
 
 def facts(run: Summary) -> Mapping[str, str]:
@@ -281,20 +269,13 @@ def facts(run: Summary) -> Mapping[str, str]:
         "Scenario": run.scenario,
         "Aggregation": run.aggregation,
         **_aggregation_inputs(run),
-        "Resumed": _resumed(run.resumed_after),
+        "Resumed": ", ".join(f"after round {number}" if number else "before round 1" for number in run.resumed_after),
         "Seed of partition and model": "" if run.seed is None else str(run.seed),
         "Label heterogeneity (mean total variation)": "" if run.heterogeneity is None else decimal(run.heterogeneity),
         "Configurations tried": "" if run.configurations_tried is None else count(run.configurations_tried),
         "Versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
     }
     return {name: value for name, value in known.items() if value}
-
-
-def _resumed(rounds: Sequence[int]) -> str:
-    """Say after which rounds a run that was cut off went on."""
-    if not rounds:
-        return ""
-    return ", ".join(f"after round {number}" if number else "before round 1" for number in rounds)
 
 
 def _aggregation_inputs(run: Summary) -> dict[str, str]:

@@ -1,27 +1,28 @@
-"""The reliability diagram: accuracy against confidence, with the band of a calibrated model and the confidences."""
+"""Reliability diagrams: accuracy against confidence with the band of a calibrated model, over sites and at each."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fl_dpbayes.config.summary import ReliabilityBin, ReliabilityRecord
-from fl_dpbayes.report.figure_style import BAND, MUTED, WIDTH_INCHES, predictor_style, quiet_grid, set_title
+from fl_dpbayes.report.figure_style import BAND, INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid, set_title
+from fl_dpbayes.report.numbers import count
 
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = ("0", "25", "50", "75", "100")
+ROLE_WORDS = {"held_out": "held out", "shifted": "shifted", "train": "trained"}
+SITE_TICKS, SITE_PERCENT = (0.0, 0.5, 1.0), ("0", "50", "100")
+TITLE_INCHES, LABEL_INCHES, HEAD_INCHES, TICK_INCHES = 0.5, 0.36, 0.36, 0.22
+GUTTER_INCHES = 0.3
+MAX_NAME = {2: 22, 3: 15}
 
 
 def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Figure:
-    """Draw one reliability diagram above the histogram of its confidences.
-
-    Args:
-        row: the bins; an empty bin has no point.
-        title: what was measured where.
-        subtitle: the numbers that belong to it.
-
-    Returns:
-        The figure; filled points lie outside the consistency band.
-    """
+    """Draw one reliability diagram above the histogram of its confidences."""
     figure = Figure(figsize=(WIDTH_INCHES, 4.3))
     set_title(figure, title, subtitle)
     diagram = figure.add_axes((0.085, 0.325, 0.865, 0.515))
@@ -31,14 +32,8 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     return figure
 
 
-def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
-    """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin.
-
-    Args:
-        axes: where to draw; both axes run from 0 to 1.
-        row: the bins; an empty bin has no point, one outside its band a filled point.
-        marker_size: of the points.
-    """
+def _draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
+    """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin."""
     for part in row.bins:
         if part.band_low is not None and part.band_high is not None:
             axes.fill_between(
@@ -67,7 +62,7 @@ def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
 
 def _draw_diagram(axes: Axes, row: ReliabilityRecord) -> None:
     quiet_grid(axes, "y")
-    draw_bins(axes, row, 4.2)
+    _draw_bins(axes, row, 4.2)
     axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
     axes.text(0.03, 0.955, "above the line: too cautious", size=7.5, color=MUTED, va="top")
     axes.text(0.985, 0.03, "below: too sure of itself", size=7.5, color=MUTED, ha="right")
@@ -92,3 +87,59 @@ def _draw_histogram(axes: Axes, row: ReliabilityRecord) -> None:
     axes.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class, %", title="records, %")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
     axes.set_xticks(TICKS, PERCENT)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Where the panels of a figure stand, in inches from its lower left corner."""
+
+    columns: int
+    rows: int
+
+    @property
+    def panel(self) -> float:
+        return (WIDTH_INCHES - 0.14) / self.columns - GUTTER_INCHES
+
+    @property
+    def step(self) -> float:
+        return HEAD_INCHES + self.panel + TICK_INCHES
+
+    @property
+    def height(self) -> float:
+        return TITLE_INCHES + self.rows * self.step + LABEL_INCHES - TICK_INCHES
+
+    def corner(self, number: int) -> tuple[float, float]:
+        row, column = divmod(number, self.columns)
+        left = GUTTER_INCHES + column * (self.panel + GUTTER_INCHES)
+        return left, self.height - TITLE_INCHES - HEAD_INCHES - self.panel - row * self.step
+
+
+def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Figure:
+    """Draw a reliability diagram for each site."""
+    columns = 2 if len(rows) <= 4 else 3
+    grid = _Grid(columns, math.ceil(len(rows) / columns))
+    figure = Figure(figsize=(WIDTH_INCHES, grid.height))
+    set_title(figure, title, "accuracy, %, against confidence, %; grey: 95% if calibrated")
+    for number, row in enumerate(rows):
+        left, bottom = grid.corner(number)
+        axes = figure.add_axes(
+            (left / WIDTH_INCHES, bottom / grid.height, grid.panel / WIDTH_INCHES, grid.panel / grid.height)
+        )
+        quiet_grid(axes, "y")
+        _draw_bins(axes, row, 2.6)
+        axes.set_xticks(SITE_TICKS, SITE_PERCENT if number + columns >= len(rows) else [""] * len(SITE_TICKS))
+        axes.set_yticks(SITE_TICKS, SITE_PERCENT if number % columns == 0 else [""] * len(SITE_TICKS))
+        records = count(sum(part.n for part in row.bins))
+        top = bottom + grid.panel
+        for words, above, colour, size in (
+            (_short(row.site, MAX_NAME[columns]), 0.21, INK, 7.5),
+            (f"{ROLE_WORDS[row.role]}, n = {records}", 0.08, MUTED, 7.0),
+        ):
+            figure.text(left / WIDTH_INCHES, (top + above) / grid.height, words, color=colour, size=size)
+    figure.text(0.5, 0.04 / grid.height, "confidence, %", color=MUTED, size=7.5, ha="center")
+    return figure
+
+
+def _short(name: str, most: int) -> str:
+    # Long names of hospitals often differ at their end only.
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"

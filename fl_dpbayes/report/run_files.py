@@ -5,6 +5,7 @@ import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -12,16 +13,11 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
 from fl_dpbayes.config.json_values import json_values
-from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.summary import Summary, parse_summary
 
 SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 
-METRICS = (
-    "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "ece_10", "ece_20",
-    "ece_equal_mass", "ece_binary", "aurc", "aurc_excess", "calibration_intercept", "calibration_slope",
-)  # fmt: skip
-# What depends on the order of records, which sums do not hold: bounds stand in for an interval.
-BOUNDED = ("auroc", "aurc")
 PRIVACY_COLUMNS = (
     "site", "round", "steps", "epsilon", "epsilon_method", "delta", "mu", "mu_kind", "adjacency",
     "noise_multiplier_first", "noise_multiplier_last", "temperature", "status", "reason", "budget", "purpose",
@@ -30,10 +26,11 @@ ROUND_COLUMNS = (
     "round", "seconds", "sites_asked", "sites_ok", "sites_partial", "sites_refused", "sites_failed", "sites_rejected",
     "bytes_up", "bytes_down", "samples_kept",
 )  # fmt: skip
+_RANKED = [metric for rank in (1, 2) for metric in METRICS.values() if metric.rank == rank]
 CALIBRATION_COLUMNS = (
-    "site", "role", "predictor", "n", *METRICS, "ece_if_calibrated", "ece_if_calibrated_high", "ece_true",
-    "rms_true", "epistemic", "aleatoric",
-    *(f"{metric}_{end}" for metric in METRICS for end in ("low", "high")),
+    "site", "role", "predictor", "n", *(metric.key for metric in _RANKED), "ece_if_calibrated",
+    "ece_if_calibrated_high", *(metric.key for metric in METRICS.values() if metric.rank == 3),
+    *(f"{metric.key}_{end}" for metric in _RANKED for end in ("low", "high")),
 )  # fmt: skip
 
 
@@ -110,47 +107,35 @@ def read_csv(path: Path | str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def calibration_csv_row(row: Mapping[str, object]) -> dict[str, object]:
+def calibration_csv_row(row: Mapping[str, Any]) -> dict[str, object]:
     """Flatten one entry of the summary's `calibration` list to the columns of `calibration.csv`.
 
-    Args:
-        row: an entry; `intervals` maps a metric to [low, high].
-
     Returns:
-        Column -> value; `<metric>_low` and `<metric>_high` are the ends of its interval, of AUROC and AURC (which have
-        none) its bounds.
+        Column -> value; `<metric>_low` and `<metric>_high` are the ends of its interval, or of its bounds.
     """
     cells = {column: row.get(column) for column in CALIBRATION_COLUMNS}
-    intervals = row.get("intervals")
-    bounds = {metric: row.get(f"{metric}_bounds") for metric in BOUNDED}
-    for metric, ends in [*bounds.items(), *(intervals if isinstance(intervals, Mapping) else {}).items()]:
-        if metric in METRICS and isinstance(ends, Sequence):
-            cells[f"{metric}_low"], cells[f"{metric}_high"] = ends
+    intervals = row.get("intervals") or {}
+    for metric in _RANKED:
+        ends = intervals.get(metric.key) or (row.get(f"{metric.key}_bounds") if metric.bounded else None)
+        if ends is not None:
+            cells[f"{metric.key}_low"], cells[f"{metric.key}_high"] = ends
     return cells
 
 
 def check_not_cut_off(run_dir: Path | str) -> None:
-    """Say how to go on with a run of which the result is missing.
-
-    Args:
-        run_dir: a folder without a result.
-
-    Raises:
-        UserError: if a run was begun in it.
-    """
+    """Say how to go on with a run of which the result is missing."""
     if any((Path(run_dir) / name).is_file() for name in ("scenario.toml", "checkpoint.safetensors")):
         command = f"fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}"
         raise UserError(f"the run in {run_dir} is not finished: go on with  {command}")
 
 
-def read_summary(run_dir: Path | str) -> dict:
-    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it.
+def read_summary(run_dir: Path | str) -> Summary:
+    """Read and check `summary.json` of a run directory, and `privacy.csv` beside it; raises as `stored_summary`."""
+    return parse_summary(stored_summary(run_dir))
 
-    Args:
-        run_dir: the run directory.
 
-    Returns:
-        The summary as written: undefined is None, infinite is "inf".
+def stored_summary(run_dir: Path | str) -> dict[str, Any]:
+    """Read and check a summary, and return it as written: undefined is None, infinite is "inf".
 
     Raises:
         UserError: if the folder is not a run directory, or a file of the two is damaged.

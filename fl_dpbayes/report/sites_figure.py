@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.figure_style import BAND, INK, WIDTH_INCHES, predictor_style, quiet_grid, set_title
@@ -16,7 +17,6 @@ PREDICTOR_INCHES = 0.1
 LEGEND_INCHES = 0.17
 GUTTER = 0.345
 MAX_PLACES = 40
-PERCENT_METRICS = ("accuracy", "ece", "rms_debiased", "mce", "ace", "sce")
 
 
 def _value(row: CalibrationRecord, metric: str) -> float | None:
@@ -24,15 +24,7 @@ def _value(row: CalibrationRecord, metric: str) -> float | None:
 
 
 def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
-    """Choose which places are drawn: all, or the pooled ones and the sites with the worst values.
-
-    Args:
-        rows: in reading order.
-        metric: a field of the rows.
-
-    Returns:
-        At most `MAX_PLACES` places, in reading order.
-    """
+    """Choose which places are drawn: all, or the pooled ones and the sites with the worst values."""
     places = list(dict.fromkeys(row.site for row in rows if _value(row, metric) is not None))
     if len(places) <= MAX_PLACES:
         return places
@@ -47,16 +39,7 @@ def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
 
 
 def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> Figure | None:
-    """Draw one metric for every place and predictor.
-
-    Args:
-        rows: in reading order.
-        metric: a field of the rows; shares are drawn in percentage points.
-        title: the metric's name.
-
-    Returns:
-        The figure, or None where the metric is defined nowhere.
-    """
+    """Draw one metric for every place and predictor."""
     places = drawn_places(rows, metric)
     if not places:
         return None
@@ -92,7 +75,7 @@ def _draw_row(axes: Axes, row: CalibrationRecord, metric: str, vertical: float) 
     value = _value(row, metric)
     if value is None:
         return
-    scale, style = 100 if metric in PERCENT_METRICS else 1, predictor_style(row.predictor)
+    scale, style = 100 if METRICS[metric].unit == "share" else 1, predictor_style(row.predictor)
     if metric == "ece" and row.ece_if_calibrated_high is not None:
         axes.barh(vertical, scale * row.ece_if_calibrated_high, height=0.22, color=BAND, zorder=1)
     ends = row.intervals.get(metric)

@@ -1,10 +1,8 @@
 """The tables that a run prints at its end."""
 
-from collections.abc import Mapping
-
 from rich.table import Table
 
-from fl_dpbayes.config.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary, parse_summary
+from fl_dpbayes.config.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary
 from fl_dpbayes.report.headline import median_rows
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
@@ -21,43 +19,34 @@ WIDTH = 100
 EVALUATION_STATUS = "evaluation"
 
 
-def _privacy_caption(summary: Summary) -> str:
+def _privacy_caption(run: Summary) -> str:
     parts = []
-    if summary.private:
-        methods = sorted({row.epsilon_method for row in summary.privacy if row.epsilon_method})
-        parts.append(f"Neighbours differ by {neighbours(summary)}.")
+    if run.private:
+        methods = sorted({row.epsilon_method for row in run.privacy if row.epsilon_method})
+        parts.append(f"Neighbours differ by {neighbours(run)}.")
         if methods:
             parts.append(f"epsilon by {', '.join(methods)}.")
-        if small := small_delta_text(summary):
+        if small := small_delta_text(run):
             parts.append(small)
-        if any(row.mu_kind == "clt" for row in summary.privacy):
+        if any(row.mu_kind == "clt" for row in run.privacy):
             parts.append("mu (clt) is an approximation, not an upper bound.")
-        if summary.chains > 1:
-            parts.append(f"{summary.chains} chains per site: their costs add up to this one account.")
-        if costs := [row.recalibration_epsilon for row in summary.privacy if row.recalibration_epsilon is not None]:
+        if run.chains > 1:
+            parts.append(f"{run.chains} chains per site: their costs add up to this one account.")
+        if costs := [row.recalibration_epsilon for row in run.privacy if row.recalibration_epsilon is not None]:
             parts.append(f"Recalibration, on other units: epsilon at most {rounded_up(max(costs))}.")
     else:
         parts.append("Not private: epsilon is infinite.")
-    if summary.evaluation_privacy:
+    if run.evaluation_privacy:
         parts.append(f"Rows of status {EVALUATION_STATUS}: what noised test results cost, on other units.")
-    if notes := temperature_notes(summary):
+    if notes := temperature_notes(run):
         parts.append(f"temp.: Langevin temperature {'; '.join(notes)}.")
-    if summary.seeded:
+    if run.seeded:
         parts.append("seeded: not private.")
     return " ".join(parts)
 
 
-def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
-    """Show what the run cost each site that trained, and each site that released noised test results.
-
-    Args:
-        summary: a run's summary, in memory or as read from `summary.json`.
-        width: characters of the terminal; columns that do not fit are left out.
-
-    Returns:
-        The table; epsilon and mu are rounded up.
-    """
-    run = parse_summary(summary)
+def privacy_table(run: Summary, width: int = WIDTH) -> Table:
+    """Show what the run cost each site that trained, and each site that released noised test results."""
     units = {site.name: site.n for site in run.sites}
     trained, tested = run.privacy, run.evaluation_privacy
     rows: list[PrivacyRecord | EvaluationPrivacyRecord] = [*trained, *tested]
@@ -99,18 +88,8 @@ def privacy_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
     return fitted_table(title, columns, width, caption=_privacy_caption(run), sections=sections)
 
 
-def calibration_table(summary: Mapping[str, object], width: int = WIDTH) -> Table:
-    """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other.
-
-    Args:
-        summary: a run's summary, in memory or as read from `summary.json`.
-        width: characters of the terminal; columns that do not fit are left out.
-
-    Returns:
-        The table. ECE stands with the value that a perfectly calibrated model would show on as many records, the
-        debiased root-mean-square error with its interval; both in percentage points.
-    """
-    run = parse_summary(summary)
+def calibration_table(run: Summary, width: int = WIDTH) -> Table:
+    """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other."""
     medians = median_rows(run)
     rows = in_reading_order([*medians, *run.calibration])
     first = [number == 0 or row.site != rows[number - 1].site for number, row in enumerate(rows)]

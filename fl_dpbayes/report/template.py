@@ -1,11 +1,25 @@
-"""The report page as a Jinja template; every value in it is escaped unless it is one of our own figures."""
+"""The report pages as Jinja templates; every value in them is escaped unless it is one of our own figures."""
 
-from fl_dpbayes.report.measures_template import MEASURES
-from fl_dpbayes.report.page_macros import MACROS
-
-_BEFORE = (
-    MACROS
-    + """\
+BEGIN = """\
+{%- macro table(content, caption) -%}
+<div class="scroll" tabindex="0" role="region" aria-label="{{ caption }}">
+<table><caption class="hidden">{{ caption }}</caption>
+<thead><tr>
+{%- for column in content.columns %}<th scope="col"{% if loop.index0 in content.text_columns %} class="text"{% endif %}>
+{{- column }}</th>{% endfor -%}
+</tr></thead>
+<tbody>
+{%- for row in content.rows %}
+<tr{% if not row[0][0] %} class="more"{% endif %}>
+{%- for value, quiet in row %}<td{% if loop.index0 in content.text_columns %} class="text"{% endif %}>{{ value }}
+{%- if quiet %} <small>{{ quiet }}</small>{% endif %}</td>{% endfor %}</tr>
+{%- endfor %}
+</tbody></table></div>
+{%- endmacro -%}
+{%- macro figure(item) -%}
+<figure role="group" aria-label="{{ item.description }}">{{ item.svg }}
+<details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
+{%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en">
 <head>
@@ -13,11 +27,106 @@ _BEFORE = (
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{{ run.scenario }}: privacy and calibration</title>
+<title>{{ title }}</title>
 <style>{{ stylesheet }}</style>
 </head>
 <body>
 <main>
+"""
+END = """\
+<dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
+</main>
+</body>
+</html>
+"""
+
+# What was measured beyond calibration; each block appears only where data exist.
+_MEASURES = """\
+{% if subgroups.rows %}
+<h2 id="subgroups">Subgroups</h2>
+{{ table(subgroups, "Calibration of each subgroup") }}
+<p class="note">Errors in percentage points, [95% interval]; in parentheses, the ECE of a perfectly calibrated model on
+as many records{% if headline %}; {{ headline }}{% endif %}.</p>
+{% if further_subgroups.rows %}
+<details><summary>Subgroups at every site, by every predictor</summary>
+{{ table(further_subgroups, "Calibration of each subgroup at every site, by every predictor") }}</details>
+{% endif %}
+<details class="guide"><summary>How to read this</summary>
+<p>A model can be right on average and wrong for women, or for the old. Compare the intervals of two subgroups, not
+their values: a small subgroup has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
+</details>
+{% endif %}
+{% if clinical.rows or net_benefit %}
+<h2 id="clinical">What clinicians report</h2>
+{% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
+{% if further_clinical.rows %}
+<details><summary>Intercept and slope at every site</summary>
+{{ table(further_clinical, "Calibration intercept and slope at every site") }}</details>
+{% endif %}
+{% if net_benefit %}
+<div class="figures">{% for item in net_benefit %}{{ figure(item) }}{% endfor %}</div>
+{% endif %}
+<details class="guide"><summary>How to read this</summary>
+<p>Intercept: below 0, the model predicts more cases than there are; above 0, fewer. Slope: below 1, its probabilities
+are too extreme (low ones too low, high ones too high); above 1, too timid. An interval that holds 0, or 1, shows no
+error.</p>
+<p>Net benefit counts each rightly treated patient as 1 and charges each wrongly treated one what the threshold implies:
+whoever treats above 20% holds that one missed case is as bad as four needless treatments. The model is worth using at
+thresholds at which its curve lies above both "treat all" and "treat none".</p>
+</details>
+{% endif %}
+{% if conformal.rows %}
+<h2 id="conformal">Prediction sets</h2>
+{{ table(conformal, "Coverage and size of prediction sets") }}
+{% if calibrated_on %}<p class="note">Asked for: {{ level }}. Sets calibrated on
+{{ calibrated_on }}. Coverage with its 95% interval; size is the mean number of classes in a set
+{%- if headline %}; {{ headline }}{% endif %}.</p>{% endif %}
+{% if further_conformal.rows %}
+<details><summary>Prediction sets at every site, by every predictor</summary>
+{{ table(further_conformal, "Prediction sets at every site, by every predictor") }}</details>
+{% endif %}
+<details class="guide"><summary>How to read this</summary>
+<p>Instead of one class, a conformal prediction set names all that are plausible, as many as it takes to hold the right
+one as often as was asked. That is promised only for records like those that the sets were calibrated on. "Too low"
+means: below what was asked by more than the chance of these test records. The records that the sets were calibrated on
+have their own: with 100 of them, coverage may be 6 points from what was asked even at the training sites. Small sets
+are useful sets: one that names every class is never wrong and says nothing.</p>
+<p>Weights adapt the sets to a place with another prevalence. With that of its labels they show what could be had at
+best: a hospital that only predicts has no labels, and can take the one that its predictions suggest.</p>
+</details>
+{% endif %}
+{% if shift_detection.rows %}
+<h2 id="uncertainty">Uncertainty at new sites</h2>
+{{ table(shift_detection, "How well uncertainty tells new sites from training sites") }}
+<p class="note">AUROC with its 95% interval and its bounds (the sums leave the order of almost equal uncertainties
+open), against the training sites' test records
+{%- if reference_records %} (n = {{ reference_records }}){% endif %}; averaged posterior.</p>
+<details class="guide"><summary>How to read this</summary>
+<p>The chance that a record of the place has a higher uncertainty than a record of the training sites. 0.5: the model
+does not notice that it is elsewhere. Near 1: it is less sure there, as it should be where it was not trained. Below
+0.5: it is surer there than at home, the dangerous case where its errors grow. Epistemic is the disagreement of the
+posterior's samples; total adds the uncertainty that they share.</p>
+</details>
+{% endif %}
+{% if truth.rows %}
+<h2 id="truth">Against the known truth</h2>
+{{ table(truth, "Estimated and true calibration errors") }}
+<p class="note">Errors in percentage points, [95% interval].</p>
+{% if further_truth.rows %}
+<details><summary>Truth at every site</summary>
+{{ table(further_truth, "Estimated and true calibration errors at every site") }}</details>
+{% endif %}
+<details class="guide"><summary>How to read this</summary>
+<p>These records are made up, so the probability of each class is known. The true errors are computed from it, without
+the chance that lies in the labels, which the estimates had to live with. About 95 of 100 intervals should hold the
+truth. The plain ECE lies above it where records are few: it takes chance for error.</p>
+</details>
+{% endif %}
+"""
+
+RUN = (
+    BEGIN
+    + """\
 <header class="answer">
 <h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not private)\
 {% endif %}</h1>
@@ -46,7 +155,7 @@ _BEFORE = (
 {{ table(privacy, "Privacy spent by each site" if run.private else "Training of each site") }}
 {% else %}<p>No site trained.</p>{% endif %}
 <div class="figures">
-{% if epsilon %}{{ figure(epsilon) }}{% endif %}
+{% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
 <div>
 {% if run.private %}
 <p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.
@@ -100,7 +209,7 @@ a perfect ranking would save. Accuracy at coverage 0.8 is that of the most confi
 <h3>Reliability site by site</h3>
 <p class="note">One diagram per site, as above: a filled point lies outside the grey band. With few records the band is
 wide, and a point far from the line may still be chance.</p>
-<div class="figures">{{ figure(site_reliability) }}</div>
+<div class="figures">{{ figure(site_reliability[0]) }}</div>
 {% endif %}
 {% if sites_figures %}
 <h3>Site by site</h3>
@@ -111,9 +220,8 @@ wide, and a point far from the line may still be chance.</p>
 {{ table(all_metrics, "Calibration at every site") }}</details>
 {% endif %}
 """
-)
-
-_AFTER = """\
+    + _MEASURES
+    + """\
 
 <h2 id="sites">Sites</h2>
 {{ table(sites, "Sites of the run") }}
@@ -144,10 +252,75 @@ unlike the ones tested. Intervals that do not overlap show a difference; interva
 </details>
 
 <h2 id="run">This run</h2>
-<dl>{% for name, value in facts.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
-</main>
-</body>
-</html>
 """
+    + END
+)
 
-TEMPLATE = _BEFORE + MEASURES + _AFTER
+STUDY = (
+    BEGIN
+    + """\
+<header class="answer">
+<h1>{{ record.study }}</h1>
+{% if record.question %}<p>{{ record.question }}</p>{% endif %}
+
+<p class="lead">{{ answer.lead | unbroken }}</p>
+{% for text in answer.differences %}<p>{{ text | unbroken }}</p>{% endfor %}
+
+{% if answer.shifts %}<p>{{ answer.shifts | unbroken }}</p>{% endif %}
+
+<p class="note">{{ answer.basis }}</p>
+{% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>
+{% endif %}
+</header>
+
+{% if beside and beside.rows %}
+<h2 id="beside">Beside the baseline</h2>
+{{ table(beside, "Every method beside the baseline, at each setting by itself") }}
+<p class="note">At {{ place }}; errors and accuracy in percentage points, [95% interval over seeds]; "less baseline" is
+paired: the same records and draws.</p>
+{% endif %}
+
+<h2 id="varied">What was varied</h2>
+<dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
+{% if failures.rows %}
+<details open><summary>Cells that failed</summary>{{ table(failures, "Cells that failed") }}</details>
+{% endif %}
+
+<h2 id="privacy">Privacy</h2>
+{% if spent.rows %}{{ table(spent, "Privacy asked and spent") }}
+<details><summary>ε of every setting</summary>{{ table(privacy, "Privacy spent by setting") }}</details>
+{% else %}<p>No cell finished.</p>{% endif %}
+<p class="note">The largest ε that any site of any seed spent in one run, rounded up. A hospital that took part in all
+of these runs would have spent more; ∞: not private.</p>
+
+{% for heading, text, items in sections %}
+<h2>{{ heading }}</h2>
+{% if text %}<p class="note">{{ text }}</p>{% endif %}
+<div class="figures">{% for item in items %}{{ figure(item) }}{% endfor %}</div>
+{% endfor %}
+
+<h2 id="numbers">Numbers</h2>
+{% if differences.rows %}
+<h3>Paired differences</h3>
+{{ table(differences, "Paired differences over common seeds") }}
+<p class="note">At {{ place }}; method minus baseline at equal seed and setting; errors and accuracy in percentage
+points.</p>
+{% endif %}
+{% if settings.rows %}
+<details><summary>Every setting at {{ place }}</summary>{{ table(settings, "Every setting and predictor") }}</details>
+{% endif %}
+<details class="guide"><summary>How to read this</summary>
+<p>A model is calibrated if, among the records to which it gives a probability of 80%, it is right for 80%. The
+debiased root-mean-square error says by how much its probabilities are typically off; it does not grow merely because
+there are few records. ECE does: compare it only at equal numbers of records, or with what a calibrated model would
+show.</p>
+<p>A mean over settings speaks of just these settings in equal parts. Lines between points only guide the eye. Where
+methods are compared within an axis, every other axis is averaged. Intervals that do not overlap show a difference;
+where they do, the paired difference above is sharper, since both methods met the same records and draws.</p>
+</details>
+
+<h2 id="run">This study</h2>
+{% for text in record.notes %}<p class="note">{{ text }}</p>{% endfor %}
+"""
+    + END
+)

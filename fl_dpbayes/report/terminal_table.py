@@ -36,15 +36,7 @@ class TerminalColumn:
 
 
 def terminal_table(title: str, caption: str = "") -> Table:
-    """Return an empty table in the project's style.
-
-    Args:
-        title: what it shows.
-        caption: how to read it.
-
-    Returns:
-        The table, to be given columns and rows.
-    """
+    """Return an empty table in the project's style."""
     return Table(
         title=Text(title, style="bold"),
         caption=Text(caption, style="dim") if caption else None,

@@ -17,17 +17,6 @@ ADJACENCY = {
     "add_or_remove_one": "adding or removing",
     "replace_one": "replacing",
 }
-METRIC_NAMES = {
-    "rms_debiased": "Calibration error, debiased RMS",
-    "ece": "Calibration error, ECE (15 bins)",
-    "accuracy": "Accuracy",
-    "nll": "Negative log-likelihood",
-    "brier": "Brier score",
-    "mce": "Largest bin error (MCE)",
-    "ace": "Adaptive error (ACE)",
-    "sce": "Class-wise error (SCE)",
-    "auroc": "AUROC",
-}
 
 
 def predictor_name(row: CalibrationRecord | ReliabilityRecord) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.file_list import check_files, listed_files
+from fl_dpbayes.config.files.journal import check_files, listed_files
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior

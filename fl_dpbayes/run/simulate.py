@@ -1,5 +1,6 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
+import csv
 import shlex
 import shutil
 import threading
@@ -11,13 +12,12 @@ import torch
 from rich.console import Console
 
 from fl_dpbayes.config.errors import Stopped, UserError
-from fl_dpbayes.config.installation import check_origin
+from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
-from fl_dpbayes.run.audit.clipped_shares import clipped_sentence, clipped_shares
 from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
@@ -120,17 +120,34 @@ def show_run(run_folder: Path, console: Console) -> None:
     """Print the privacy and calibration tables of a run, its warnings, and where its report is."""
     summary = read_summary(run_folder)
     console.print(privacy_table(summary, console.width))
-    if clipped := clipped_sentence(clipped_shares(run_folder)):
-        console.print(clipped, markup=False, highlight=False)
-    if summary["calibration"]:
+    if shares := _clipped_shares(run_folder):
+        each = ", ".join(f"{site} {100 * share:.0f} %" for site, share in shares.items())
+        text = "clipped gradients, from the simulated sites' own traces, which no reply carries: "
+        console.print(text + each, markup=False, highlight=False)
+    if summary.calibration:
         console.print()
         console.print(calibration_table(summary, console.width))
-    warnings = summary.get("warnings", [])
-    if warnings:
+    if summary.warnings:
         console.print()
-    for warning in warnings:
+    for warning in summary.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     console.print(f"report: {run_folder / 'report.html'}", soft_wrap=True, markup=False)
+
+
+def _clipped_shares(run_folder: Path) -> dict[str, float]:
+    """Return site -> share of unit gradients that the clip reduced, over the traced steps of each simulated site."""
+    shares = {}
+    for folder in sorted((run_folder / TRACES_FOLDER).glob("*/")):
+        clipped, units = 0.0, 0
+        for path in sorted(folder.glob("*.csv")):
+            with path.open(newline="", encoding="utf-8") as file:
+                # An empty batch has no share.
+                for row in (row for row in csv.DictReader(file) if int(row["units"])):
+                    clipped += float(row["clipped_fraction"]) * int(row["units"])
+                    units += int(row["units"])
+        if units:
+            shares[folder.name] = clipped / units
+    return shares
 
 
 def _run_and_follow(

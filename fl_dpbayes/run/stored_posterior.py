@@ -24,7 +24,6 @@ from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
@@ -208,7 +207,7 @@ def _usable_map(mapping: RecalibrationMap | None, run_dir: Path) -> Recalibratio
         return None
     # A posterior may be used without the records of its run.
     known = (run_dir / SUMMARY_FILE).is_file()
-    noise = parse_summary(read_summary(run_dir)).recalibration_noise if known else ""
+    noise = read_summary(run_dir).recalibration_noise if known else ""
     if noise:
         _say(f"warning: {noise}. The probabilities here are the posterior's own.", style="yellow")
         return None

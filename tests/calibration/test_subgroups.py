@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Array
 from pydantic import ValidationError
 
-from clients.subgroups import count_predictions, measured_groups
+from clients.evaluate import count_predictions, measured_groups
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays

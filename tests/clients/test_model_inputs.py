@@ -3,13 +3,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
-from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.config.task import BackboneFeatures, CNNModel, LogisticModel, MLPModel, ScatteringFeatures, Task
 from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models import feature_map as feature_map_module
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes

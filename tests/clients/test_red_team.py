@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import Array
 
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
-from clients.refused import RefusedError
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures, StrokeProjection
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import LogisticModel
+from fl_dpbayes.config.task import BackboneFeatures, LogisticModel, ScatteringFeatures, StrokeProjection
 from fl_dpbayes.data.feature_cache import cached_features
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.feature_map import feature_shape

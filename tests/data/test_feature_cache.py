@@ -5,7 +5,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
+from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.data import feature_cache
 from fl_dpbayes.data.feature_cache import cached_features
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.fingerprint import data_version
 from fl_dpbayes.data.site import Site, SiteSplit
+from fl_dpbayes.data.site_ledger import data_version
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
 
 KEY = b"k" * 32

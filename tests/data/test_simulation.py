@@ -21,10 +21,11 @@ from fl_dpbayes.config.data import (
     QuantityPartition,
     Shift,
     SiteSpec,
+    check_shared_records,
+    roles_sharing_records,
 )
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.config.shared_records import check_shared_records, roles_sharing_records
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.data.load import load_source

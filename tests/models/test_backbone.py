@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures
+from fl_dpbayes.config.task import BackboneFeatures
 from fl_dpbayes.models.backbone import LAST_LAYER, backbone
 from fl_dpbayes.models.feature_map import feature_map
 

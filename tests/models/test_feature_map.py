@@ -8,8 +8,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import FrozenBody, ScatteringFeatures
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
+from fl_dpbayes.config.task import CNNModel, FrozenBody, LogisticModel, MLPModel, ScatteringFeatures, Task
 from fl_dpbayes.models.build import build_body, build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.frozen_body import MAX_RECORDS_PER_PASS, body_size, frozen_body, records_per_pass
 from fl_dpbayes.models.parameters import parameter_shapes, to_vector, vector_to_arrays

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.features import ScatteringFeatures, StrokeProjection
+from fl_dpbayes.config.task import ScatteringFeatures, StrokeProjection
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 from fl_dpbayes.models.strokes import draw_strokes, fit_projection
 

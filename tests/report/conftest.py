@@ -9,12 +9,15 @@ import pytest
 import tomli_w
 
 from fl_dpbayes.calibration.intervals import paired_difference
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
+from fl_dpbayes.report.figures import draw_figures
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,
     PRIVACY_COLUMNS,
     ROUND_COLUMNS,
     calibration_csv_row,
+    read_summary,
     write_csv,
     write_summary,
 )
@@ -165,6 +168,12 @@ def write_run_directory(run_dir, summary, rounds):
     rows = [{"round": n, "seconds": 14.2, "sites_asked": 4, "sites_ok": 4, "bytes_up": 240_000} for n in (1, 2)]
     write_csv(run_dir / "rounds.csv", rows, ROUND_COLUMNS)
     return run_dir
+
+
+@pytest.fixture(scope="session")
+def figures_of():
+    """The function that draws the figures of a run directory, and returns them by name."""
+    return lambda folder: draw_figures(folder, read_summary(folder), read_epsilon_curves(folder))
 
 
 @pytest.fixture

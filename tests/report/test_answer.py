@@ -12,7 +12,7 @@ def row_of(summary, site, predictor):
 
 
 def test_answer_states_held_out_errors_and_privacy(summary):
-    found = answer(summary)
+    found = answer(parse_summary(summary))
     assert found.calibration == (
         "At held-out sites the averaged posterior's probabilities are off by 2.1 percentage points [1.2, 3.0]; the "
         "last iterate's by 6.4 [5.5, 7.3] (debiased RMS calibration error, n = 450). Averaging over the posterior is "
@@ -40,7 +40,7 @@ def test_answer_states_held_out_errors_and_privacy(summary):
 def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
-    assert answer(summary).calibration.endswith(verdict)
+    assert answer(parse_summary(summary)).calibration.endswith(verdict)
 
 
 @pytest.mark.parametrize("how", ["absent", "unmeasured"])
@@ -50,21 +50,21 @@ def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, h
     else:
         for predictor in ("last", "posterior"):
             row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
-    found = answer(summary)
+    found = answer(parse_summary(summary))
     assert found.calibration.startswith("At the median of the training sites")
     assert "No site was held out" in found.cautions[0]
 
 
 def test_without_any_calibration(summary):
     summary["calibration"] = []
-    found = answer(summary)
+    found = answer(parse_summary(summary))
     assert found.calibration == "Calibration at training sites was not measured."
     assert found.elsewhere == ""
 
 
 def test_one_predictor_is_not_compared(summary):
     summary["calibration"] = [row for row in summary["calibration"] if row["predictor"] == "last"]
-    text = answer(summary).calibration
+    text = answer(parse_summary(summary)).calibration
     assert "the last iterate's probabilities are off by 6.4 percentage points [5.5, 7.3]" in text
     assert "better" not in text
     assert "posterior" not in text
@@ -72,27 +72,32 @@ def test_one_predictor_is_not_compared(summary):
 
 def test_seeded_run_is_called_not_private(summary):
     summary["seeded"] = True
-    assert answer(summary).cautions[0].startswith("Seeded: not private.")
+    assert answer(parse_summary(summary)).cautions[0].startswith("Seeded: not private.")
     assert "not private (seeded)" in key_figures(parse_summary(summary))[-1][1]
 
 
 def test_infinite_epsilon_is_no_guarantee(summary):
     summary["privacy"][2]["epsilon"] = math.inf
-    assert answer(summary).privacy == "There is no privacy guarantee: epsilon is infinite at 1 of 4 sites."
+    assert (
+        answer(parse_summary(summary)).privacy == "There is no privacy guarantee: epsilon is infinite at 1 of 4 sites."
+    )
     summary["privacy"][2]["epsilon"] = None
-    assert answer(summary).privacy == "There is no privacy guarantee: epsilon is not recorded at 1 of 4 sites."
+    assert (
+        answer(parse_summary(summary)).privacy
+        == "There is no privacy guarantee: epsilon is not recorded at 1 of 4 sites."
+    )
 
 
 def test_several_deltas_are_named(summary):
     summary["privacy"][0]["delta"] = 1e-5
-    assert "at its own delta, 1e-5 to 1e-4" in answer(summary).privacy
+    assert "at its own delta, 1e-5 to 1e-4" in answer(parse_summary(summary)).privacy
 
 
 def test_stopped_sites_and_tuning_are_cautions(summary):
     summary["privacy"][0]["status"] = "PARTIAL"
     summary["privacy"][1] |= {"status": "REFUSED BUDGET_EXHAUSTED", "steps": None, "epsilon": None}
     summary["configurations_tried"] = 12
-    found = answer(summary)
+    found = answer(parse_summary(summary))
     assert found.cautions[0] == "1 of 4 sites stopped early, at the end of the budget: north-clinic."
     assert found.cautions[1] == "1 of 4 sites refused a round: harbour-hospital."
     assert found.cautions[2].startswith("12 configurations were tried")
@@ -101,7 +106,7 @@ def test_stopped_sites_and_tuning_are_cautions(summary):
 
 def test_nobody_trained(summary):
     summary["privacy"] = []
-    assert answer(summary).privacy == "No privacy cost is recorded: no site trained."
+    assert answer(parse_summary(summary)).privacy == "No privacy cost is recorded: no site trained."
 
 
 def test_key_figures(summary):
@@ -109,8 +114,9 @@ def test_key_figures(summary):
 
 
 def test_epsilon_of_a_site_that_did_not_end_by_its_plan_or_budget_is_qualified(summary):
-    assert not any("depend on what was seen" in caution for caution in answer(summary).cautions)
+    assert not any("depend on what was seen" in caution for caution in answer(parse_summary(summary)).cautions)
     summary["privacy"][1]["status"] = "REFUSED BUSY"
     assert any(
-        "depend on what was seen; if it did, the whole plan's" in caution for caution in answer(summary).cautions
+        "depend on what was seen; if it did, the whole plan's" in caution
+        for caution in answer(parse_summary(summary)).cautions
     )

@@ -5,8 +5,7 @@ import pytest
 
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.epsilon_figure import epsilon_curves
-from fl_dpbayes.report.figures import draw_figures
-from fl_dpbayes.report.inline_svg import inline_svg
+from fl_dpbayes.report.page import _inline_svg
 from fl_dpbayes.report.sites_figure import MAX_PLACES, drawn_places
 
 ROLES = ("held_out", "shifted", "train")
@@ -17,8 +16,8 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def drawn(reported):
-    return reported.parent, draw_figures(reported.parent)
+def drawn(reported, figures_of):
+    return reported.parent, figures_of(reported.parent)
 
 
 def texts(svg):
@@ -27,46 +26,46 @@ def texts(svg):
 
 def test_every_figure_is_written_as_it_is_returned(drawn):
     run_dir, figures = drawn
-    assert [figure.name for figure in figures] == NAMES
-    for figure in figures:
+    assert list(figures) == NAMES
+    for figure in figures.values():
         assert (run_dir / "figures" / f"{figure.name}.svg").read_text(encoding="utf-8") == figure.svg
 
 
 def test_text_stays_text(drawn):
-    figures = {figure.name: figure.svg for figure in drawn[1]}
+    figures = {name: figure.svg for name, figure in drawn[1].items()}
     assert "Held-out sites, averaged posterior" in texts(figures["reliability-held_out-posterior"])
     assert "n = 450; off by 2.1 points [1.2, 3.0]" in texts(figures["reliability-held_out-posterior"])
     assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= set(texts(figures["epsilon"]))
     assert {"all held-out sites", "island", "last iterate"} <= set(texts(figures["sites-ece"]))
 
 
-def test_names_from_outside_are_drawn_literally(write_run, summary, privacy_rounds):
+def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, privacy_rounds):
     summary["reliability"] = []
     for row in privacy_rounds:
         row["site"] = row["site"].replace("valley", "<b>$\\frac{$--></b>")
-    figures = {figure.name: figure.svg for figure in draw_figures(write_run(summary, privacy_rounds))}
-    assert "<b>$\\frac{$--></b>" in texts(figures["epsilon"])
-    assert "<b>" not in inline_svg(figures["epsilon"], "x")
+    svg = figures_of(write_run(summary, privacy_rounds))["epsilon"].svg
+    assert "<b>$\\frac{$--></b>" in texts(svg)
+    assert "<b>" not in _inline_svg(svg, "x")
 
 
-def test_a_mean_over_sites_is_drawn_as_no_site(write_run, summary):
+def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary):
     summary["reliability"] = []
     summary["calibration"].append({**summary["calibration"][0], "site": "mean:train", "role": "train"})
-    figures = draw_figures(write_run(summary, []))
+    figures = figures_of(write_run(summary, [])).values()
     assert not any("mean of" in text or "mean:" in text for figure in figures for text in texts(figure.svg) if text)
 
 
-def test_a_figure_without_data_is_left_out(write_run, summary):
+def test_a_figure_without_data_is_left_out(write_run, figures_of, summary):
     summary["calibration"], summary["reliability"] = [], []
     rows = [{"site": "valley", "round": 1, "epsilon": float("inf")}, {"site": "st-anne", "round": 1}]
-    assert draw_figures(write_run(summary, rows)) == []
+    assert figures_of(write_run(summary, rows)) == {}
 
 
-def test_empty_bins_have_no_point(write_run, summary):
+def test_empty_bins_have_no_point(write_run, figures_of, summary):
     for row in summary["reliability"]:
         for part in row["bins"]:
             part |= {"n": 0, "confidence": None, "accuracy": None, "band_low": None, "band_high": None}
-    assert not any("reliability" in figure.name for figure in draw_figures(write_run(summary)))
+    assert not any("reliability" in name for name in figures_of(write_run(summary)))
 
 
 def test_epsilon_curves_skip_rounds_without_a_statement():
@@ -93,8 +92,8 @@ def test_many_sites_are_cut_to_the_worst_and_pooled_ones_stay():
 def test_inline_svg_has_its_own_identifiers(drawn):
     _, figures = drawn
     seen: set[str] = set()
-    for figure in figures:
-        text = inline_svg(figure.svg, figure.name)
+    for figure in figures.values():
+        text = _inline_svg(figure.svg, figure.name)
         identifiers = re.findall(r'\sid="([^"]*)"', text)
         assert all(name.startswith(f"{figure.name}-") for name in identifiers)
         references = re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)

@@ -38,12 +38,12 @@ def test_one_made_up_site_of_three_cannot_move_the_headline_beyond_the_honest_si
 
 def test_the_median_is_what_is_read_first(summary):
     made_up = three_sites(summary, (0.0, 0.9993, 400_000), (0.0, 0.9990, 400_700))
-    found = answer(made_up).calibration
+    found = answer(parse_summary(made_up)).calibration
     assert found.startswith("At the median of the held-out sites the averaged posterior's probabilities are off by 5.0")
     assert "n = 400 at a site" in found
     tiles = {meaning: value for value, meaning in key_figures(parse_summary(made_up))}
     assert tiles["accuracy at the median of the held-out sites, averaged posterior"] == "80.0%"
-    assert "median of held-out" in "".join(map(str, calibration_table(made_up).columns[0].cells))
+    assert "median of held-out" in "".join(map(str, calibration_table(parse_summary(made_up)).columns[0].cells))
 
 
 def test_fewer_than_three_sites_are_read_as_before(summary):

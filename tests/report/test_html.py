@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 import pytest
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import write_summary
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
@@ -51,7 +52,7 @@ def words(reader):
 
 def test_page_opens_with_the_answer(reported, summary):
     text = words(read(reported))
-    found = answer(summary)
+    found = answer(parse_summary(summary))
     assert text.startswith(f"quickstart {found.calibration} {found.elsewhere} {found.privacy} 2.1 points off")
 
 
@@ -189,4 +190,4 @@ def test_cost_of_noised_test_results_is_in_the_privacy_section(write_run, summar
     ]  # fmt: skip
     assert "Noised test results, on other units, cost at most epsilon 0.895." in words(reader)
     summary["evaluation_privacy"][0]["epsilon"] = None
-    assert "is not recorded" in answer(summary).privacy
+    assert "is not recorded" in answer(parse_summary(summary)).privacy

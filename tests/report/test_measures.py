@@ -5,11 +5,10 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, parse_summary
-from fl_dpbayes.report.figures import draw_figures
-from fl_dpbayes.report.html import write_report
-from fl_dpbayes.report.measure_tables import split_rows
-from fl_dpbayes.report.measures import site_reliability
+from fl_dpbayes.report.figures import site_reliability
+from fl_dpbayes.report.measure_tables import _split_rows
 from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
+from fl_dpbayes.report.page import write_report
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 SECTIONS = {"subgroups", "clinical", "conformal", "uncertainty", "truth"}
@@ -99,9 +98,9 @@ def test_sites_are_read_after_their_pool_and_never_twice():
 
     pool, one, two = record("pooled:held_out", "held_out"), record("a", "held_out"), record("b", "held_out")
     alone, last = record("c", "shifted"), record("pooled:held_out", "held_out", "last")
-    assert split_rows([pool, one, two, alone]) == ([pool, alone], [one, two])
-    assert split_rows([pool, one]) == ([pool], [])
-    assert split_rows([pool, last, one], "posterior") == ([pool], [last])
+    assert _split_rows([pool, one, two, alone]) == ([pool, alone], [one, two])
+    assert _split_rows([pool, one]) == ([pool], [])
+    assert _split_rows([pool, last, one], "posterior") == ([pool], [last])
 
 
 def test_panels_are_of_single_sites_and_one_predictor(summary):
@@ -119,11 +118,11 @@ def test_each_site_has_its_panel(reported):
     assert not any("pooled" in text for text in shown if text)
 
 
-def test_every_site_of_a_full_grid_stands_within_the_figure(write_run, summary):
+def test_every_site_of_a_full_grid_stands_within_the_figure(write_run, figures_of, summary):
     summary["sites"] = [{"name": f"s{i}", "role": "train"} for i in range(24)]
     row, summary["calibration"] = summary["reliability"][0], []
     summary["reliability"] = [row | {"site": f"s{i}", "role": "train"} for i in range(24)]
-    svg = {figure.name: figure.svg for figure in draw_figures(write_run(summary))}["reliability-sites"]
+    svg = figures_of(write_run(summary))["reliability-sites"].svg
     assert {f"s{i}" for i in range(24)} <= set(texts(svg))
 
 

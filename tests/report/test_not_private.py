@@ -9,7 +9,7 @@ from rich.console import Console
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.headline import key_figures
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.tables import privacy_table
 
 ACCOUNTING = ("pld", "clt", "central-limit", "ledger", "neighbours", "budget")
@@ -37,7 +37,7 @@ def printed(table) -> str:
 
 
 def test_terminal_has_no_word_of_an_account(not_private: dict) -> None:
-    text = printed(privacy_table(not_private))
+    text = printed(privacy_table(parse_summary(not_private)))
     assert "not private: epsilon is infinite" in text
     assert "∞" in text
     assert not [word for word in (*ACCOUNTING, "temp.", "delta", " mu ") if word in text]
@@ -56,29 +56,29 @@ def test_cost_of_noised_tests_is_still_shown(not_private: dict) -> None:
         {"site": "island", "unit": "patient", "delta": 1e-4, "epsilon": 0.8941, "epsilon_method": "pld", "mu": 0.35,
          "mu_kind": "exact", "budget": 2.0},
     ]  # fmt: skip
-    text = printed(privacy_table(not_private))
+    text = printed(privacy_table(parse_summary(not_private)))
     assert "island 0.895 2.00 1e-4 0.350 exact evaluation" in text
     assert "north-clinic 1,234 200 ∞ ok" in text
 
 
 def test_answer_and_key_figures_say_it(not_private: dict) -> None:
-    assert answer(not_private).privacy.startswith("Not private: epsilon is infinite.")
+    assert answer(parse_summary(not_private)).privacy.startswith("Not private: epsilon is infinite.")
     assert key_figures(parse_summary(not_private))[-1] == ("∞", "epsilon: not private")
 
 
 def test_absent_temperature_has_no_column_and_no_footnote(summary: dict, page_of) -> None:
     for row in summary["privacy"]:
         row |= {"temperature": None, "temperature_range": None}
-    assert "temp." not in printed(privacy_table(summary))
+    assert "temp." not in printed(privacy_table(parse_summary(summary)))
     assert "Temperature" not in page_of(summary)
 
 
 def test_several_chains_cost_one_account(summary: dict, page_of) -> None:
     several = summary | {"chains": 3}
     said = "3 chains per site: their costs add up to this one account"
-    assert said in printed(privacy_table(several))
+    assert said in printed(privacy_table(parse_summary(several)))
     assert said in page_of(several)
-    assert "chains" not in printed(privacy_table(summary))
+    assert "chains" not in printed(privacy_table(parse_summary(summary)))
 
 
 def test_settings_are_a_table_of_the_page(summary: dict, page_of) -> None:

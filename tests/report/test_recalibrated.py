@@ -8,9 +8,8 @@ from rich.console import Console
 
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.headline import key_figures
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.page_tables import privacy_table
 from fl_dpbayes.report.run_files import write_summary
 from fl_dpbayes.report.tables import calibration_table
@@ -39,21 +38,20 @@ def printed(table) -> str:
     return " ".join(console.file.getvalue().split())
 
 
-def test_it_stands_beside_the_posterior_everywhere(summary, tmp_path):
+def test_it_stands_beside_the_posterior_everywhere(summary, figures_of, tmp_path):
     write_summary(recalibrated(summary), tmp_path)
-    names = {figure.name for figure in draw_figures(tmp_path)}
-    assert any("recalibrated" in name for name in names)
+    assert any("recalibrated" in name for name in figures_of(tmp_path))
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "recalibrated posterior" in page
     assert "kept from training" in page
-    assert "recalibrated" in printed(calibration_table(recalibrated(summary)))
+    assert "recalibrated" in printed(calibration_table(parse_summary(recalibrated(summary))))
 
 
 def test_the_answer_and_the_key_figures_name_it(summary):
     with_it = recalibrated(summary)
-    text = answer(with_it).calibration
+    text = answer(parse_summary(with_it)).calibration
     assert text.endswith("Recalibrated, they are off by 1.1 [0.7, 1.5].")
-    assert "Recalibrated" not in answer(summary).calibration
+    assert "Recalibrated" not in answer(parse_summary(summary)).calibration
     assert "recalibrated posterior" in key_figures(parse_summary(with_it))[0][1]
 
 
@@ -63,10 +61,10 @@ def test_its_cost_is_a_column_and_the_larger_of_both_is_the_answer(summary):
     column = table.columns.index("ε of recalibration")
     assert [row[column][0] for row in table.rows] == ["1.50"] * 4
     assert all(len(row) == len(table.columns) for row in table.rows)
-    assert "at most epsilon 1.96 " in answer(recalibrated(summary)).privacy
-    assert "at most epsilon 2.50 " in answer(recalibrated(summary, 2.5)).privacy
-    assert "epsilon is infinite at 4 of 4" in answer(recalibrated(summary, math.inf)).privacy
-    assert "epsilon at most 2.50" in printed(terminal_privacy_table(recalibrated(summary, 2.5)))
+    assert "at most epsilon 1.96 " in answer(parse_summary(recalibrated(summary))).privacy
+    assert "at most epsilon 2.50 " in answer(parse_summary(recalibrated(summary, 2.5))).privacy
+    assert "epsilon is infinite at 4 of 4" in answer(parse_summary(recalibrated(summary, math.inf))).privacy
+    assert "epsilon at most 2.50" in printed(terminal_privacy_table(parse_summary(recalibrated(summary, 2.5))))
 
 
 def test_map_that_is_mostly_noise_does_not_come_first(summary):
@@ -75,4 +73,4 @@ def test_map_that_is_mostly_noise_does_not_come_first(summary):
     assert "averaged posterior" in figures[0]
     assert "recalibrated posterior" in figures[2]
     assert "mostly privacy noise" in figures[2]
-    assert answer(noisy).calibration.endswith("but do not use that: the map is mostly privacy noise.")
+    assert answer(parse_summary(noisy)).calibration.endswith("but do not use that: the map is mostly privacy noise.")

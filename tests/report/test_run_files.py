@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,
     calibration_csv_row,
@@ -50,9 +51,9 @@ def test_summary_round_trip_writes_null_and_inf(summary, tmp_path):
     assert "NaN" not in text
     assert "Infinity" not in text
     read = read_summary(tmp_path / "new")
-    assert read["privacy"][0]["epsilon"] == "inf"
-    assert read["calibration"][0]["auroc"] is None
-    assert read["sites"] == summary["sites"]
+    assert read.privacy[0].epsilon == math.inf
+    assert read.calibration[0].auroc is None
+    assert read == parse_summary(summary)
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["summary.json"]
 
 

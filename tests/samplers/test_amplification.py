@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clients.device import compute_device
+from clients.own_site import compute_device
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule

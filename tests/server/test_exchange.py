@@ -10,7 +10,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import read_history
 from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow

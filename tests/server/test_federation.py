@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.strategies.strategy import PosteriorStrategy

@@ -10,7 +10,7 @@ from flwr.app import Array, Error, Message
 from rich.console import Console
 
 from fl_dpbayes.protocol.arrays import MAGIC
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.progress import Display
 from fl_dpbayes.run.simulate import show_run
 

@@ -11,15 +11,14 @@ import torch
 from flwr.app import Array, ArrayRecord
 from rich.console import Console
 
+from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
-from clients.refused import RefusedError
 from fl_dpbayes.config.aggregation import Product
-from fl_dpbayes.config.features import FrozenBody
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import CNNModel, MLPModel, Task
+from fl_dpbayes.config.task import CNNModel, FrozenBody, MLPModel, Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.data.site import load_site

@@ -17,7 +17,7 @@ from fl_dpbayes.data.load import load_source
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 # Every test here is a whole run or several.

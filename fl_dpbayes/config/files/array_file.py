@@ -26,11 +26,7 @@ DAMAGED = (SafetensorError, ValueError, OSError)
 def array_header(
     arrays: Mapping[str, tuple[np.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, dict[str, int]]:
-    """Lay arrays out one after the other, in the given order.
-
-    Args:
-        arrays: name -> type and shape.
-        metadata: text to keep in the header.
+    """Lay arrays, name -> type and shape, out one after the other, with text to keep in the header.
 
     Returns:
         The bytes before the arrays, and name -> place of an array after them.
@@ -51,12 +47,7 @@ def array_header(
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray], metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays as one safetensors file.
-
-    Args:
-        path: the file.
-        arrays: name -> array, float32 or float64.
-        metadata: text to keep in the header.
+    """Write float32 or float64 arrays by name, and text, as one safetensors file.
 
     Raises:
         OSError: if it cannot be written.
@@ -77,9 +68,6 @@ def sealable(metadata: Mapping[str, str]) -> dict[str, str]:
 def seal(path: Path) -> None:
     """Put the checksum into a file that was written with `sealable` metadata.
 
-    Args:
-        path: the file.
-
     Raises:
         OSError: if it cannot be written.
     """
@@ -91,9 +79,6 @@ def seal(path: Path) -> None:
 
 def check_seal(path: Path) -> None:
     """Compare a sealed file with its checksum.
-
-    Args:
-        path: the file.
 
     Raises:
         OSError: if it cannot be read.
@@ -107,13 +92,7 @@ def check_seal(path: Path) -> None:
 
 
 def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, npt.NDArray]]:
-    """Read a file of `write_arrays`.
-
-    Args:
-        path: the file.
-
-    Returns:
-        Metadata, and name -> array.
+    """Read a file of `write_arrays`: metadata, and name -> array.
 
     Raises:
         SafetensorError, OSError: if it is no such file.

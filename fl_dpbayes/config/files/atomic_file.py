@@ -14,10 +14,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Say in one line, with the path and the remedy, why a file or folder cannot be written.
-
-    Args:
-        path: what the context writes.
+    """Say in one line, with the path and the remedy, why a file or folder that the context writes cannot be.
 
     Raises:
         UserError: for any error of the operating system in the context.
@@ -33,9 +30,8 @@ def written(path: Path) -> Iterator[None]:
 def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
     """Replace a file; whoever reads it meets the old file or the whole new one.
 
-    Args:
-        path: the file; its folder exists, and one process at a time writes it.
-        through_power_cut: whether that holds after a power cut as well, or only after the death of the process.
+    Its folder exists, and one process at a time writes it. That holds after a power cut as well, or (with
+    `through_power_cut` false) only after the death of the process.
 
     Yields:
         The path to write to; what stands there takes the file's place when the context ends well, and goes when not.
@@ -68,11 +64,7 @@ def replaced_atomically(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a crash, meets the old file or the whole new one.
-
-    Args:
-        path: the file; its folder exists.
-        text: the content, written as UTF-8 with line ends unchanged.
+    """Replace a text file, written as UTF-8 with line ends unchanged.
 
     Raises:
         UserError: if it cannot be written.

@@ -1,4 +1,4 @@
-"""A file of JSON lines that only grows; each line carries the hash of itself and of all before it."""
+"""A file of JSON lines that only grows, each with the hash of itself and of all before it; and the files it lists."""
 
 import hashlib
 import json
@@ -41,13 +41,7 @@ class Journal:
         return self._mark
 
     def append(self, entries: Iterable[Entry]) -> JournalMark:
-        """Append entries and wait until they are on the disk.
-
-        Args:
-            entries: what JSON can hold, one object for each line.
-
-        Returns:
-            The place after them.
+        """Append JSON objects, one a line, wait until they are on the disk, and return the place after them.
 
         Raises:
             UserError: if the file cannot be written; the mark then stays where it was.
@@ -70,14 +64,9 @@ class Journal:
 
 
 def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dict[str, Any]], JournalMark]:
-    """Read a journal, comparing every line's hash.
+    """Read a journal, comparing every line's hash: the entries, and the place after them; an absent file has none.
 
-    Args:
-        path: the file; one that is absent has no lines.
-        until: the place up to which it must hold; None: as far as it does, since a crash may have cut it off.
-
-    Returns:
-        The entries, and the place after them.
+    `until` is the place up to which it must hold; None: as far as it does, since a crash may have cut it off.
 
     Raises:
         UserError: if a line before the place was changed or is missing.
@@ -101,6 +90,65 @@ def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dic
     if until is not None and mark != until:
         raise UserError(f"line {len(entries) + 1} of {path} is not as it was written: {REMEDY}")
     return entries, mark
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal (64 characters)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entry(name: str, content: Path, replaces: str | None = None) -> dict[str, Any]:
+    """Return a journal's entry for a file: `file`, `bytes`, `sha256`, and `replaces` where given.
+
+    Args:
+        name: the file's path in the run directory, with `/`.
+        content: where the bytes lie now: the file itself, or what is about to take its place.
+        replaces: the file that is needed no more once this one is there.
+    """
+    entry = {"file": name, "bytes": content.stat().st_size, "sha256": file_sha256(content)}
+    return entry if replaces is None else entry | {"replaces": replaces}
+
+
+def listed_files(entries: Iterable[Entry]) -> dict[str, Entry]:
+    """Return name -> last entry of the files that a journal's entries say are there."""
+    listed: dict[str, Entry] = {}
+    for entry in entries:
+        if "file" in entry:
+            listed[entry["file"]] = entry
+            listed.pop(entry.get("replaces", ""), None)
+    return listed
+
+
+def check_files(folder: Path, listed: Mapping[str, Entry]) -> None:
+    """Compare files of a run directory with a journal's entries, by name.
+
+    Raises:
+        UserError: at the first file that is missing, of another size or of other content.
+    """
+    for name, entry in listed.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                raise UserError(f"{path} has {size} bytes, it was written with {entry['bytes']}: {REMEDY}")
+            if file_sha256(path) != entry["sha256"]:
+                raise UserError(f"{path} is not as it was written (its SHA-256 differs): {REMEDY}")
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing: {REMEDY}") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror or error}): {REMEDY}") from None
+
+
+def check_no_others(folder: Path, pattern: str, listed: Mapping[str, Entry]) -> None:
+    """Check that no file lies beside the listed ones where a run directory's files are looked up by a glob pattern.
+
+    Raises:
+        UserError: naming the first that is not listed.
+    """
+    for path in sorted(folder.glob(pattern)):
+        if path.relative_to(folder).as_posix() not in listed:
+            raise UserError(f"{path} is no file of this run: move it out of the folder, then go on")
 
 
 def _line(head: str, body: bytes) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.files.file_list import file_sha256
+from fl_dpbayes.config.files.journal import file_sha256
 
 CHECKSUM, BESIDE = "checksum", "checksums_beside"
 
@@ -37,13 +37,7 @@ def write_sealed_json(
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
-    """Read a file of `write_sealed_json`.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The content, without its own checksum.
+    """Read the content of a file of `write_sealed_json`, without its own checksum.
 
     Raises:
         OSError: if it cannot be read.
@@ -64,12 +58,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 
 def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
-    """Compare a file beside a sealed one with the checksum in it; one that it does not know is not compared.
-
-    Args:
-        path: the sealed file.
-        content: what `read_sealed_json` read from it.
-        name: of the file beside it.
+    """Compare a file beside a sealed one with the checksum in its content; one that it does not know is not compared.
 
     Raises:
         OSError: if it cannot be read.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_dpbayes.config.files.atomic_file import replaced
-from fl_dpbayes.config.outside_text import outside_text
+from fl_dpbayes.config.names import outside_text
 from fl_dpbayes.privacy.ledger.file import (
     Durability,
     LedgerError,

@@ -5,12 +5,23 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fl_dpbayes.report.numbers import rounded_up
-from fl_dpbayes.report.study.baseline import beside_baseline, combinations, rows_at, setting_words
-from fl_dpbayes.report.study.estimates import Estimate, estimate
-from fl_dpbayes.report.study.methods import BASELINE, Difference, compared_axes, differences, method_rows
-from fl_dpbayes.report.study.quantities import Quantity, axis_name, place_words, quantity
+from fl_dpbayes.report.study.comparisons import (
+    BASELINE,
+    UNSHIFTED,
+    Difference,
+    at_severity,
+    beside_baseline,
+    combinations,
+    compared_axes,
+    differences,
+    estimate,
+    method_rows,
+    rows_at,
+    setting_words,
+    shift_kinds,
+)
+from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, place_words, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults
-from fl_dpbayes.report.study.shift_figures import UNSHIFTED, at_severity, shift_kinds
 
 MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5
@@ -38,14 +49,7 @@ class StudyAnswer:
 
 
 def study_answer(study: StudyResults) -> StudyAnswer:
-    """Say what a study found.
-
-    Args:
-        study: its folder's content.
-
-    Returns:
-        The sentences.
-    """
+    """Say what a study found."""
     found = differences(study, study.metric)
     return StudyAnswer(
         lead=_lead(study),
@@ -171,7 +175,7 @@ def _verdict(measured: Quantity, value: Estimate) -> str:
 def _shifts(study: StudyResults) -> str:
     measured, frame, predictor = quantity(study.metric), study.results, study.main_predictor()
     kinds = shift_kinds(study, frame)
-    if not kinds or not measured.sided or predictor is None:
+    if not kinds or not measured.metric.better or predictor is None:
         return ""
     frame = frame[frame[PREDICTOR] == predictor]
     found = {}
@@ -182,7 +186,7 @@ def _shifts(study: StudyResults) -> str:
                 found[kind, severity] = value
     if not found:
         return ""
-    sign = -1 if measured.higher_is_better else 1
+    sign = -1 if measured.metric.better == "higher" else 1
     kind, severity = max(found, key=lambda key: sign * found[key].mean)
     value = found[kind, severity]
     text = (
@@ -196,7 +200,7 @@ def _shifts(study: StudyResults) -> str:
 
 def _where_large(found: dict[tuple[str, int], Estimate], measured: Quantity) -> str:
     """Say from which severity on the error is large: surely where its interval says so."""
-    if not measured.is_error:
+    if not measured.metric.calibration_error:
         return ""
     several = any(value.ends is not None for value in found.values())
     first: dict[int, list[str]] = {}

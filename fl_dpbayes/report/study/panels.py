@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid
-from fl_dpbayes.report.study.estimates import Estimate
+from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 MOST_PANELS, MOST_SCATTERED = 16, 2_000

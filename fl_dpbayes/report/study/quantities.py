@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
+from fl_dpbayes.config.metrics import METRICS, Metric
 from fl_dpbayes.report.numbers import decimal, interval, points
-from fl_dpbayes.report.study.estimates import Estimate
-from fl_dpbayes.report.wording import METRIC_NAMES, ROLES
+from fl_dpbayes.report.wording import ROLES
 
-SHARES = ("accuracy", "ece", "mce", "ace", "sce", "rms_debiased", "rms_true", "ece_true")
-HIGHER_IS_BETTER = ("accuracy", "auroc")
-ERRORS = ("ece", "ace", "sce", "mce", "rms_debiased")
-NO_DIRECTION = ("calibration_intercept", "calibration_slope", "epistemic", "aleatoric", "ece_if_calibrated")
 AXIS_NAMES = {
     "predictor": "predictor",
     "privacy.epsilon": "ε asked",
@@ -21,45 +17,73 @@ AXIS_NAMES = {
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds of the means over `settings` cells, with Student's t interval over seeds; None for one seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+    settings: int
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The interval, where there is one."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+
+@dataclass(frozen=True)
 class Quantity:
-    """A metric: `unit` follows a value in a sentence, `scale` and `places` are how it is drawn and listed."""
+    """A metric as a study says it: shares are written, drawn and listed in percentage points."""
 
-    key: str
-    name: str
-    scale: float
-    places: int
-    unit: str
+    metric: Metric
 
-    def value(self, number: float) -> str:
+    @property
+    def key(self) -> str:
+        """Its column."""
+        return self.metric.key
+
+    @property
+    def is_share(self) -> bool:
+        """Whether it is shown in percentage points."""
+        return self.metric.unit == "share"
+
+    @property
+    def scale(self) -> float:
+        """What values are multiplied by where they are drawn and listed."""
+        return 100.0 if self.is_share else 1.0
+
+    def value(self, number: float | None) -> str:
         """Write a value without its unit."""
-        return points(number) if self.scale == 100 else decimal(number, self.places)
+        return points(number) if self.is_share else decimal(number, 3)
 
     def estimate(self, found: Estimate) -> str:
         """Write a mean with its unit and interval."""
-        return f"{self.value(found.mean)}{self.unit} {interval(found.ends, lambda end: self.value(end or 0.0))}".strip()
+        unit = " points" if self.is_share else ""
+        return f"{self.value(found.mean)}{unit} {interval(found.ends, self.value)}".strip()
 
     @property
     def short_name(self) -> str:
         """What a figure's title calls it."""
-        return "Calibration error" if self.key == "rms_debiased" else self.name
+        return "Calibration error" if self.key == "rms_debiased" else self.metric.name
 
     @property
     def drawn_unit(self) -> str:
         """What the vertical axis of a figure counts."""
         if self.key == "accuracy":
             return "%"
-        unit = "percentage points" if self.scale == 100 else "nats per record" if self.key == "nll" else ""
+        unit = "percentage points" if self.is_share else "nats per record" if self.key == "nll" else ""
         return f"{unit}, debiased RMS" if self.key == "rms_debiased" else unit
 
     @property
     def heading(self) -> str:
         """Heads the numbers of a figure."""
-        return f"{self.name}, points" if self.scale == 100 else self.name
+        return f"{self.metric.name}, points" if self.is_share else self.metric.name
 
     @property
     def drawn_places(self) -> int:
         """Decimal places in the table of a figure."""
-        return 2 if self.scale == 100 else 4
+        return 2 if self.is_share else 4
 
     @property
     def noun(self) -> str:
@@ -68,29 +92,14 @@ class Quantity:
             return "the calibration error"
         if self.key in ("ece", "ace", "sce", "mce", "auroc"):
             return f"the {self.key.upper()}"
-        return f"the {self.name[0].lower()}{self.name[1:]}"
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether a larger value is a better model."""
-        return self.key in HIGHER_IS_BETTER
-
-    @property
-    def sided(self) -> bool:
-        """Whether larger or smaller is better at all."""
-        return self.key not in NO_DIRECTION
-
-    @property
-    def is_error(self) -> bool:
-        """Whether it is a calibration error, in [0, 1], 0 at best."""
-        return self.key.startswith(ERRORS)
+        return f"the {self.metric.name[0].lower()}{self.metric.name[1:]}"
 
 
 def quantity(key: str) -> Quantity:
     """Return how a metric is called and written; an unknown one keeps its own name."""
-    share = key in SHARES or key.startswith(ERRORS)
-    name = METRIC_NAMES.get(key, key.replace("_", " "))
-    return Quantity(key, name, 100.0 if share else 1.0, 1 if share else 3, " points" if share else "")
+    if key.startswith("ece_if_calibrated"):
+        return Quantity(Metric(key, "", better="", unit="share", calibration_error=True))
+    return Quantity(METRICS.get(key, Metric(key, "")))
 
 
 def axis_name(axis: str) -> str:
@@ -103,6 +112,4 @@ def place_words(where: str) -> str:
     kind, _, role = where.rpartition(":")
     if kind == "pooled":
         return ROLES.get(role, role)
-    if kind == "mean":
-        return f"{ROLES.get(role, role)} (each counting the same)"
-    return where
+    return f"{ROLES.get(role, role)} (each counting the same)" if kind == "mean" else where

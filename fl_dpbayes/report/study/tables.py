@@ -5,12 +5,9 @@ from typing import Any
 
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval, probability, rounded_up, significant
 from fl_dpbayes.report.page_tables import Cell, PageTable
-from fl_dpbayes.report.run_files import BOUNDED
-from fl_dpbayes.report.study.baseline import beside_baseline, setting_words
-from fl_dpbayes.report.study.estimates import Estimate, estimate
-from fl_dpbayes.report.study.methods import differences
+from fl_dpbayes.report.study.comparisons import beside_baseline, differences, estimate, setting_words
 from fl_dpbayes.report.study.panels import PanelFigure
-from fl_dpbayes.report.study.quantities import Quantity, axis_name, quantity
+from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, quantity
 from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text
 
 MOST_ROWS = 2_000
@@ -43,7 +40,12 @@ def differences_table(study: StudyResults) -> PageTable:
             method, baseline = (study.words(one.axis, label) for label in (one.method, one.baseline))
             value = one.value
             ends = _ends(measured, value)
-            compared = (axis_name(one.axis), *((one.at,) if apart else ()), f"{method} – {baseline}", measured.name)
+            compared = (
+                axis_name(one.axis),
+                *((one.at,) if apart else ()),
+                f"{method} – {baseline}",
+                measured.metric.name,
+            )
             cells = (*compared, measured.value(value.mean), ends)
             rows.append(tuple((text, "") for text in (*cells, str(value.seeds), str(value.settings))))
     first = ("Compared", "At", "Difference") if apart else ("Compared", "Difference")
@@ -62,21 +64,21 @@ def baseline_table(study: StudyResults) -> PageTable:
             less = UNDEFINED if row.difference is None else f"{one.value(row.difference.mean)}"
             cells.append(("baseline", "") if row.is_baseline else (less, _ends(one, row.difference)))
     rows = [((at, ""), (method, ""), *cells) for (at, method), cells in columns.items()]
-    heads = [head for one in measured for head in (one.name, "less baseline")]
+    heads = [head for one in measured for head in (one.metric.name, "less baseline")]
     return PageTable(("At", "Method", *heads), rows, frozenset({0, 1}))
 
 
 def _bounds(frame: Any, measured: Quantity) -> str:
     """Write what sums leave open of a metric that ranks records: the mean of each end."""
     ends = [f"{measured.key}_{end}" for end in ("low", "high")]
-    if measured.key not in BOUNDED or not set(ends) <= set(frame.columns):
+    if not measured.metric.bounded or not set(ends) <= set(frame.columns):
         return ""
     low, high = (float(frame[end].mean()) for end in ends)
-    return f", bounds {interval((low, high), lambda end: measured.value(end or 0.0))}"
+    return f", bounds {interval((low, high), measured.value)}"
 
 
 def _ends(measured: Quantity, value: Estimate | None) -> str:
-    return "" if value is None else interval(value.ends, lambda end: measured.value(end or 0.0))
+    return "" if value is None else interval(value.ends, measured.value)
 
 
 def settings_table(study: StudyResults) -> PageTable:
@@ -95,7 +97,7 @@ def settings_table(study: StudyResults) -> PageTable:
                 ends = f"{_ends(one, value)}{_bounds(of_predictor, one)}"
                 cells.append((one.value(value.mean) if value else UNDEFINED, ends))
             rows.append((*cells, (str(of_predictor[SEED].nunique()), "")))
-    columns = (*map(axis_name, axes), "Predictor", *(one.name for one in measured), "Seeds")
+    columns = (*map(axis_name, axes), "Predictor", *(one.metric.name for one in measured), "Seeds")
     return PageTable(columns, rows[:MOST_ROWS], frozenset(range(len(axes) + 1)))
 
 

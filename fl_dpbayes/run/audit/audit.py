@@ -4,7 +4,6 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,40 +13,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
-from fl_dpbayes.privacy.audit_attacks import MembershipScore
 from fl_dpbayes.privacy.audit_statistics import Check
-from fl_dpbayes.run.audit.alone import audit_alone
-from fl_dpbayes.run.audit.audited_plan import private_settings
-from fl_dpbayes.run.audit.canaries import CanaryAudit, audit_canaries
+from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.membership import attack_membership
 from fl_dpbayes.run.audit.noise import audit_noise
-from fl_dpbayes.run.audit.report import audit_json, print_audit
-from fl_dpbayes.run.audit.rounding import audit_rounding
+from fl_dpbayes.run.audit.one_unit import audit_alone, audit_rounding
+from fl_dpbayes.run.audit.reading import private_settings
+from fl_dpbayes.run.audit.report import Audit, audit_json, print_audit
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.run.inline_engine import logs_in
 
 PARTS = 6
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found.
-
-    Attributes:
-        checks: of every part of the mechanism.
-        canaries: claimed epsilon and its lower bounds.
-        membership: the loss-threshold attack on the released posterior; reported, not judged.
-    """
-
-    checks: tuple[Check, ...]
-    canaries: CanaryAudit
-    membership: MembershipScore
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(check.passed for check in self.checks)
 
 
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
@@ -76,23 +53,16 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     ):
         audit = run_audit(scenario, Path(folder), data_dir, done)
     if as_json:
-        print(json.dumps(audit_json(scenario, audit.checks, audit.canaries, audit.membership)))
+        print(json.dumps(audit_json(scenario, audit)))
     else:
-        print_audit(console, scenario, audit.checks, audit.canaries, audit.membership)
+        print_audit(console, scenario, audit)
     return 0 if audit.passed else 1
 
 
 def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: Callable[[], None]) -> Audit:
-    """Attack every part of the mechanism, and the released posterior.
+    """Attack every part of the mechanism, and the released posterior, in sites that write into `folder`.
 
-    Args:
-        scenario: the audited scenario.
-        folder: where the audited sites may write.
-        data_dir: the data folder.
-        on_part: called after each part and after each round of the membership attack.
-
-    Returns:
-        What was found.
+    `on_part` is called after each part and after each round of the membership attack.
     """
     # Records, start states and coins of the audit; a seeded scenario gives a repeatable audit.
     generator = np.random.default_rng(scenario.simulation.insecure_seed)

@@ -27,17 +27,9 @@ from fl_dpbayes.privacy.events import GaussianEvent, noise_of_steps, read_histor
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.audited_plan import own_plan
-from fl_dpbayes.run.audit.canary_site import (
-    CanaryRecords,
-    CanarySite,
-    ask,
-    whole_for_training,
-    willing,
-    write_canary_site,
-)
+from fl_dpbayes.protocol.train import TrainReply
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, write_canary_site
+from fl_dpbayes.run.audit.reading import Course, own_plan, train
 from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
@@ -95,16 +87,9 @@ class CanaryAudit:
 def audit_canaries(
     scenario: Scenario, folder: Path, generator: np.random.Generator, *, most: int = MOST_CANARIES
 ) -> CanaryAudit:
-    """Plant canaries, attack what the site releases, and bound epsilon from below.
+    """Plant canaries by coins that `generator` tosses, attack what the site releases, and bound epsilon from below.
 
-    Args:
-        scenario: the audited scenario.
-        folder: where the site may write.
-        generator: tosses the coins; seeds the site, where the scenario seeds its noise.
-        most: number of canaries, where delta allows as many; more of them bound epsilon more sharply.
-
-    Returns:
-        Claim and bounds.
+    There are `most` canaries where delta allows as many; more of them bound epsilon more sharply.
     """
     plan = _langevin_plan(scenario)
     canaries, units, silent = _sizes(plan.privacy.delta, most)
@@ -114,15 +99,15 @@ def audit_canaries(
         folder / "canaries",
         scenario,
         _records(included, silent, length),
-        units=units,
-        policy=willing(),
-        split=whole_for_training(),
+        units,
         delta=plan.privacy.delta,
     )
     sigmas = solve_plan(plan, units).noise_multipliers
     steps = _audited_steps(plan, sigmas)
     start = _start(plan, site.task, sigmas[:steps], units, length)
-    reply, states = _train(site, plan, start, steps)
+    reply, released = train(Course(site, LogisticModel(), plan, 1), prefixed("parameters", start), 1, 0, steps)
+    # The weights before and after each step, shape (steps + 1, 2, inputs).
+    states = np.concatenate([start[WEIGHT][None], released[f"samples/{WEIGHT}"]]).astype(np.float64)
     scores = _scores(reply, states, plan, canaries, length)
     delta, claimed = plan.privacy.delta, reply.privacy.epsilon
     certified = plan.privacy.sampling_rate == 1
@@ -173,23 +158,6 @@ def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> Can
     names = [f"unit-{number}" for number in range(len(levels))]
     task = Task(input_shape=(columns,), classes=2)
     return CanaryRecords(task, levels, np.ones(len(levels), np.int64), names, scale=1 / length)
-
-
-def _train(site: CanarySite, plan: TrainingPlan, start: Arrays, steps: int) -> tuple[TrainReply, Array]:
-    """Return the reply and the weights before and after each step, shape (steps + 1, 2, inputs)."""
-    arrays = prefixed("parameters", start)
-    request = TrainRequest(
-        run=f"{1:032x}",
-        round=1,
-        task=site.task,
-        model=LogisticModel(),
-        plan=plan,
-        first_step=0,
-        steps=steps,
-        start=arrays_digest(arrays),
-    )
-    reply, released = ask(site, "train", request, prefixed("start", arrays), TrainReply)
-    return reply, np.concatenate([start[WEIGHT][None], released[f"samples/{WEIGHT}"]]).astype(np.float64)
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:

@@ -54,13 +54,7 @@ class CanaryRecords:
 
 @dataclass(frozen=True)
 class CanarySite:
-    """A site, known by its file.
-
-    Attributes:
-        path: the site file.
-        file: its content.
-        task: of its records.
-    """
+    """A site, known by the path and content of its file, and the task of its records."""
 
     path: Path
     file: SiteFile
@@ -76,7 +70,14 @@ def canary_task(scenario: Scenario) -> Task:
 
 
 def write_canary_site(
-    folder: Path, scenario: Scenario, records: CanaryRecords, *, units: int, policy: Policy, split: Split, delta: float
+    folder: Path,
+    scenario: Scenario,
+    records: CanaryRecords,
+    units: int,
+    *,
+    delta: float = DELTA,
+    policy: Policy | None = None,
+    split: Split | None = None,
 ) -> CanarySite:
     """Write records as a hospital would hold them, and its site file, and make its ledger.
 
@@ -85,12 +86,9 @@ def write_canary_site(
         scenario: gives adjacency, device, and whether noise is seeded.
         records: of the site.
         units: n, the declared number of training units, within 20 % of the real one.
-        policy: of the site.
-        split: which shares of the units are kept for testing and recalibration.
         delta: of its ledger.
-
-    Returns:
-        The site.
+        policy: of the site; None: whatever the scenario asks for.
+        split: shares of the units for testing and recalibration; None: all train.
     """
     folder.mkdir(parents=True)
     file = SiteFile(
@@ -98,7 +96,7 @@ def write_canary_site(
         role="train",
         source=_write_records(folder, records),
         units=units,
-        split=split,
+        split=split or whole_for_training(),
         ledger=LedgerSettings(
             path=folder / "ledger.sqlite",
             witness=folder / "witness" / "ledger.json",
@@ -108,7 +106,7 @@ def write_canary_site(
             adjacency=scenario.privacy.adjacency,
             durability="normal",
         ),
-        policy=policy,
+        policy=policy or willing(),
         threads=scenario.resources.threads_per_site,
         device=scenario.resources.device,
         insecure_seed=scenario.simulation.insecure_seed,
@@ -132,15 +130,7 @@ def whole_for_training() -> Split:
 
 
 def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, list[str]]:
-    """Find names of units that the keyed hash puts into parts.
-
-    Args:
-        shares: part -> the range [low, high) of scores that belong to it.
-        count: names wanted for each part.
-
-    Returns:
-        Part -> names.
-    """
+    """Find so many names of units for each part, given the range [low, high) of keyed scores that belong to it."""
     names = [f"unit-{number}" for number in range(20 * count * len(shares))]
     scores = unit_scores(names, bytes.fromhex(KEY))
     return {
@@ -152,17 +142,7 @@ def unit_names(shares: dict[str, tuple[float, float]], count: int) -> dict[str, 
 def ask(
     site: CanarySite, message_type: str, request: Message, arrays: Arrays, reply: type[MessageT]
 ) -> tuple[MessageT, Arrays]:
-    """Send a site's app the message that a server would send.
-
-    Args:
-        site: the site.
-        message_type: Flower's name of the handler.
-        request: the request.
-        arrays: its arrays.
-        reply: what is expected.
-
-    Returns:
-        The reply and its arrays.
+    """Send a site's app the message that a server would send, by Flower's name of its handler.
 
     Raises:
         UserError: if the site refuses.

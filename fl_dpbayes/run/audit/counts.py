@@ -7,7 +7,6 @@ each unit, whatever the code says of it.
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,17 +81,12 @@ class Parts:
 def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
     """Test what recalibration and evaluation release, whether or not the scenario asks for them.
 
-    Args:
-        scenario: the audited scenario: its model, delta, and settings of recalibration and evaluation.
-        folder: where the site may write.
-        generator: draws records and posterior.
-
-    Returns:
-        The checks: of the count of bins, of the descent, and of the noised and the public evaluation.
+    That is the count of bins, the descent, and the noised and the public evaluation; `generator` draws records and
+    posterior.
     """
     parts = _parts(scenario, folder, generator)
-    noised = _tables(lambda run: _evaluation_table(parts, scenario, run))
-    counted = _tables(lambda run: _isotonic_table(parts, scenario, run))
+    noised = [_evaluation_table(parts, scenario, run) for run in range(1, TABLES + 1)]
+    counted = [_isotonic_table(parts, scenario, run) for run in range(1, TABLES + 1)]
     top = {part: (float(p.max()), float(p.argmax() == parts.labels[part])) for part, p in parts.predictions.items()}
     binary = {part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()}
     isotonic = binary if canary_task(scenario).classes == 2 else top
@@ -163,23 +157,30 @@ def _request(parts: Parts, scenario: Scenario, run: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _evaluation_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
+def _evaluate(
+    parts: Parts, site: CanarySite, scenario: Scenario, run: int, **extra: Any
+) -> tuple[EvaluateReply, Arrays]:
     request = EvaluateRequest(
-        **_request(parts, scenario, run),
-        predictors={"posterior": (1.0,)},
-        noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
-        delta=_ledger_delta(parts),
+        **_request(parts, scenario, run), predictors={"posterior": (1.0,)}, delta=_ledger_delta(parts), **extra
     )
-    reply, arrays = ask(parts.site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
+    return ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
+
+
+def _recalibrate(parts: Parts, request: dict[str, Any], **extra: Any) -> tuple[RecalibrateReply, Arrays]:
+    asked = RecalibrateRequest(**request, weights=(1.0,), **extra)
+    return ask(parts.site, "train.recalibrate", asked, prefixed("posterior", parts.samples), RecalibrateReply)
+
+
+def _evaluation_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
+    noise = scenario.evaluation.noise_multiplier or 1.0
+    reply, arrays = _evaluate(parts, parts.site, scenario, run, noise_multiplier=noise)
     assert reply.privacy is not None
     return arrays["posterior/noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
 def _isotonic_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
     plan = CountingPlan(epsilon=_epsilon(scenario), delta=_ledger_delta(parts), adjacency=scenario.privacy.adjacency)
-    request = RecalibrateRequest(**_request(parts, scenario, run), weights=(1.0,), plan=plan, first_step=0, steps=1)
-    arrays = prefixed("posterior", parts.samples)
-    reply, received = ask(parts.site, "train.recalibrate", request, arrays, RecalibrateReply)
+    reply, received = _recalibrate(parts, _request(parts, scenario, run), plan=plan, first_step=0, steps=1)
     return received["noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
@@ -191,10 +192,6 @@ def _ledger_delta(parts: Parts) -> float:
 def _epsilon(scenario: Scenario) -> float:
     section = scenario.recalibration
     return max(LEAST_EPSILON, (section.epsilon if section else None) or scenario.privacy.epsilon)
-
-
-def _tables(release: Callable[[int], tuple[Array, float]]) -> list[tuple[Array, float]]:
-    return [release(run) for run in range(1, TABLES + 1)]
 
 
 def _table_questions(
@@ -226,24 +223,16 @@ def _table_questions(
 
 def _public_check(parts: Parts, scenario: Scenario, kinds: dict[str, tuple[float, float]]) -> Check:
     """Check which records an exact evaluation counts: all of the test part, and no other."""
-    site = _declared_public(parts.site)
-    request = EvaluateRequest(
-        **_request(parts, scenario, 1), predictors={"posterior": (1.0,)}, delta=_ledger_delta(parts)
-    )
-    _, arrays = ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
+    policy = parts.site.file.policy.model_copy(update={"evaluation_release": "public"})
+    file, path = parts.site.file.model_copy(update={"policy": policy}), parts.site.path.with_name("public.toml")
+    write_site_file(file, path)
+    _, arrays = _evaluate(parts, CanarySite(path, file, parts.site.task), scenario, 1)
     counts = coarsen(arrays["posterior/top_label"].astype(np.float64), BINS)[:, COUNT]
     expected = np.zeros(BINS)
     expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
     wrong = float(np.abs(counts - expected).sum())
     return Check("public evaluation", "counts the records of the test part, and no other", wrong, 0.0, "at most",
                  finds="one record")  # fmt: skip
-
-
-def _declared_public(site: CanarySite) -> CanarySite:
-    policy = site.file.policy.model_copy(update={"evaluation_release": "public"})
-    file, path = site.file.model_copy(update={"policy": policy}), site.path.with_name("public.toml")
-    write_site_file(file, path)
-    return CanarySite(path, file, site.task)
 
 
 def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
@@ -275,29 +264,21 @@ def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
     mean = float(np.mean([y @ along for y, _ in read])) - UNITS
     deviation = math.sqrt(sum(sigma**2 for _, sigma in read)) / len(read)
     left = np.stack([(y - UNITS * along) / sigma for y, sigma in read])
+    deviations, differences = [], []
+    for kind, length in enumerate(DESCENTS):
+        rows = left[kind :: len(DESCENTS)]
+        where = f"requests of {length} steps"
+        deviations.append(variance_test(float(np.square(rows).sum()), rows.size, where, slack=SLACK))
+        apart = rows[0 : len(rows) // 2 * 2 : 2] - rows[1 : len(rows) // 2 * 2 : 2]
+        squares = float(np.square(apart).sum()) / 2
+        differences.append(variance_test(squares, apart.size, f"differences of {where}", slack=SLACK))
     amount = mean_test(mean, deviation, "sums of clipped gradients", unit=float(UNITS), slack=SLACK * UNITS)
     return [
         Question("reads the units of the recalibration part, each clipped once, and no other", [amount]),
-        Question(
-            "noise has the accounted deviation, within a request and across",
-            [variance_test(float(np.square(left[kind :: len(DESCENTS)]).sum()), left[kind :: len(DESCENTS)].size,
-                           f"requests of {length} steps", slack=SLACK)
-             for kind, length in enumerate(DESCENTS)],
-        ),
+        Question("noise has the accounted deviation, within a request and across", deviations),
         # What requests had in common would be missing from the difference of two.
-        Question(
-            "no two requests in a row share noise",
-            [variance_test(float(np.square(each).sum()) / 2, each.size, f"differences of requests of {length} steps",
-                           slack=SLACK)
-             for each, length in ((_differences(left[kind :: len(DESCENTS)]), length)
-                                  for kind, length in enumerate(DESCENTS))],
-        ),
-    ]  # fmt: skip
-
-
-def _differences(rows: Array) -> Array:
-    pairs = len(rows) // 2 * 2
-    return rows[0:pairs:2] - rows[1:pairs:2]
+        Question("no two requests in a row share noise", differences),
+    ]
 
 
 def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array:
@@ -315,16 +296,8 @@ def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array
 def _descend(
     parts: Parts, scenario: Scenario, plan: RecalibrationPlan, first: int, last: int, count: int
 ) -> tuple[Array, float]:
-    request = RecalibrateRequest(
-        **(_request(parts, scenario, DESCENT_RUN) | {"round": first + 1}),
-        weights=(1.0,),
-        plan=plan,
-        first_step=first,
-        steps=last - first,
-        start=(0.0,) * count,
-    )
-    arrays = prefixed("posterior", parts.samples)
-    reply, _ = ask(parts.site, "train.recalibrate", request, arrays, RecalibrateReply)
+    request = _request(parts, scenario, DESCENT_RUN) | {"round": first + 1}
+    reply, _ = _recalibrate(parts, request, plan=plan, first_step=first, steps=last - first, start=(0.0,) * count)
     assert reply.parameters is not None
     sizes = plan.step_size * (1 - np.arange(first, last) / plan.steps)
     scale = recalibration_units(parts.site.file) / (float(sizes.sum()) * plan.clip_norm)

@@ -15,8 +15,8 @@ from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.models.build import build_model, model_shapes
-from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canary_site import GREY_LEVELS, canary_task, whole_for_training, willing
+from fl_dpbayes.run.audit.reading import private_settings
 
 Array = npt.NDArray[np.float64]
 
@@ -83,16 +83,6 @@ def reaching_start(
 ) -> Array:
     """Draw start states until the records' gradients reach every tensor: hidden units may all be silent.
 
-    Args:
-        scenario: gives the model.
-        folder: where features may be kept.
-        generator: draws.
-        levels: records, shape (N, *shape).
-        labels: shape (N,).
-
-    Returns:
-        The start, shape (d,).
-
     Raises:
         UserError: if no start is found, so that faults of some layer would be missed.
     """
@@ -115,17 +105,7 @@ def clip_norm_for(privacy: AnyPrivacyPlan, length: float) -> float:
 
 
 def clipped(gradient: Array, scenario: Scenario, clip_norm: float, *, spread: bool = False) -> Array:
-    """Clip a unit's gradient by the scenario's rule.
-
-    Args:
-        gradient: shape (d,).
-        scenario: its clipping, and its model's layers.
-        clip_norm: C.
-        spread: whether as many zeros follow, the gradient by a spread of no width.
-
-    Returns:
-        Shape (d,), or (2 d,) with spreads.
-    """
+    """Clip a unit's gradient, shape (d,), by the scenario's rule; with `spread`, d zeros follow, by a spread of 0."""
     privacy, length = private_settings(scenario), float(np.linalg.norm(gradient))
     match privacy.clipping:
         case GlobalClipping(bound=bound):

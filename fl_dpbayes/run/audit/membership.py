@@ -17,16 +17,14 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.audit_attacks import MembershipScore, loss_threshold_attack
-from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
-from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.canary_site import CanarySite, ask
+from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+from fl_dpbayes.run.audit.canary_site import CanarySite
+from fl_dpbayes.run.audit.reading import Course, train
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
 
 Array = npt.NDArray[np.float64]
 
-RUN = f"{1:032x}"
 # Losses are compared by rank only; below it float64 has no smaller probability.
 LEAST_PROBABILITY = 1e-300
 
@@ -38,15 +36,6 @@ def attack_membership(
 
     Members are its training units, others its test units; a unit's loss is the sum over its records of -log of the
     predictive probability of the label.
-
-    Args:
-        scenario: the audited scenario.
-        planned: its sites' records.
-        folder: where the site may write.
-        on_round: called after each round.
-
-    Returns:
-        The score.
 
     Raises:
         UserError: if the site has no test record, or it does not train.
@@ -63,19 +52,10 @@ def attack_membership(
     samples: list[Arrays] = []
     weights, sizes = list[float](), planned_step_sizes(plan)
     epsilon: float | None = None
+    course = Course(CanarySite(path, site_file, site.task), scenario.model, plan, 1)
     for round_number in range(1, plan.total_rounds + 1):
-        request = TrainRequest(
-            run=RUN,
-            round=round_number,
-            task=site.task,
-            model=scenario.model,
-            plan=plan,
-            first_step=(round_number - 1) * plan.steps_per_round,
-            steps=plan.steps_per_round,
-            start=arrays_digest(last),
-        )
-        node = CanarySite(path, site_file, site.task)
-        reply, arrays = ask(node, "train", request, prefixed("start", last), TrainReply)
+        steps = plan.steps_per_round
+        reply, arrays = train(course, last, round_number, (round_number - 1) * steps, steps)
         last, epsilon = without_prefix("last", arrays), reply.privacy.epsilon
         stretch = range(reply.first_step, reply.first_step + reply.steps)
         if kept := [float(sizes[step]) for step in stretch if plan.is_kept(step)]:

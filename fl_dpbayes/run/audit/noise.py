@@ -19,16 +19,8 @@ from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
 from fl_dpbayes.privacy.audit_statistics import Check, Question, correlation_tests, variance_test, verdicts
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.run.audit.audited_plan import own_plan, with_step_size
-from fl_dpbayes.run.audit.canary_site import (
-    CanaryRecords,
-    CanarySite,
-    canary_task,
-    whole_for_training,
-    willing,
-    write_canary_site,
-)
-from fl_dpbayes.run.audit.reading import Course, Reading, read_stretch
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
+from fl_dpbayes.run.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
 from fl_dpbayes.samplers.planned import planned_step_sizes
 
 Array = npt.NDArray[np.float64]
@@ -52,13 +44,7 @@ LARGEST_ROUNDING = 0.01
 def audit_noise(scenario: Scenario, folder: Path, units: int) -> list[Check]:
     """Test the noise of early, middle and late steps of every chain, and that no two releases share any.
 
-    Args:
-        scenario: the audited scenario.
-        folder: where the sites may write.
-        units: number of units of a site of the scenario, which some couplings make noise for.
-
-    Returns:
-        The checks.
+    Some couplings make noise for the number of units of a site of the scenario.
     """
     plan = still_plan(scenario, units)
     first, second = (_silent_site(folder / name, scenario, plan) for name in ("site-1", "site-2"))
@@ -79,12 +65,7 @@ def still_plan(scenario: Scenario, units: int) -> TrainingPlan:
 
         a_t' = f a_t;   langevin: tau' = f tau n / n';   temperature: tau' = tau / f
 
-    Args:
-        scenario: the audited scenario.
-        units: n, of the scenario's site; n' = UNITS.
-
-    Returns:
-        The plan.
+    for n units of the scenario's site, n' = UNITS.
     """
     plan, privacy = own_plan(scenario, pre_noise=0.0), scenario.privacy
     assert isinstance(privacy, PrivacyPlan)
@@ -103,15 +84,7 @@ def _silent_site(folder: Path, scenario: Scenario, plan: TrainingPlan) -> Canary
     task = canary_task(scenario)
     names = [f"unit-{number}" for number in range(UNITS)]
     records = CanaryRecords(task, np.zeros((UNITS, *task.input_shape), np.uint8), np.zeros(UNITS, np.int64), names)
-    return write_canary_site(
-        folder,
-        scenario,
-        records,
-        units=UNITS,
-        policy=willing(),
-        split=whole_for_training(),
-        delta=plan.privacy.delta,
-    )
+    return write_canary_site(folder, scenario, records, UNITS, delta=plan.privacy.delta)
 
 
 def _size(scenario: Scenario) -> int:

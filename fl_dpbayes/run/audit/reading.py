@@ -1,22 +1,31 @@
-"""What an attacker reads from the state that a site releases after a stretch of steps: the noisy sums behind it.
+"""The plans that an audit asks for, and what an attacker reads from the state that a site releases: the noisy sums.
 
-The state is linear in the drifts d_k = (G_k + sigma_k C xi_k) / B - (s/n) grad log p(w): with no momentum at the start,
-
-    langevin, plain descent   w_0 - w_m = sum_k a_k d_k
-    momentum beta             w_0 - w_m = sum_k d_k sum_{j >= k} a_j beta^(j-k)
-    friction alpha            w_0 - w_m = sum_k a_k d_k sum_{j >= k} (1 - alpha)^(j-k)
-    Adam                      first moment = sum_k (1 - beta_1) beta_1^(m-1-k) d_k
+A plan is the scenario's own, with the changes that let an attacker read what happened. docs/audit.md shows how a
+released state is linear in the noisy sums behind it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.sampler import SGD, SGHMC, Adam, BayesByBackprop, MCDropout, Sampler
+from fl_dpbayes.config.clipping import GlobalClipping
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import (
+    SGD,
+    SGHMC,
+    Adam,
+    BayesByBackprop,
+    ConstantStepSize,
+    MCDropout,
+    Sampler,
+    StepSizeSchedule,
+)
+from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.priors import prior_gradient
@@ -25,13 +34,83 @@ from fl_dpbayes.privacy.events import noise_of_steps, read_history
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.canary_site import CanarySite, ask
+from fl_dpbayes.run.audit.canary_site import DELTA, UNLIMITED, CanarySite, ask
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 
 Array = npt.NDArray[np.float64]
 
 ROUNDING = float(np.finfo(np.float32).eps)
+
+
+MOST_CHAINS = 4
+ADAM_STEP = 1e-5
+
+
+def private_settings(scenario: Scenario) -> PrivacyPlan:
+    """Return a scenario's privacy settings.
+
+    Raises:
+        UserError: if the scenario has none, so that there is nothing to audit.
+    """
+    if not isinstance(scenario.privacy, PrivacyPlan):
+        raise UserError("privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit")
+    return scenario.privacy
+
+
+def own_plan(scenario: Scenario, *, pre_noise: float | None = None) -> TrainingPlan:
+    """Return the scenario's plan, every round from a broadcast state; `pre_noise` replaces the scenario's."""
+    plan = training_plan(scenario, prior_share=1.0, chain_start="broadcast")
+    private = private_settings(scenario)
+    changes = {} if pre_noise is None else {"pre_noise": pre_noise}
+    return plan.model_copy(update={"privacy": private.model_copy(update=changes)})
+
+
+def with_step_size(plan: TrainingPlan, step_size: StepSizeSchedule) -> TrainingPlan:
+    """Return the plan with other step sizes."""
+    return plan.model_copy(update={"sampler": plan.sampler.model_copy(update={"step_size": step_size})})
+
+
+def loud_plan(
+    plan: TrainingPlan,
+    *,
+    clip_norm: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    move: float,
+    rounds: int,
+    steps_per_round: int,
+) -> TrainingPlan:
+    """Return a plan of the same sampler, prior, clipping rule and chains with little noise, to read sums by.
+
+    Its whole cost is admitted. The bound of global clipping keeps its ratio to C.
+
+    Args:
+        plan: the scenario's own.
+        clip_norm: C.
+        sampling_rate: q.
+        noise_multiplier: sigma of every step.
+        move: how far a step moves the state, about.
+        rounds: of all chains together, at least.
+        steps_per_round: of each.
+    """
+    privacy = plan.privacy
+    assert isinstance(privacy, PrivacyPlan)
+    clipping = privacy.clipping
+    if isinstance(clipping, GlobalClipping):
+        clipping = clipping.model_copy(update={"bound": clipping.bound * clip_norm / privacy.clip_norm})
+    step_size = ADAM_STEP if isinstance(plan.sampler, Adam) else move * sampling_rate / clip_norm
+    coupling: Literal["constant"] = "constant"
+    changes = {
+        "epsilon": UNLIMITED, "delta": DELTA, "coupling": coupling, "noise_multiplier": noise_multiplier,
+        "temperature": None, "clip_norm": clip_norm, "clipping": clipping, "sampling_rate": sampling_rate,
+    }  # fmt: skip
+    chains = min(plan.chains, MOST_CHAINS)
+    shape = {
+        "rounds": -(-rounds // chains), "steps_per_round": steps_per_round, "chains": chains, "burn_in": 0,
+        "thinning": 1, "privacy": privacy.model_copy(update=changes),
+    }  # fmt: skip
+    return with_step_size(plan.model_copy(update=shape), ConstantStepSize(initial=step_size))
 
 
 @dataclass(frozen=True)
@@ -73,21 +152,29 @@ class Reading:
         return float(np.linalg.norm(self.weights * self.noise_multipliers))
 
 
-def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, first_step: int, steps: int) -> Reading:
-    """Have a site train, and read the noisy sums off what it releases.
-
-    Args:
-        course: the run.
-        start: slot -> vector (d,) where the stretch starts; slots that are not named are 0.
-        round_number: the round.
-        first_step: number of the first step within the run.
-        steps: how many.
-
-    Returns:
-        The reading.
+def train(course: Course, start: Arrays, round_number: int, first_step: int, steps: int) -> tuple[TrainReply, Arrays]:
+    """Have a site train a stretch of steps from a start state, and return its reply and what it releases.
 
     Raises:
         UserError: if the site does not train.
+    """
+    request = TrainRequest(
+        run=f"{course.run:032x}",
+        round=round_number,
+        task=course.site.task,
+        model=course.model,
+        plan=course.plan,
+        first_step=first_step,
+        steps=steps,
+        start=arrays_digest(start),
+    )
+    return ask(course.site, "train", request, prefixed("start", start), TrainReply)
+
+
+def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, first_step: int, steps: int) -> Reading:
+    """Have a site train, and read the noisy sums off what it releases.
+
+    `start` is slot -> vector (d,) where the stretch starts; slots that are not named are 0.
     """
     plan, sampler = course.plan, course.plan.sampler
     module = build_model(course.model, course.site.task, seed=0)
@@ -95,18 +182,7 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     before: dict[str, torch.Tensor] = {
         slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in sampler.state_vectors
     }
-    arrays = state_arrays(before, module)
-    request = TrainRequest(
-        run=f"{course.run:032x}",
-        round=round_number,
-        task=course.site.task,
-        model=course.model,
-        plan=plan,
-        first_step=first_step,
-        steps=steps,
-        start=arrays_digest(arrays),
-    )
-    reply, released = ask(course.site, "train", request, prefixed("start", arrays), TrainReply)
+    reply, released = train(course, state_arrays(before, module), round_number, first_step, steps)
     after = state_vectors(without_prefix("last", released), sampler, module)
     sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]
     coefficients = _coefficients(sampler, sizes)

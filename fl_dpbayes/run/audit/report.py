@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,27 +12,31 @@ from rich.table import Table
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_attacks import MembershipScore
 from fl_dpbayes.privacy.audit_statistics import Check
-from fl_dpbayes.run.audit.audited_plan import private_settings
 from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit
 from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
+from fl_dpbayes.run.audit.reading import private_settings
 
 
-def print_audit(
-    console: Console,
-    scenario: Scenario,
-    checks: Sequence[Check],
-    canaries: CanaryAudit,
-    membership: MembershipScore,
-) -> None:
-    """Print what was attacked, every check, epsilon claimed and observed, and the membership score.
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found: checks of every part, the claimed epsilon and its lower bounds, and the membership score.
 
-    Args:
-        console: where to print.
-        scenario: the audited scenario.
-        checks: of every part.
-        canaries: claimed epsilon and its lower bounds.
-        membership: the membership score.
+    The score, of the loss-threshold attack on the released posterior, is reported and not judged.
     """
+
+    checks: tuple[Check, ...]
+    canaries: CanaryAudit
+    membership: MembershipScore
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+
+def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
+    """Print what was attacked, every check, epsilon claimed and observed, and the membership score."""
+    checks, membership = audit.checks, audit.membership
     console.print(
         f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
         f"records; the auditor reads what they release. Sampler {scenario.sampler.kind}, "
@@ -41,7 +45,7 @@ def print_audit(
         markup=False,
     )
     console.print(_check_table(checks))
-    console.print(_epsilon_table(canaries))
+    console.print(_epsilon_table(audit.canaries))
     console.print(
         f"Membership inference on the posterior that one training site released (loss threshold, {membership.members} "
         f"members, {membership.others} others): AUC {membership.area:.3f} +- {membership.area_standard_error:.3f} "
@@ -58,14 +62,7 @@ def print_audit(
 
 
 def not_looked_at(scenario: Scenario) -> list[str]:
-    """List what an audit of the scenario says nothing about.
-
-    Args:
-        scenario: the audited scenario.
-
-    Returns:
-        One sentence for each.
-    """
+    """List what an audit of the scenario says nothing about, one sentence for each."""
     privacy, chains = private_settings(scenario), scenario.training.chains
     left = [
         "the account itself: that epsilon follows from noise, sampling rate and number of steps (its own tests do)",
@@ -89,28 +86,19 @@ def not_looked_at(scenario: Scenario) -> list[str]:
     return left
 
 
-def audit_json(
-    scenario: Scenario, checks: Sequence[Check], canaries: CanaryAudit, membership: MembershipScore
-) -> dict[str, Any]:
+def audit_json(scenario: Scenario, audit: Audit) -> dict[str, Any]:
     """Write an audit as JSON: `passed`, `checks`, `epsilon`, `membership` and `not_looked_at`.
 
-    Args:
-        scenario: the audited scenario.
-        checks: of every part.
-        canaries: claimed epsilon and its lower bounds.
-        membership: the membership score.
-
-    Returns:
-        JSON-ready; infinite values are the string `"inf"`, undefined ones null.
+    Infinite values are the string `"inf"`, undefined ones null.
     """
     return {
-        "passed": all(check.passed for check in checks),
+        "passed": audit.passed,
         "checks": [
             asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
-            for check in checks
+            for check in audit.checks
         ],
-        "epsilon": asdict(canaries) | {"claimed": _json(canaries.claimed), "confidence": CONFIDENCE},
-        "membership": asdict(membership),
+        "epsilon": asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE},
+        "membership": asdict(audit.membership),
         "not_looked_at": not_looked_at(scenario),
     }
 

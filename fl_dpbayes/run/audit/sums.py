@@ -6,7 +6,6 @@ and finds the c_g by least squares; what is left must be noise.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,16 +23,7 @@ from fl_dpbayes.privacy.audit_statistics import (
     variance_test,
     verdicts,
 )
-from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan
-from fl_dpbayes.run.audit.canary_site import (
-    DELTA,
-    CanaryRecords,
-    CanarySite,
-    canary_task,
-    whole_for_training,
-    willing,
-    write_canary_site,
-)
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
     clipped,
@@ -42,7 +32,7 @@ from fl_dpbayes.run.audit.gradients import (
     synthetic_records,
     unit_gradient,
 )
-from fl_dpbayes.run.audit.reading import Course, Reading, read_stretch
+from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_stretch
 
 Array = npt.NDArray[np.float64]
 
@@ -85,13 +75,7 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Count:
-    """What one stretch says: counts of the groups, and what is left of the sum.
-
-    Attributes:
-        reading: the stretch.
-        counts: weighted mean over its steps of c_g, shape (G,).
-        left: squares of what is left, over the noise's.
-    """
+    """What one stretch says: weighted means over its steps of c_g, shape (G,), and squares left, over the noise's."""
 
     reading: Reading
     counts: Array
@@ -101,13 +85,7 @@ class Count:
 def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
     """Test who joins, and that the sum consists of clipped gradients of whole units and of nothing else.
 
-    Args:
-        scenario: the audited scenario.
-        folder: where the sites may write.
-        generator: draws records and start state.
-
-    Returns:
-        The checks: for units of one record, and for units of several.
+    The checks are made for units of one record and of several; `generator` draws records and start state.
     """
     checks = []
     for records in RECORDS_PER_UNIT:
@@ -148,9 +126,6 @@ def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, rec
         scenario,
         CanaryRecords(task, levels[rows], labels[rows], names),
         units=round(DECLARED * each * len(chosen)),
-        policy=willing(),
-        split=whole_for_training(),
-        delta=DELTA,
     )
     # Weight draws of no spread are the means themselves.
     slots = {"parameters": start, "spread": np.full(len(start), -20.0)}
@@ -216,7 +191,7 @@ def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Que
     deviation = math.sqrt(float(np.square(weights) @ variances))
     sizes = sum(float(each.sum()) ** 2 / v for each, v in zip(deviations, variances, strict=True))
     whitened = [each @ np.linalg.solve(covariance(row), each) for each, row in zip(deviations, rows, strict=True)]
-    pairs = list(_pairs(counted))
+    pairs = [pair for group in counted for pair in zip(group[0::2], group[1::2], strict=False)]
     apart = [
         float((a.counts - b.counts) @ np.linalg.solve(covariance(a) + covariance(b), a.counts - b.counts))
         for a, b in pairs
@@ -234,11 +209,6 @@ def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Que
         ),
         Question("units join independently, batches of one stretch and of several too", squares),
     ]
-
-
-def _pairs(counted: list[list[Count]]) -> Iterator[tuple[Count, Count]]:
-    for rows in counted:
-        yield from zip(rows[0::2], rows[1::2], strict=False)
 
 
 def _contributions(crowd: Crowd, counted: list[list[Count]]) -> list[Question]:

@@ -83,13 +83,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
 
 
 def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[str, int]:
-    """Run the server over made-up sites in this process.
-
-    Args:
-        run_folder: an empty folder.
-        sites: number of training sites.
-        samples: samples of each.
-        parameters: parameters of the model, about.
+    """Run the server over made-up sites in this process and an empty folder.
 
     Returns:
         Greatest resident memory of this process in bytes, before the run and after it.

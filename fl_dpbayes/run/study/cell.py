@@ -15,7 +15,7 @@ from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_j
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
-from fl_dpbayes.report.run_files import read_summary
+from fl_dpbayes.report.run_files import stored_summary
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.study.grid import StudyCell
 
@@ -72,7 +72,7 @@ def run_cell(job: CellJob) -> CellOutcome:
         plan = plan_sites(scenario, job.data_dir)
         prepare_simulation(scenario, plan, work, cache_folder=job.folder / CACHE_FOLDER)
         run_inline(work, len(scenario.sites), threading.Event(), report=job.keep_run)
-        summary = read_summary(work)
+        summary = stored_summary(work)
         if job.keep_run:
             kept = job.folder / RUNS_FOLDER / job.cell.digest
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import fl_dpbayes
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.kind_switch import SWITCHES, drop_keys_of_other_kinds
 from fl_dpbayes.config.scenario import Scenario, read_scenario, with_absolute_paths
 from fl_dpbayes.config.study_file import PATH_KEYS, SEED, AxisValue, Study
+from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds
 
 MAX_CELLS = 10_000
 DIGEST_CHARACTERS = 16

@@ -10,9 +10,8 @@ from rich.table import Table
 from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
 from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
-from fl_dpbayes.report.run_files import BOUNDED
+from fl_dpbayes.report.study.quantities import quantity
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
-from fl_dpbayes.report.wording import METRIC_NAMES
 from fl_dpbayes.run.study.differences import EVERY_SETTING
 
 MOST_ROWS = 60
@@ -55,14 +54,14 @@ def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) 
         TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=1),
     ]
     rest = f" {len(rows) - len(shown)} more rows are in results.csv." if len(rows) > len(shown) else ""
-    title = f"{METRIC_NAMES.get(metric, metric)} at {study.section.where}"
+    title = f"{quantity(metric).metric.name} at {study.section.where}"
     return fitted_table(title, columns, width, caption=f"Mean over seeds, interval by Student's t over them.{rest}")
 
 
 def _bounds_column(results: pd.DataFrame, keys: Sequence[str], metric: str) -> list[TerminalColumn]:
     """What sums leave open of a metric that ranks records: the mean of each end."""
     ends = [f"{metric}_low", f"{metric}_high"]
-    if metric not in BOUNDED or not set(ends) <= set(results.columns):
+    if not quantity(metric).metric.bounded or not set(ends) <= set(results.columns):
         return []
     means = results.groupby(list(keys), sort=False)[ends].mean().to_numpy()[:MOST_ROWS]
     return [TerminalColumn("bounds", [_ends(low, high) for low, high in means], number=False)]

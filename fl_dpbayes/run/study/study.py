@@ -19,8 +19,15 @@ import fl_dpbayes
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.files.file_list import check_files, file_entry, listed_files
-from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, read_journal
+from fl_dpbayes.config.files.journal import (
+    JOURNAL_FILE,
+    Journal,
+    JournalMark,
+    check_files,
+    file_entry,
+    listed_files,
+    read_journal,
+)
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.study_file import Study, load_study, same_study, shipped_papers, write_study

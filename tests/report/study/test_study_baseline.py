@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fl_dpbayes.report.study.answer import study_answer
-from fl_dpbayes.report.study.methods import differences
+from fl_dpbayes.report.study.comparisons import differences
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.report.study.results import read_study
 from fl_dpbayes.report.study.tables import baseline_table, differences_table

@@ -14,9 +14,9 @@ from scipy.stats import t as student
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.report.figure_style import figure_settings
 from fl_dpbayes.report.study.answer import study_answer
-from fl_dpbayes.report.study.estimates import estimate, paired
-from fl_dpbayes.report.study.methods import differences
-from fl_dpbayes.report.study.page import study_figures, write_study_report
+from fl_dpbayes.report.study.comparisons import differences, estimate, paired
+from fl_dpbayes.report.study.figures import study_figures
+from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.report.study.panels import MOST_PANELS, PanelFigure, draw_panels
 from fl_dpbayes.report.study.results import label_text, read_study
 from fl_dpbayes.report.study.tables import differences_table, figure_table, privacy_table, settings_table, spent_table

@@ -11,13 +11,13 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
 from fl_dpbayes.privacy.solve import solve_plan
-from fl_dpbayes.run.audit import canaries as canaries_module
-from fl_dpbayes.run.audit.alone import audit_alone
+from fl_dpbayes.run.audit import canaries, counts, noise, one_unit, sums
 from fl_dpbayes.run.audit.audit import audit_scenario
-from fl_dpbayes.run.audit.audited_plan import own_plan
 from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import UNITS, audit_noise, still_plan
+from fl_dpbayes.run.audit.one_unit import audit_alone
+from fl_dpbayes.run.audit.reading import own_plan
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import chain
 
@@ -68,14 +68,8 @@ def test_planted_fault_ends_with_status_1_and_names_its_checks(monkeypatch, caps
 
 
 def test_false_alarms_of_all_parts_add_up_to_at_most_one_in_ten_thousand() -> None:
-    from fl_dpbayes.run.audit import alone as audit_alone
-    from fl_dpbayes.run.audit import counts as audit_counts
-    from fl_dpbayes.run.audit import noise as audit_noise
-    from fl_dpbayes.run.audit import sums as audit_sums
-
-    parts = (audit_alone, audit_counts, audit_noise, audit_sums)
-    bounds = 2 * (1 - canaries_module.CONFIDENCE)
-    assert sum(part.FALSE_ALARM for part in parts) + bounds <= 1e-4
+    bounds = 2 * (1 - canaries.CONFIDENCE)
+    assert sum(part.FALSE_ALARM for part in (one_unit, counts, noise, sums)) + bounds <= 1e-4
 
 
 def test_seeded_scenario_gives_the_same_audit_twice(tmp_path: Path) -> None:
@@ -139,12 +133,12 @@ def test_long_weakly_private_plan_is_audited_in_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delta", [0.2, 0.05, 1e-2, 1.6e-3, 1e-3, 1e-5])
 @pytest.mark.parametrize("most", [600, 1500])
 def test_sizes_keep_delta_below_one_over_n_and_the_declaration_true(delta: float, most: int) -> None:
-    canaries, units, silent = canaries_module._sizes(delta, most)
+    planted, units, silent = canaries._sizes(delta, most)
     assert delta < 1 / units
-    assert 2 <= canaries <= most
-    if canaries > 50:
-        spread = 2.5 * math.sqrt(canaries)
-        assert abs(canaries / 2 + silent - units) + spread <= 0.2 * (canaries / 2 + silent)
+    assert 2 <= planted <= most
+    if planted > 50:
+        spread = 2.5 * math.sqrt(planted)
+        assert abs(planted / 2 + silent - units) + spread <= 0.2 * (planted / 2 + silent)
 
 
 def test_refusal_is_a_users_error(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_statistics import Check
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.run.audit.alone import audit_alone
 from fl_dpbayes.run.audit.canaries import audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
 from fl_dpbayes.run.audit.noise import audit_noise
+from fl_dpbayes.run.audit.one_unit import audit_alone
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import algorithm, chain, minibatch
 from fl_dpbayes.samplers.gradients import book_keeping
@@ -88,8 +88,8 @@ def noise_over_root_batch_size(patch: pytest.MonkeyPatch) -> None:
 def stream_reused_between_rounds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         clients.train,
-        "_streams",
-        lambda site_file, request: Streams.from_insecure_seed(0, site_file.name + request.run),
+        "site_streams",
+        lambda site_file, run, *_: Streams.from_insecure_seed(0, site_file.name + run),
     )
 
 
@@ -285,13 +285,14 @@ def samples_kept_before_their_noise(patch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault, the part that has to find it, words of a check that has to fail, and changes of the quickstart."""
+    """A fault, the part that has to find it, words of checks that have to fail, and changes of the quickstart."""
 
     fault: Callable[[pytest.MonkeyPatch], None]
     detector: Detector
     words: str
     overrides: tuple[str, ...] = ()
     name: str = ""
+    also: str = ""
 
     def __str__(self) -> str:
         return f"{self.fault.__name__}{self.name and f' ({self.name})'}, by {self.detector.__name__}"
@@ -320,17 +321,21 @@ FAULTS = [
     Planted(noise_repeats_within_a_stretch, noise, DEVIATION),
     Planted(second_chain_with_a_hundredth_of_its_noise, noise, DEVIATION, ("training.chains=2",)),
     Planted(late_steps_with_half_their_noise, noise, DEVIATION),
-    Planted(recalibration_reads_training_units, audit_counts, "units of the recalibration part, each clipped once"),
-    Planted(recalibration_reads_training_units, audit_counts, "records of each unit of the recalibration part"),
+    Planted(
+        recalibration_reads_training_units, audit_counts, "units of the recalibration part, each clipped once",
+        also="records of each unit of the recalibration part",
+    ),
     Planted(isotonic_noise_forgets_its_cap, audit_counts, "cap on a unit's records"),
     Planted(isotonic_counts_forget_their_cap, audit_counts, "records of each unit of the recalibration part"),
     Planted(descent_with_half_the_noise, audit_counts, "within a request and across"),
     Planted(descent_that_repeats_its_noise, audit_counts, "no two requests in a row share noise"),
     Planted(samples_kept_before_their_noise, audit_sums, "a kept sample is the released state"),
-    Planted(evaluation_reads_training_units, audit_counts, "records of each unit of the test part"),
-    Planted(evaluation_reads_training_units, audit_counts, "counts the records of the test part"),
+    Planted(
+        evaluation_reads_training_units, audit_counts, "records of each unit of the test part",
+        also="counts the records of the test part",
+    ),
     Planted(evaluation_noise_forgets_its_cap, audit_counts, "cap on a unit's records"),
-]
+]  # fmt: skip
 # One of each kind, in the quick run; the others are slow.
 QUICK = {3, 7, 9, 18, 20, 23, 24}
 
@@ -353,16 +358,17 @@ def assert_found(planted: Planted, folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             planted.fault(patch)
             checks = audited(seed, planted.overrides, planted.detector, folder)
-        if not any(planted.words in check.what and not check.passed for check in checks):
+        failed = " / ".join(check.what for check in checks if not check.passed)
+        if planted.words not in failed or planted.also not in failed:
             missed.append((seed, checks))
     assert not missed
 
 
-def assert_no_alarm(overrides: tuple[str, ...], count: int, folder: Path) -> None:
+def assert_no_alarm(overrides: tuple[str, ...], detectors: list[Detector], count: int, folder: Path) -> None:
     alarms = [
         (seed, check)
         for seed in seeds(count)
-        for detector in (noise, audit_sums, audit_alone, audit_counts, epsilon)
+        for detector in detectors
         for check in audited(seed, overrides, detector, folder)
         if not check.passed
     ]
@@ -379,10 +385,11 @@ def test_planted_fault_is_found(planted: Planted, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sound_path_raises_no_alarm(tmp_path: Path) -> None:
-    assert_no_alarm((), 2 * RUNS or 2, tmp_path)
+    assert_no_alarm((), [noise, audit_sums, audit_alone, audit_counts, epsilon], 2 * RUNS or 1, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHER_SAMPLERS)
 def test_sound_path_of_other_samplers_raises_no_alarm(kind: str, tmp_path: Path) -> None:
-    assert_no_alarm((*CONSTANT, *OTHER_SAMPLERS[kind]), 1, tmp_path)
+    # Counts read a posterior of the auditor's, and canaries are trained by Langevin steps: no sampler enters them.
+    assert_no_alarm((*CONSTANT, *OTHER_SAMPLERS[kind]), [noise, audit_sums, audit_alone], 1, tmp_path)

@@ -16,7 +16,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.predbayes import combine, fitted_beta
 from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.report.html import write_report
+from fl_dpbayes.report.page import write_report
 
 TASK = Task(input_shape=(1, 8, 8), classes=10)
 # Sites that only evaluate take time; two of them give records that no site trains on.

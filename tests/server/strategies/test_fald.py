@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.tables import privacy_table
 
 # Every test here is a whole run.
@@ -33,7 +34,7 @@ def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, setti
     for text in (REWEIGHTED, UNKNOWN):
         assert any(text in warning for warning in summary["warnings"]) == (text == said)
     stored = run.posterior().temperatures
-    caption = str(privacy_table(summary).caption)
+    caption = str(privacy_table(parse_summary(summary)).caption)
     assert "temp.: Langevin temperature of the noise alone, 1 is the posterior" in caption
     assert "the clipped share stays at each site" in caption
     if said == UNKNOWN:

@@ -17,7 +17,7 @@ from fl_dpbayes.posterior.rules.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState
 from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.samplers.chain import run_chain
+from fl_dpbayes.samplers.minibatch import TrainingRecords
 from server.federation import STRATEGIES
 from server.strategies.pvi import PVIStrategy
 
@@ -258,8 +258,8 @@ def assert_centred(values: np.ndarray) -> None:
 def refined(federation, monkeypatch: pytest.MonkeyPatch, settings: str, rounds: int, temperature: float) -> PVIStrategy:
     """Run it; return the strategy, which holds q."""
     monkeypatch.setattr("clients.train.model_inputs", part_of)
-    monkeypatch.setattr("clients.train.run_chain", partial(run_chain, loss=squared_error))
-    _run, strategy = watched(
+    monkeypatch.setattr("clients.train.TrainingRecords", partial(TrainingRecords, loss=squared_error))
+    _, strategy = watched(
         federation,
         f"aggregation={{rule='pvi', {settings}}}",
         *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")),

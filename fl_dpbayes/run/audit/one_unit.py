@@ -1,4 +1,4 @@
-"""A site with a single unit: whatever its gradient, clipping, layers, draws or masks, its sum is no longer than C."""
+"""One unit moves the sum by at most C: alone, whatever its layers, draws or masks, and beside others."""
 
 import math
 from pathlib import Path
@@ -7,16 +7,9 @@ import numpy as np
 
 from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.privacy.audit_statistics import Check, Question, mean_test, verdicts
-from fl_dpbayes.run.audit.audited_plan import loud_plan, own_plan, private_settings
-from fl_dpbayes.run.audit.canary_site import (
-    DELTA,
-    CanaryRecords,
-    canary_task,
-    whole_for_training,
-    willing,
-    write_canary_site,
-)
+from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
     reaching_start,
@@ -24,7 +17,10 @@ from fl_dpbayes.run.audit.gradients import (
     tensor_lengths,
     unit_gradient,
 )
-from fl_dpbayes.run.audit.reading import Course, read_stretch
+from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_stretch
+from fl_dpbayes.samplers.algorithm import build_algorithm
+from fl_dpbayes.samplers.amplification import worst_movement
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 
 FALSE_ALARM = 1e-5
 RECORDS_PER_UNIT = (1, 3)
@@ -34,6 +30,10 @@ NOISE = 0.01
 SPREAD = -3.0
 # Share of C by which float32 may lengthen a sum as it is read.
 SLACK = 1e-3
+# Numbers of units: where a pass of 16 rows follows one of 15, other rounding comes into play.
+SIZES = (1, 15, 16)
+# Of reading a difference of two sums.
+TOLERANCE = 1e-5
 
 
 def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator) -> list[Check]:
@@ -41,15 +41,8 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
 
         |y|^2 - d sigma^2 = |clip(g)|^2 / C^2 + noise of standard deviation sigma sqrt(2 d sigma^2 + 4)
 
-    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum.
-
-    Args:
-        scenario: the audited scenario.
-        folder: where the sites may write.
-        generator: draws the record and the start state.
-
-    Returns:
-        The check: for a unit of one record, and for one of several.
+    C is chosen below the gradient's length in every tensor, so that clipping each apart gives a longer sum. Units of
+    one record and of several are checked; `generator` draws the record and the start state.
     """
     task = canary_task(scenario)
     levels, labels = synthetic_records(task, generator, 1)
@@ -74,9 +67,6 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
             scenario,
             CanaryRecords(task, levels.repeat(records, axis=0), labels.repeat(records), ["unit-1"] * records),
             units=1,
-            policy=willing(),
-            split=whole_for_training(),
-            delta=DELTA,
         )
         course = Course(site, scenario.model, plan, 1)
         slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
@@ -89,3 +79,35 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
     return verdicts(
         "one unit", [Question("one unit moves the sum by at most C, all layers together", findings)], FALSE_ALARM
     )
+
+
+def audit_rounding(scenario: Scenario) -> list[Check]:
+    """Attack by start states that amplify rounding: one more unit must move the clipped sum by at most the clip norm.
+
+    They are tried on the scenario's own model, sampler and pre-noise, through the sum that sites compute; clipping is
+    flat. The check is over units of one record and of several.
+    """
+    task, moves = canary_task(scenario), {}
+    for records in RECORDS_PER_UNIT:
+        algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0))
+        moves[records] = worst_movement(
+            algorithm.module,
+            model_input_shape(scenario.model, task),
+            task.classes,
+            SIZES,
+            loss=algorithm.record_loss(summed_cross_entropy),
+            records_per_unit=records,
+            pre_noise=private_settings(scenario).pre_noise,
+        )
+    worst = max(moves, key=lambda records: moves[records])
+    return [
+        Check(
+            "rounding",
+            "one more unit moves the sum by at most C from start states that amplify rounding",
+            moves[worst],
+            1 + TOLERANCE,
+            "at most",
+            f"units of {worst} record{'s'[: worst - 1]}",
+            f"more than C at {', '.join(map(str, SIZES))} units",
+        )
+    ]

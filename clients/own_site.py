@@ -1,0 +1,86 @@
+"""What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
+
+import os
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Context, Message
+
+from clients.messages import RefusedError
+from fl_dpbayes.config.prevalence import check_prevalence_classes
+from fl_dpbayes.config.site_file import SiteFile, read_site_file
+from fl_dpbayes.data.site import shift_label
+from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.protocol.card import SiteCard
+from fl_dpbayes.protocol.refusal import RefusalCode
+
+
+def site_file_of(message: Message, context: Context) -> SiteFile:
+    """Read and validate the site file of this node.
+
+    A hospital names its file in the node's own config (`site-file`), which no message can change. A node of Flower's
+    simulation has no such key but a partition number; only there does the message say in which folder the virtual
+    sites lie.
+
+    Raises:
+        RefusedError: SITE_NOT_CONFIGURED if the node has neither.
+        UserError: if the file is not valid.
+    """
+    own = context.node_config.get("site-file")
+    if own:
+        return read_site_file(Path(str(own)))
+    partition = context.node_config.get("partition-id")
+    folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
+    if partition is None or not isinstance(folder, str) or not folder:
+        raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
+    files = sorted(Path(folder).glob("*.toml"))
+    number = int(partition)
+    if not 0 <= number < len(files):
+        raise RefusedError(RefusalCode.SITE_NOT_CONFIGURED)
+    return read_site_file(files[number])
+
+
+def card_of(site_file: SiteFile) -> SiteCard:
+    """Write a site's card from its file alone, without reading a record.
+
+    Raises:
+        UserError: if the declared prevalence does not fit the number of classes.
+    """
+    task = site_file.source.task
+    check_prevalence_classes("prevalence", site_file.prevalence, task.classes)
+    return SiteCard(
+        name=site_file.name,
+        role=site_file.role,
+        task=task,
+        units=site_file.units,
+        unit=site_file.source.unit,
+        shift=shift_label(site_file.shift),
+        evaluation_release=site_file.policy.evaluation_release,
+        prevalence=site_file.prevalence,
+        seeded=site_file.insecure_seed is not None,
+    )
+
+
+def compute_device(site_file: SiteFile) -> torch.device:
+    """Return the site file's device; `auto` is CUDA where present, else the CPU.
+
+    Matrix products and convolutions are set to full float32: with the 10 bits of TF32 a clipped gradient could exceed
+    the clip norm by a thousandth. CUDA is set to algorithms that give the same bits whenever they run.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    named = site_file.device
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if named == "auto" else named)
+    if device.type == "cuda":
+        # Read when the first matrix product runs.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
+    return device
+
+
+def site_streams(site_file: SiteFile, run: str, round_number: int, purpose: str) -> Streams:
+    """Return the random streams of one message; only a simulation's follow from a seed, and are then not private."""
+    if site_file.insecure_seed is None:
+        return Streams.from_entropy()
+    return Streams.from_insecure_seed(site_file.insecure_seed, f"{site_file.name}|{run}|{round_number}|{purpose}")

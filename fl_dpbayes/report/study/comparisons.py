@@ -1,0 +1,268 @@
+"""Means over a study's cells with intervals over seeds, and methods beside each other at equal seeds and settings."""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+
+from fl_dpbayes.calibration.intervals import paired_difference
+from fl_dpbayes.report.study.quantities import Estimate, axis_name
+from fl_dpbayes.report.study.results import PREDICTOR, SEED, SEVERITY, SHIFT, StudyResults, label_text
+
+RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
+EVERY_SETTING = "all"
+BASELINE = "baseline"
+UNSHIFTED = 0
+Labels = Mapping[str, str]
+
+
+def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
+    """Average a column over the rows of each seed, then over seeds.
+
+    Only seeds count that have as many rows as any seed has: a seed whose cell failed would average other settings.
+
+    Args:
+        frame: rows of a study's table.
+        column: a number, NaN where undefined.
+
+    Returns:
+        The mean with its interval, cut at 0 where no value lies below, or None where nothing is defined.
+    """
+    found = _mean(frame, column)
+    if found is None or found.low is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
+        return found
+    return replace(found, low=max(0.0, found.low))
+
+
+def _mean(frame: pd.DataFrame, column: str) -> Estimate | None:
+    if frame.empty or column not in frame.columns:
+        return None
+    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
+    defined = np.isfinite(values)
+    by_seed: dict[Hashable, list[float]] = {}
+    for seed, value in zip(frame[SEED].to_numpy()[defined], values[defined], strict=True):
+        by_seed.setdefault(seed, []).append(float(value))
+    return _over_seeds(by_seed)
+
+
+def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]) -> Estimate | None:
+    """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds.
+
+    Args:
+        methods: rows of one method.
+        baseline: rows of another.
+        column: a number.
+        keys: what two rows of a pair share beside the seed.
+
+    Returns:
+        The mean difference with its interval, or None without pairs.
+    """
+    joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
+    joined[column] = joined[column] - joined[f"{column}_baseline"]
+    return _mean(joined, column)
+
+
+def _over_seeds(by_seed: dict[Hashable, list[float]]) -> Estimate | None:
+    if not by_seed:
+        return None
+    most = max(map(len, by_seed.values()))
+    means = [fmean(values) for values in by_seed.values() if len(values) == most]
+    over = paired_difference(means, [0.0] * len(means))
+    if over is None:
+        return Estimate(means[0], None, None, 1, most)
+    return Estimate(over.mean, over.interval.low, over.interval.high, over.pairs, most)
+
+
+@dataclass(frozen=True)
+class BesideBaseline:
+    """One method at one setting: its own mean, and what it differs by from the baseline there.
+
+    Attributes:
+        at: values of the axes that are kept apart.
+        method: values of the baseline's axes.
+        value: the method's mean over the other axes.
+        difference: method minus baseline, paired; None for the baseline itself, or without pairs.
+        is_baseline: whether it is the baseline.
+    """
+
+    at: Labels
+    method: Labels
+    value: Estimate
+    difference: Estimate | None
+    is_baseline: bool
+
+
+def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
+    """Compare every combination of the baseline's axes with the baseline, at each setting that is kept apart."""
+    frame = study.headline
+    for name, label in study.focus(PREDICTOR).items() if not frame.empty else ():
+        if name not in study.baseline and name not in study.record.separate:
+            frame = frame[frame[name] == label]
+    keys = [name for name in study.axes if name not in study.baseline]
+    found = []
+    for at in combinations(study, study.record.separate):
+        baseline = rows_at(frame, {**at, **study.baseline})
+        for method in combinations(study, study.baseline):
+            rows = rows_at(frame, {**at, **method})
+            value = estimate(rows, metric)
+            if value is None:
+                continue
+            same = method == study.baseline
+            difference = None if same else paired(rows, baseline, metric, keys)
+            found.append(BesideBaseline(at, method, value, difference, same))
+    return found
+
+
+def combinations(study: StudyResults, names: Mapping[str, str] | tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """Go through all combinations of the values of some axes, the last fastest."""
+    for labels in product(*(study.methods(name) for name in names)):
+        yield dict(zip(names, labels, strict=True))
+
+
+def rows_at(frame: pd.DataFrame, labels: Labels) -> pd.DataFrame:
+    """Select the rows that have these labels."""
+    for name, label in labels.items() if not frame.empty else ():
+        frame = frame[frame[name] == label]
+    return frame
+
+
+def setting_words(study: StudyResults, labels: Labels) -> str:
+    """Name a method or a setting within a sentence: "sampler dp-sgd, the averaged posterior"."""
+    return ", ".join(
+        f"the {study.words(name, label)}" if name == PREDICTOR else f"{axis_name(name)} {label}"
+        for name, label in labels.items()
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`method - baseline` in a metric at the study's place, over all settings of the other axes but those of `at`.
+
+    With `axis` BASELINE method and baseline are words; else they are labels of the axis.
+    """
+
+    axis: str
+    method: str
+    baseline: str
+    value: Estimate
+    at: str = ""
+
+
+def compared_axes(study: StudyResults) -> list[str]:
+    """Return the axes whose values are methods; predictors where the study names none with two values."""
+    axes = [axis for axis in study.record.compare if len(study.methods(axis)) > 1]
+    return axes or ([PREDICTOR] if study.methods(PREDICTOR) else [])
+
+
+def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str) -> pd.DataFrame:
+    """Select a method's rows.
+
+    The values of an axis are compared by the main predictor; recalibrations by the recalibrated one, where there is
+    one, since the others do not depend on it.
+    """
+    if frame.empty or axis not in frame.columns:
+        return frame.iloc[:0]
+    rows = frame[frame[axis] == label]
+    if axis == PREDICTOR:
+        return rows
+    predictor = study.main_predictor()
+    if axis == RECALIBRATION and (rows[PREDICTOR] == RECALIBRATED).any():
+        predictor = RECALIBRATED
+    return rows[rows[PREDICTOR] == predictor]
+
+
+def differences(study: StudyResults, metric: str) -> list[Difference]:
+    """Return the paired differences of every compared axis at the study's place over all settings in its focus."""
+    if study.baseline:
+        return [*_from_baseline(study, metric), *_other_axes_apart(study, metric)]
+    found = []
+    for axis in compared_axes(study):
+        baseline, *others = study.methods(axis)
+        for method in others:
+            value = (
+                _in_focus(study, axis, method, baseline, metric)
+                if axis == RECALIBRATION or study.focus(axis)
+                else _from_table(study, axis, method, baseline, metric)
+            )
+            if value is not None:
+                found.append(Difference(axis, method, baseline, value))
+    return found
+
+
+def _from_baseline(study: StudyResults, metric: str) -> list[Difference]:
+    words = setting_words(study, study.baseline)
+    found = [
+        Difference(BASELINE, setting_words(study, one.method), words, one.difference, setting_words(study, one.at))
+        for one in beside_baseline(study, metric)
+        if one.difference is not None
+    ]
+    order = list(dict.fromkeys(one.method for one in found))
+    return sorted(found, key=lambda one: order.index(one.method))
+
+
+def _other_axes_apart(study: StudyResults, metric: str) -> list[Difference]:
+    found = []
+    apart = (*study.record.separate, *(name for name in study.baseline if name != PREDICTOR))
+    for axis in compared_axes(study):
+        if axis in study.baseline or axis in apart or metric not in study.headline.columns:
+            continue
+        frame = study.in_focus(axis)
+        baseline, *others = study.methods(axis)
+        keys = [name for name in study.axes if name != axis]
+        for method in others:
+            for at in combinations(study, apart):
+                rows, first = (rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline))
+                value = paired(rows, first, metric, keys)
+                if value is not None:
+                    found.append(Difference(axis, method, baseline, value, setting_words(study, at)))
+    return found
+
+
+def _from_table(study: StudyResults, axis: str, method: str, baseline: str, metric: str) -> Estimate | None:
+    table = study.differences
+    if table.empty:
+        return None
+    rows = table[
+        (table["compared"] == axis)
+        & (table["method"] == method)
+        & (table["baseline"] == baseline)
+        & (table["metric"] == metric)
+        & (table["site"] == study.record.where)
+    ]
+    if axis != PREDICTOR:
+        rows = rows[rows[PREDICTOR] == study.main_predictor()]
+    whole = rows[rows["over"] == EVERY_SETTING]
+    if whole.empty:
+        return None
+    row = whole.iloc[0]
+    settings = int((rows["over"] == "setting").sum())
+    low, high = (None if label_text(row[end]) == "" else float(row[end]) for end in ("low", "high"))
+    return Estimate(float(row["mean"]), low, high, int(row["pairs"]), max(1, settings))
+
+
+def _in_focus(study: StudyResults, axis: str, method: str, baseline: str, metric: str) -> Estimate | None:
+    """Pair what the table of differences does not: some settings only, and a recalibration with none."""
+    frame = study.in_focus(axis)
+    if metric not in frame.columns:
+        return None
+    of_method, of_baseline = (method_rows(study, frame, axis, label) for label in (method, baseline))
+    return paired(of_method, of_baseline, metric, [name for name in study.axes if name != axis])
+
+
+def shift_kinds(study: StudyResults, frame: pd.DataFrame) -> list[str]:
+    """Return the kinds of shift that a table holds at more than one severity, the unshifted original counting."""
+    if frame.empty or not {SHIFT, SEVERITY} <= set(frame.columns):
+        return []
+    severities = frame[frame[SEVERITY].notna()].groupby(SHIFT, sort=False)[SEVERITY].nunique()
+    original = (frame["site"] == study.original_site).any()
+    return [str(kind) for kind, count in severities.items() if kind and count + original > 1]
+
+
+def at_severity(study: StudyResults, frame: pd.DataFrame, kind: str, severity: int) -> pd.DataFrame:
+    """Select the rows of one shift; severity 0 is the site of which shifted sites hold the records."""
+    if severity == UNSHIFTED:
+        return frame[(frame["site"] == study.original_site) & frame[SEVERITY].isna()]
+    return frame[(frame[SHIFT] == kind) & (frame[SEVERITY] == severity)]
