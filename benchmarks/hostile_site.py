@@ -9,7 +9,7 @@ app wrote it. `docs/results/hostile-site` holds three seeds of all rules.
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -124,6 +124,7 @@ def hidden(view: View) -> Floats:
 
 
 ATTACKS: Mapping[str, Attack] = {"relabel": relabel, "reverse": reverse, "frozen": frozen, "hidden": hidden}
+CASES = (*PARTITIONS, *ATTACKS)
 
 
 def with_trace_of_noise(states: Floats, view: View) -> Floats:
@@ -187,20 +188,21 @@ class HostileGrid(InlineGrid):
         return [{"weight": fit.coef_.ravel(), "bias": fit.intercept_} for fit in fits]
 
 
-def measure(rule: str, noise: str, seed: int) -> dict[str, float]:
-    """Run a rule's federation honestly, on skewed labels where it averages states, and under every attack.
+def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> dict[str, float]:
+    """Run a rule's federation once for each case.
 
     Args:
         rule: one of RULES.
         noise: one of NOISES.
         seed: of partition, noise and sampling.
+        cases: among CASES.
 
     Returns:
         Accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody was
         hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
     """
     values: dict[str, float] = {"rejected": 0.0}
-    for case in ("honest", *(["skewed"] if rule.startswith("fald") else []), *ATTACKS):
+    for case in cases:
         summary = _summary(rule, noise, case, seed)
         (row,) = (row for row in summary["calibration"] if (row["site"], row["predictor"]) == ("held-out", "posterior"))
         values |= {case: row["accuracy"], f"nll {case}": row["nll"]}

@@ -283,10 +283,10 @@ def reproduce(
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
     """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
-    from fl_dpbayes.run.study.study import PaperSize, Workers
+    from fl_dpbayes.run.study.study import Workers
     from fl_dpbayes.run.study.study import reproduce as run
 
-    finished = run(name, PaperSize(full, seeds), out, data_dir, Workers(workers), console)
+    finished = run(name, full, seeds, out, data_dir, Workers(workers), console)
     raise typer.Exit(0 if finished else 1)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
@@ -23,7 +22,6 @@ from server.grid import OrderedGrid
 from server.ledger_heads import HEADS_FILE
 from server.roster import Federation, Roster, call_roster, connected_nodes
 from server.run_record import RunRecord
-from server.strategies.distillation import DistillingStrategy
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
 from server.strategies.independent_chains import IndependentChainsStrategy
@@ -35,8 +33,6 @@ STRATEGIES: dict[str, type[PosteriorStrategy]] = {
     "fald": FALDStrategy,
     "fedpa": FedPAStrategy,
     "pvi": PVIStrategy,
-    "distillation": DistillingStrategy,
-    "predbayes": DistillingStrategy,
 }
 # Simulated nodes appear together, so a number of them that has not grown for so long is final.
 SETTLED_SECONDS = 2.0
@@ -140,7 +136,7 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         problem = error
         record.warn(warning("no-posterior", reason=str(error)))
     if posterior is not None:
-        if found := one_sample_warning(len(posterior.weights), point_rule(scenario.aggregation)):
+        if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)
         save_posterior(
             folder / POSTERIOR_FILE,

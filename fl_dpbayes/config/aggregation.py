@@ -1,46 +1,52 @@
-"""The scenario's section `[aggregation]`: one record per rule, and what a rule asks of the sites' chains.
+"""The scenario's section `[aggregation]`: one record per rule, which says what the rule asks of the sites' chains.
 
 The rules that average weights or precisions rely on hidden units that mean the same at every site: all chains of one
 number start from the same broadcast weights. The mixture needs no such alignment.
 """
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.distillation import Distillation, PredBayes
-from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.pvi_plan import LEAST_SAMPLES
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.rule import LargestShare, PublicInputs, Rule, SiteWeights
 from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
-from fl_dpbayes.config.site_weighing import LargestShare, SiteWeights, cannot_be_kept
 
+# A precision over d dimensions needs d + 4 draws: of a single parameter 5.
+LEAST_FOR_PRECISION = 5
+_MOST_ROUNDS = 1000
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 
 
-def _bound_or_none(value: Any) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value != "none" and not (number and value >= 1):
-        raise ValueError(f"move_bound is {value!r}: give a number from 1 on, or 'none'")
-    return value
+def _number_or(key: str, word: str, least: float, most: float, said: str) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != word and not (number and least <= value <= most):
+            raise ValueError(f"{key} is {value!r}: give a number from {said}, or {word!r}")
+        return value
+
+    return BeforeValidator(check)
 
 
-MoveBound = Annotated[float | Literal["none"], BeforeValidator(_bound_or_none)]
+MoveBound = Annotated[float | Literal["none"], _number_or("move_bound", "none", 1, float("inf"), "1 on")]
+Beta = Annotated[float | Literal["fitted"], _number_or("beta", "fitted", 0, 1, "0 (mixture) to 1 (product)")]
 
 
-class Mixture(Config):
+class Mixture(Rule):
     """All samples of all sites, site k with the share w_k (an ensemble; wide, never too sure).
 
     `largest_share`, here and below: no site's weight is above it, whatever size the site declares.
     """
 
+    whole_prior = True
+    averages_weights = False
+    joins_temperatures = True
     rule: Literal["mixture"] = "mixture"
     site_weights: SiteWeights = "units"
     largest_share: LargestShare = None
 
 
-class AveragingRule(Config):
+class AveragingRule(Rule):
     """An average of states, which can be made robust against hostile or broken sites.
 
     `robust`: the median over sites of each parameter, or the mean without the `trimmed` least and greatest values.
@@ -69,20 +75,45 @@ class AveragingRule(Config):
             )
         return self
 
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check also that sites are enough to trim."""
+        if self.trimmed is not None and 2 * self.trimmed >= training_sites:
+            raise ValueError(
+                f"aggregation.trimmed is {self.trimmed} for {training_sites} training sites: it must be below half of "
+                "them"
+            )
+        super().check(sampler, training_sites)
+
 
 class FALD(AveragingRule):
     """Federated averaging of Langevin chains: the states are averaged after every round."""
 
+    own_rounds = True
     rule: Literal["fald"]
+
+    def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
+        """Let sites send their last state only: burn-in and thinning are those of the averaged chain."""
+        return plan.model_copy(update={"burn_in": 0, "thinning": plan.chain_steps})
+
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check also that states are posterior samples."""
+        if sampler.draws_samples:
+            raise ValueError(
+                f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
+                f"{sampler.kind!r}: choose rule 'mixture'"
+            )
+        super().check(sampler, training_sites)
 
 
 class FedAvg(AveragingRule):
     """The average of the sites' posterior means: one point, for reference."""
 
+    makes_point = True
+    shows_mixing = False
     rule: Literal["fedavg"]
 
 
-class FedBE(Config):
+class FedBE(Rule):
     """The sites' means, their average, and `draws` around it with `spread` times the sites' standard deviation."""
 
     rule: Literal["fedbe"]
@@ -92,14 +123,34 @@ class FedBE(Config):
     spread: Annotated[float, Field(ge=0)] = 1.0
 
 
-class Consensus(Config):
+class PrecisionRule(Rule):
+    """A rule that weighs sites by their precisions, of the form after its name's hyphen."""
+
+    needs_temperature = True
+    draws: Draws = 100
+
+    @property
+    def code(self) -> str:
+        """Name the rule without its form."""
+        return self.rule.partition("-")[0]
+
+    @property
+    def form(self) -> str:
+        """Say of which form the precisions are: full, diagonal or uniform."""
+        return self.rule.partition("-")[2]
+
+    def least_samples(self, parameters: int) -> int:
+        """Return d + 4 for precision matrices and 5 for precisions of single parameters."""
+        return {"full": parameters + 4, "diagonal": LEAST_FOR_PRECISION, "uniform": 1}[self.form]
+
+
+class Consensus(PrecisionRule):
     """Consensus Monte Carlo: each of `draws` is an average of one draw per site, weighed by the sites' precisions."""
 
     rule: Literal["consensus-full", "consensus-diagonal", "consensus-uniform"]
-    draws: Draws = 100
 
 
-class Product(Config):
+class Product(PrecisionRule):
     """The product of the sites' Gaussians, from which `draws` are taken.
 
     `prior`: each site targets 1/K of it (`fractional`), or the whole, which the product then divides out (`divided`).
@@ -107,10 +158,22 @@ class Product(Config):
 
     rule: Literal["product-full", "product-diagonal"]
     prior: Literal["fractional", "divided"] = "fractional"
-    draws: Draws = 100
+
+    def prior_share(self, sites: int) -> float:
+        """Return the whole for the divided prior."""
+        return 1.0 if self.prior == "divided" else super().prior_share(sites)
+
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check also that the prior is a Gaussian or flat."""
+        super().check(sampler, training_sites)
+        if isinstance(sampler.prior, LaplacePrior):
+            raise ValueError(
+                f"aggregation.rule {self.rule!r} multiplies Gaussians, and sampler.prior.kind 'laplace' is none: "
+                "choose prior.kind 'gaussian' or 'flat', or a consensus rule"
+            )
 
 
-class FedPA(Config):
+class FedPA(Rule):
     """Posterior averaging: after every round the server moves along the sites' deltas, weighed by their precisions.
 
     Rounds of which no sample is kept (`training.burn_in`) are FedAvg's. The result is one point. `shrinkage` is rho in
@@ -118,12 +181,25 @@ class FedPA(Config):
     a round, with which no direction overshoots.
     """
 
+    makes_point = True
+    own_rounds = True
+    shows_mixing = False
+    needs_temperature = True
     rule: Literal["fedpa"]
     shrinkage: Annotated[float, Field(ge=0)] = 1.0
     learning_rate: PositiveFloat | None = None
 
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check also that the prior is a Gaussian."""
+        super().check(sampler, training_sites)
+        if not isinstance(sampler.prior, GaussianPrior):
+            raise ValueError(
+                "aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind "
+                f"is {sampler.prior.kind!r}: choose prior.kind 'gaussian'"
+            )
 
-class PVI(Config):
+
+class PVI(Rule):
     """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), diagonal, of which `draws` are taken.
 
     Each round every site samples its likelihood times q without its own factor, which then moves by `damping` towards
@@ -131,9 +207,103 @@ class PVI(Config):
     `training.burn_in` and `thinning` count the steps of a round, since each has another target.
     """
 
+    whole_prior = True
+    own_rounds = True
+    chain_per_round = True
+    shows_mixing = False
+    needs_temperature = True
     rule: Literal["pvi"]
     damping: Annotated[float, Field(gt=0, le=1)] | None = None
     draws: Draws = 100
+
+    def least_samples(self, parameters: int) -> int:
+        """Return 5, in each round."""
+        return LEAST_FOR_PRECISION
+
+    def derived_settings(self, sites: int) -> dict[str, Any]:
+        """Return the damping where the scenario gives none."""
+        return {} if self.damping else {"damping": f"{1 / sites:.3g} (1/K)"}
+
+    def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
+        """Turn a plan of one chain over R rounds into R chains of one round, whose prior is their request's cavity.
+
+        Each round has another target, so it starts anew from q's mean: the step-size schedule starts over, and
+        `burn_in` and `thinning` count its own steps. The account is that of all steps together, as before.
+        """
+        if plan.chains != 1:
+            raise ValueError(
+                f"chains is {plan.chains}: aggregation.rule 'pvi' starts a chain in every round, set chains = 1 and "
+                "choose rounds"
+            )
+        if plan.rounds > _MOST_ROUNDS:
+            raise ValueError(f"rounds is {plan.rounds}: aggregation.rule 'pvi' allows at most {_MOST_ROUNDS}")
+        kept = max(0, plan.steps_per_round - plan.burn_in) // plan.thinning
+        if kept < LEAST_FOR_PRECISION:
+            raise ValueError(
+                "aggregation.rule 'pvi' counts burn_in and thinning within each round, and "
+                f"{plan.steps_per_round} steps_per_round after a burn_in of {plan.burn_in} with thinning "
+                f"{plan.thinning} keep {kept} samples: it needs at least {LEAST_FOR_PRECISION}, so raise "
+                "steps_per_round or lower burn_in or thinning"
+            )
+        return TrainingPlan.model_validate(
+            plan.model_dump() | {"chains": plan.rounds, "rounds": 1, "prior_source": "cavity", "prior_share": 1.0}
+        )
+
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check also that the prior is a Gaussian."""
+        super().check(sampler, training_sites)
+        if not isinstance(sampler.prior, GaussianPrior):
+            raise ValueError(
+                f"aggregation.rule 'pvi' refines a Gaussian prior, and sampler.prior.kind is {sampler.prior.kind!r}: "
+                "choose prior.kind 'gaussian'"
+            )
+
+
+class DistillingRule(Rule):
+    """A rule on the sites' predictions at `public` inputs, which one network then learns to imitate.
+
+    `iterations` bounds the L-BFGS iterations of that fit. docs/proofs/distillation.md measures the kinds of inputs.
+    """
+
+    whole_prior = True
+    makes_point = True
+    averages_weights = False
+    public: PublicInputs = Field(
+        description="for example --set aggregation.public.kind=synthetic --set aggregation.public.pattern=strokes, or "
+        "a file of public records (README, Aggregation)"
+    )
+    iterations: Annotated[int, Field(ge=1, le=10_000)] = 500
+
+
+class Distillation(DistillingRule):
+    """The mixture of the sites' samples, distilled: as cautious as the mixture, with the cost of one network."""
+
+    rule: Literal["distillation"]
+    site_weights: SiteWeights = "units"
+    largest_share: LargestShare = None
+
+
+class PredBayes(DistillingRule):
+    """beta-PredBayes: between the mixture (beta = 0) and the product (1) of the sites' predictions, distilled.
+
+    `fitted` chooses the beta with the least loss on public records with labels.
+    """
+
+    rule: Literal["predbayes"]
+    beta: Beta = 0.25
+
+    @property
+    def needs_labels(self) -> bool:
+        """Say whether beta is fitted."""
+        return self.beta == "fitted"
+
+    @model_validator(mode="after")
+    def _labels_to_fit_to(self) -> "PredBayes":
+        if self.needs_labels and self.public.kind != "file":
+            raise ValueError(
+                "beta 'fitted' needs public records with labels: give public = { kind = 'file', ... }, or a number"
+            )
+        return self
 
 
 Aggregation = Annotated[
@@ -161,115 +331,6 @@ def with_default_rule(content: Any) -> Any:
     kind = sampler.get("kind", "") if isinstance(sampler, dict) else ""
     rule = "mixture" if str(kind).removeprefix("dp-") in ("bbp", "mc-dropout") else "fald"
     return content | {"aggregation": {"rule": rule} | section}
-
-
-def prior_share(rule: Aggregation, sites: int) -> float:
-    """Return the share s of the prior that each site must target under a rule.
-
-    Args:
-        rule: the scenario's choice.
-        sites: number of training sites K, >= 1.
-
-    Returns:
-        1 for the rules on whole local posteriors, for the divided prior and for PVI, whose cavity holds the prior;
-        1/K (convention A) for all others.
-    """
-    match rule:
-        case Mixture() | Product(prior="divided") | PVI() | Distillation() | PredBayes():
-            return 1.0
-        case _:
-            return 1.0 / sites
-
-
-def weighing(rule: Aggregation) -> SiteWeights:
-    """Say how a rule weighs sites; those that weigh by precision count all alike in what they average plainly."""
-    match rule:
-        case Consensus() | Product() | FedPA() | PVI() | PredBayes():
-            return "uniform"
-        case _:
-            return rule.site_weights
-
-
-def largest_share(rule: Aggregation) -> float | None:
-    """Return the greatest weight that a rule lets a site have, None where nothing bounds it."""
-    match rule:
-        case Consensus() | Product() | FedPA() | PVI() | PredBayes():
-            return None
-        case _:
-            return rule.largest_share
-
-
-def point_rule(rule: Aggregation) -> str:
-    """Name a rule that makes one point of whatever it is given, and no posterior; else return an empty text."""
-    return rule.rule if isinstance(rule, FedAvg | FedPA | Distillation | PredBayes) else ""
-
-
-def least_samples(rule: Aggregation, parameters: int) -> int:
-    """Return how many samples of a site a rule needs to use it.
-
-    Args:
-        rule: the scenario's choice.
-        parameters: number of the model's parameters, d.
-
-    Returns:
-        d + 4 for precision matrices, 5 for precisions of single parameters (PVI: in each round), else 1.
-    """
-    match rule.rule:
-        case "consensus-full" | "product-full":
-            return parameters + 4
-        case "consensus-diagonal" | "product-diagonal" | "pvi":
-            return LEAST_SAMPLES
-        case _:
-            return 1
-
-
-def check_aggregation(rule: Aggregation, sampler: Sampler, training_sites: int) -> None:
-    """Check that a rule fits the chains that it is to combine.
-
-    Args:
-        rule: the scenario's choice.
-        sampler: the sites' algorithm.
-        training_sites: number of training sites K.
-
-    Raises:
-        ValueError: naming what does not fit, and the remedy.
-    """
-    if isinstance(rule, FALD) and sampler.draws_samples:
-        raise ValueError(
-            f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
-            f"{sampler.kind!r}: choose rule 'mixture'"
-        )
-    if isinstance(rule, Consensus | Product | FedPA | PVI) and not sampler.has_temperature:
-        raise ValueError(
-            f"aggregation.rule {rule.rule!r} needs the spread of samples at a known temperature, which sampler.kind "
-            f"{sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
-        )
-    if isinstance(rule, Product) and isinstance(sampler.prior, LaplacePrior):
-        raise ValueError(
-            f"aggregation.rule {rule.rule!r} multiplies Gaussians, and sampler.prior.kind 'laplace' is none: choose "
-            "prior.kind 'gaussian' or 'flat', or a consensus rule"
-        )
-    if isinstance(rule, FedPA) and not isinstance(sampler.prior, GaussianPrior):
-        raise ValueError(
-            f"aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind is "
-            f"{sampler.prior.kind!r}: choose prior.kind 'gaussian'"
-        )
-    if isinstance(rule, PVI) and not isinstance(sampler.prior, GaussianPrior):
-        raise ValueError(
-            f"aggregation.rule 'pvi' refines a Gaussian prior, and sampler.prior.kind is {sampler.prior.kind!r}: "
-            "choose prior.kind 'gaussian'"
-        )
-    if isinstance(rule, AveragingRule) and rule.trimmed is not None and 2 * rule.trimmed >= training_sites:
-        raise ValueError(
-            f"aggregation.trimmed is {rule.trimmed} for {training_sites} training sites: it must be below half of them"
-        )
-    share = largest_share(rule)
-    if share is not None and cannot_be_kept(share, training_sites):
-        least = math.ceil(1e6 / training_sites) / 1e6
-        raise ValueError(
-            f"aggregation.largest_share is {share:g}, but {counted(training_sites, 'training site')} share 1, so one "
-            f"has at least {least:g}: raise it to {least:g} or more, or leave it out and set site_weights = 'uniform'"
-        )
 
 
 def prior_scale(sampler: Sampler) -> float:

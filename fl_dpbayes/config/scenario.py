@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from fl_dpbayes.config.aggregation import PVI, Aggregation, check_aggregation, with_default_rule
+from fl_dpbayes.config.aggregation import Aggregation, with_default_rule
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import DataSpec, IIDPartition, Partition, SiteSpec, check_prevalences, check_shared_records
-from fl_dpbayes.config.distillation import with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
-from fl_dpbayes.config.pvi_plan import pvi_plan
 from fl_dpbayes.config.recalibration_plan import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.task import LogisticModel, Model
@@ -138,7 +136,7 @@ class Scenario(Config):
             raise ValueError(
                 f"resources.start_nodes is {self.resources.start_nodes} but there are {len(self.sites)} sites: lower it"
             )
-        check_aggregation(self.aggregation, self.sampler, len(training_sites))
+        self.aggregation.check(self.sampler, len(training_sites))
         if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
             raise ValueError(
                 f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
@@ -160,8 +158,7 @@ class Scenario(Config):
             plan = training_plan(self, prior_share=1.0, chain_start="own_last")
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
-        if isinstance(self.aggregation, PVI):
-            pvi_plan(plan)
+        self.aggregation.site_plan(plan)
         return self
 
 
@@ -186,6 +183,13 @@ def training_plan(
         privacy=scenario.privacy,
         chain_start=chain_start,
     )
+
+
+def site_plan(scenario: Scenario, sites: int) -> TrainingPlan:
+    """Build the plan that fits the scenario's rule and K training sites."""
+    rule = scenario.aggregation
+    start: Literal["broadcast", "own_last"] = "broadcast" if rule.own_rounds else "own_last"
+    return rule.site_plan(training_plan(scenario, prior_share=rule.prior_share(sites), chain_start=start))
 
 
 def scenario_folder() -> Path:
@@ -248,7 +252,7 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:
     """Resolve the scenario's paths against the working directory, so that they mean the same from any other."""
-    aggregation = with_public_path(scenario.aggregation, Path.resolve)
+    aggregation = scenario.aggregation.with_public_path(Path.resolve)
     data = scenario.data.model_copy(update={"source": scenario.data.source.with_place(Path.resolve)})
     return scenario.model_copy(update={"data": data, "aggregation": aggregation})
 

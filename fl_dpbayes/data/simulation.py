@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dpbayes.config.aggregation import FALD, PVI, FedPA, least_samples
 from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.distillation import DistillingRule, PredBayes, PublicFile, with_public_path
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
@@ -18,6 +16,7 @@ from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.prevalence import check_prevalence_classes
 from fl_dpbayes.config.recalibration import parameter_count
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
 from fl_dpbayes.config.site_file import (
     LedgerSettings,
@@ -69,12 +68,11 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
             )
     rule, model = scenario.aggregation, scenario.model
     _check_weights(model, plan.task, plan.weights_folder)
-    if isinstance(rule, DistillingRule):
+    if rule.inputs is not None:
         # The server's process knows the environment's data folder only.
         _check_weights(model, plan.task, backbone_folder(None))
-        if isinstance(rule.public, PublicFile):
-            fitted = isinstance(rule, PredBayes) and rule.beta == "fitted"
-            read_public_records(rule.public.path, plan.task, most=rule.public.count, labelled=fitted)
+    if isinstance(rule.inputs, PublicFile):
+        read_public_records(rule.inputs.path, plan.task, most=rule.inputs.count, labelled=rule.needs_labels)
     return plan
 
 
@@ -94,11 +92,11 @@ def check_task(scenario: Scenario, task: Task) -> None:
     for name, site in scenario.sites.items():
         check_prevalence_classes(f"sites.{name}.prevalence", site.prevalence, task.classes)
     rule, shapes = scenario.aggregation, model_shapes(scenario.model, task)
-    if isinstance(rule, FALD | FedPA | PVI):
+    if rule.own_rounds:
         return
     parameters = sum(math.prod(shape) for shape in shapes.values())
     plan = training_plan(scenario, prior_share=1.0, chain_start="own_last")
-    least, planned = least_samples(rule, parameters), plan.kept_before(plan.total_steps)
+    least, planned = rule.least_samples(parameters), plan.kept_before(plan.total_steps)
     if planned < least:
         raise UserError(
             f"aggregation.rule {rule.rule!r} needs {counted(least, 'sample')} of each site for {parameters} "
@@ -165,7 +163,7 @@ def run_identifier(scenario: Scenario) -> str:
     changes = {
         "data": scenario.data.model_copy(update={"source": named}),
         "simulation": scenario.simulation.model_copy(update={"traces": False}),
-        "aggregation": with_public_path(scenario.aggregation, lambda path: Path(path.name)),
+        "aggregation": scenario.aggregation.with_public_path(lambda path: Path(path.name)),
     }
     # Seeded runs keep their names, hence their random numbers, from when scenarios had this section.
     content = scenario.model_copy(update=changes).model_dump(mode="json") | {"transport": {"precision": "float32"}}

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.aggregation import PVI, FedAvg, FedPA, Mixture, point_rule
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.convergence import ENOUGH_SAMPLES_PER_CHAIN, is_hot, mixing_warning, summarise_convergence
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.sample_store import PosteriorBank
-from fl_dpbayes.posterior.stored_samples import StoredSamples
+from fl_dpbayes.posterior.samples import StoredSamples
 
 # The quantities that are looked at are drawn alike in every run, so that runs can be compared.
 QUANTITIES_SEED = 0
@@ -30,7 +29,7 @@ def convergence_rows(
         sampler is no Markov chain on the posterior, or the rule makes one point of its states.
     """
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
-    unchained = isinstance(scenario.aggregation, FedAvg | FedPA | PVI) or _is_optimiser(scenario)
+    unchained = not scenario.aggregation.shows_mixing or _is_optimiser(scenario)
     if not scenario.sampler.has_temperature or unchained:
         return []
     rows = []
@@ -77,7 +76,7 @@ def _is_optimiser(scenario: Scenario) -> bool:
 
 def optimiser_warnings(scenario: Scenario) -> list[RunWarning]:
     """Say once where the kept states are those of an optimiser, except under rules that make one point of them."""
-    if not _is_optimiser(scenario) or point_rule(scenario.aggregation):
+    if not _is_optimiser(scenario) or scenario.aggregation.makes_point:
         return []
     return [warning("optimiser", sampler=scenario.sampler.kind)]
 
@@ -85,7 +84,7 @@ def optimiser_warnings(scenario: Scenario) -> list[RunWarning]:
 def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[str]) -> tuple[RunWarning, ...]:
     """Say once where the mixture joins Langevin samples of sites at different temperatures."""
     tempered = scenario.sampler.has_temperature and not _is_optimiser(scenario)
-    if not isinstance(scenario.aggregation, Mixture) or not tempered:
+    if not scenario.aggregation.joins_temperatures or not tempered:
         return ()
     stored = {name: samples for name in names if (samples := bank.stored(name)) is not None}
     return predbayes.temperature_warnings(stored)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from safetensors import safe_open
 
 from fl_dpbayes.config.files.array_file import array_header
-from fl_dpbayes.posterior.stored_samples import AnySamples, SamplePiece
+from fl_dpbayes.posterior.samples import AnySamples, SamplePiece
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 
 SAMPLES = "samples"

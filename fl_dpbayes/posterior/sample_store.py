@@ -13,9 +13,7 @@ from fl_dpbayes.config.files.array_file import write_arrays
 from fl_dpbayes.config.files.atomic_file import PARTIAL, replaced_atomically, written
 from fl_dpbayes.config.files.journal import Entry, check_files, check_no_others, file_entry, listed_files
 from fl_dpbayes.posterior.sample_file import open_samples, write_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.site_samples import PerSite
-from fl_dpbayes.posterior.stored_samples import SamplePiece, StoredSamples
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, SamplePiece, StoredSamples
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 
 _NAME = re.compile(r"(?:chain|last)-\d{4,}-round-\d{6,}\.safetensors")

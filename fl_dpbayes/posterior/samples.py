@@ -1,12 +1,16 @@
-"""Posterior samples with their weights and temperatures."""
+"""Posterior samples with their weights and temperatures: in memory, or left on disk but for the pieces being read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
+
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True)
@@ -41,54 +45,120 @@ class PosteriorSamples:
     def __len__(self) -> int:
         return len(self.weights)
 
+    @property
+    def pieces(self) -> tuple["SamplePiece", ...]:
+        """The samples as one piece."""
+        return (SamplePiece(self.weights, self.temperatures, self._rows),)
+
+    def _rows(self, numbers: npt.NDArray[np.intp]) -> Arrays:
+        return {name: array[numbers] for name, array in self.arrays.items()}
+
     def parts(self) -> Iterator["PosteriorSamples"]:
         """Give the samples in pieces, as those that are read from a disk come: here there is one."""
         yield self
 
+    def in_memory(self) -> "PosteriorSamples":
+        """Return the samples themselves."""
+        return self
+
     def thinned(self, max_samples: int) -> "PosteriorSamples":
-        """Keep at most `max_samples` samples, evenly spaced over the order in which they stand.
+        """Keep at most `max_samples` >= 1 samples, evenly spaced over the order in which they stand.
 
         The samples are cut into equal blocks; the last of each block stays and takes the block's whole weight. Total
         weight is kept, so thinning one site's samples does not change its share in a mixture with other sites.
-
-        Args:
-            max_samples: how many to keep at most, >= 1.
-
-        Returns:
-            The thinned samples, or the same ones if there are no more than `max_samples`.
         """
-        if len(self) <= max_samples:
-            return self
-        blocks = thinning_blocks(len(self), max_samples)
+        return self if len(self) <= max_samples else StoredSamples(self.pieces).thinned(max_samples)
+
+
+@dataclass(frozen=True)
+class SamplePiece:
+    """Consecutive samples that are read together, such as those of one file.
+
+    Attributes:
+        weights: weight of each sample, >= 0, shape (M,).
+        temperatures: temperature of each sample, >= 0, shape (M,).
+        rows: reads the samples with the given numbers, each in [0, M), ascending: name -> shape (rows, *shape).
+    """
+
+    weights: npt.NDArray[np.float64]
+    temperatures: npt.NDArray[np.float64]
+    rows: Callable[[npt.NDArray[np.intp]], Arrays]
+
+
+@dataclass(frozen=True)
+class StoredSamples:
+    """Weighted samples in pieces, at least one sample; offers what `PosteriorSamples` does without holding them."""
+
+    pieces: tuple[SamplePiece, ...]
+
+    @cached_property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Weight of each sample, shape (M,)."""
+        return np.concatenate([piece.weights for piece in self.pieces])
+
+    @cached_property
+    def temperatures(self) -> npt.NDArray[np.float64]:
+        """Temperature of each sample, shape (M,)."""
+        return np.concatenate([piece.temperatures for piece in self.pieces])
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def parts(self) -> Iterator[PosteriorSamples]:
+        """Read the samples in their order, one piece in memory at a time."""
+        for piece in self.pieces:
+            if len(piece.weights):
+                yield PosteriorSamples(piece.rows(np.arange(len(piece.weights))), piece.weights, piece.temperatures)
+
+    def in_memory(self) -> PosteriorSamples:
+        """Read all samples."""
+        return concatenate(list(self.parts()))
+
+    def thinned(self, max_samples: int) -> PosteriorSamples:
+        """Keep and read at most `max_samples` samples, chosen and weighted as by `PosteriorSamples.thinned`."""
+        blocks = np.array_split(np.arange(len(self)), min(len(self), max_samples))
         last = np.array([block[-1] for block in blocks])
+        kept, start = [], 0
+        for piece in self.pieces:
+            end = start + len(piece.weights)
+            numbers = last[(last >= start) & (last < end)] - start
+            if len(numbers):
+                kept.append(piece.rows(numbers))
+            start = end
         return PosteriorSamples(
-            arrays={name: array[last] for name, array in self.arrays.items()},
+            arrays={name: np.concatenate([rows[name] for rows in kept]) for name in kept[0]},
             weights=np.array([self.weights[block].sum() for block in blocks]),
             temperatures=self.temperatures[last],
         )
 
 
-def thinning_blocks(samples: int, max_samples: int) -> list[npt.NDArray[np.intp]]:
-    """Cut the numbers 0 .. samples - 1 into at most `max_samples` blocks of nearly equal length, none empty.
+AnySamples = PosteriorSamples | StoredSamples
 
-    Args:
-        samples: number of samples, >= 1.
-        max_samples: number of blocks at most, >= 1.
 
-    Returns:
-        The blocks in order; thinning keeps the last sample of each.
+class PerSite(Mapping[str, ValueT]):
+    """Site -> what it sent, read anew at every look-up, so that memory holds only what is in use.
+
+    `read` returns None for a site that sent nothing.
     """
-    return np.array_split(np.arange(samples), min(samples, max_samples))
+
+    def __init__(self, sites: Sequence[str], read: Callable[[str], ValueT | None]) -> None:
+        self._sites, self._read = sites, read
+
+    def __getitem__(self, site: str) -> ValueT:
+        value = self._read(site) if site in self._sites else None
+        if value is None:
+            raise KeyError(site)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
 
 
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
     """Join samples of the same model, in the given order, keeping their weights.
-
-    Args:
-        parts: at least one; all with the same parameter names and shapes.
-
-    Returns:
-        All samples.
 
     Raises:
         ValueError: if there is none, or names or shapes differ.

@@ -1,31 +1,61 @@
-"""How much each training site counts, and what to say where one site counts most."""
+"""How much each training site counts, from public constants only, and what to say where one site counts most."""
 
 from collections.abc import Mapping
 
-from fl_dpbayes.config.aggregation import Aggregation, largest_share, weighing
-from fl_dpbayes.config.site_weighing import cannot_be_kept
+import numpy as np
+
+from fl_dpbayes.config.rule import Rule, cannot_be_kept
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, unit_weights
 
 
-def size_weights(rule: Aggregation, units: Mapping[str, int]) -> dict[str, float]:
-    """Weigh each site by its declared size, none above the rule's `largest_share`.
+def unit_weights(units: Mapping[str, int]) -> dict[str, float]:
+    """Weigh each site by its declared size, w_k = n_k / N.
+
+    Raises:
+        ValueError: if no site has a unit.
+    """
+    total = sum(units.values())
+    if total <= 0:
+        raise ValueError("no site declares a unit, so there is nothing to weigh")
+    return {site: count / total for site, count in units.items()}
+
+
+def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[str, float]:
+    """Keep every site's weight at or below a share of the whole; the others gain what it loses, in proportion.
+
+    w_k <- min(c, lambda w_k) with lambda >= 1 such that the weights sum to 1; all are 1/K where K c <= 1.
 
     Args:
-        rule: the scenario's choice.
-        units: site -> number of privacy units that it declares.
+        weights: site -> w_k >= 0, summing to 1.
+        largest_share: c in (0, 1].
 
     Returns:
-        Site -> weight, summing to 1.
+        Site -> weight; they sum to 1 unless every site of weight above 0 is at the cap.
+    """
+    if largest_share * len(weights) <= 1:
+        return {site: 1 / len(weights) for site in weights}
+    values = np.array(list(weights.values()))
+    capped = np.zeros(len(values), dtype=bool)
+    while True:
+        rest = values[~capped].sum()
+        factor = (1 - largest_share * capped.sum()) / rest if rest > 0 else 1.0
+        scaled = np.where(capped, largest_share, factor * values)
+        if not (scaled > largest_share * (1 + 1e-12)).any():
+            return dict(zip(weights, map(float, scaled), strict=True))
+        capped |= scaled > largest_share
+
+
+def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
+    """Weigh each site by its declared size, none above the rule's `largest_share`.
 
     Raises:
         ValueError: if no site declares a unit.
     """
-    weights, share = unit_weights(units), largest_share(rule)
-    return weights if share is None else capped_weights(weights, share)
+    weights = unit_weights(units)
+    return weights if rule.cap is None else capped_weights(weights, rule.cap)
 
 
-def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
+def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
     """Weigh the training sites as a rule asks.
 
     Args:
@@ -39,10 +69,10 @@ def weigh_sites(rule: Aggregation, units: Mapping[str, int]) -> tuple[dict[str, 
     Raises:
         ValueError: if sites are weighed by size and none declares a unit.
     """
-    weights = uniform_weights(units) if weighing(rule) == "uniform" else size_weights(rule, units)
-    share = largest_share(rule)
-    if share is not None and cannot_be_kept(share, len(units)):
-        return weights, warning("share-not-kept", sites=len(units), weight=1 / len(units), share=share)
+    uniform = {site: 1 / len(units) for site in units}
+    weights = uniform if rule.weighing == "uniform" else size_weights(rule, units)
+    if rule.cap is not None and cannot_be_kept(rule.cap, len(units)):
+        return weights, warning("share-not-kept", sites=len(units), weight=1 / len(units), share=rule.cap)
     heaviest = max(weights, key=lambda site: weights[site])
     if len(weights) < 3 or weights[heaviest] <= 0.5:
         return weights, None

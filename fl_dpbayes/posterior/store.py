@@ -17,8 +17,7 @@ from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
 from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.sample_file import write_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.stored_samples import AnySamples
+from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.protocol.arrays import check_arrays, without_prefix
 
 POSTERIOR_FILE = "posterior.safetensors"

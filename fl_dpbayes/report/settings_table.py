@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fl_dpbayes.config.aggregation import PVI
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.distillation import DistillingRule, PublicFile
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.plural import counted, ordinal
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, Training
 
 
@@ -45,9 +44,9 @@ def settings_table(
     return [{"name": name, "value": value} for name, value in rows.items()]
 
 
-def _described(record: Config, *left_out: str) -> str:
-    """Name a record's kind, then its settings."""
-    values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out}
+def _described(record: Config, *left_out: str, **derived: Any) -> str:
+    """Name a record's kind, then its settings, and those derived from others in their place."""
+    values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out} | derived
     kind = values.pop("kind", None) or values.pop("rule", "")
     settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in values.items() if value is not None]
     return ", ".join([str(kind), *settings] if kind else settings)
@@ -68,7 +67,7 @@ def _text(value: Any) -> str:
 def _length(scenario: Scenario) -> str:
     training = scenario.training
     kept = f"burn-in {counted(training.burn_in, 'step')}, then every {_which(training)}"
-    if isinstance(scenario.aggregation, PVI):
+    if scenario.aggregation.chain_per_round:
         of_its_own = "a chain of its own in each of" if training.rounds > 1 else "a chain in"
         rounds, steps = counted(training.rounds, "round"), counted(training.steps_per_round, "step")
         return f"{of_its_own} {rounds}, {steps} each; in every round {kept}"
@@ -83,21 +82,17 @@ def _which(training: Training) -> str:
 
 
 def _aggregation(scenario: Scenario, planned_sites: int, inputs: Mapping[str, Any]) -> str:
-    rule = scenario.aggregation
-    match rule:
-        case PVI(damping=None):
-            return f"{rule.rule}, damping {1 / planned_sites:.3g} (1/K), draws {rule.draws}"
-        case DistillingRule():
-            # A file's path is nobody's business but the server's, and it may hold fewer records than asked for.
-            used, public = inputs.get("count", rule.public.count), rule.public
-            records = (
-                f"{used} public records of {public.path.name}"
-                if isinstance(public, PublicFile)
-                else f"{used} made-up inputs ({public.pattern}, seed {public.seed})"
-            )
-            return f'{rule.rule}, on {records} (see "This run"), {_described(rule, "rule", "public")}'
-        case _:
-            return _described(rule)
+    rule, public = scenario.aggregation, scenario.aggregation.inputs
+    if public is None:
+        return _described(rule, **rule.derived_settings(planned_sites))
+    # A file's path is nobody's business but the server's, and it may hold fewer records than asked for.
+    used = inputs.get("count", public.count)
+    records = (
+        f"{used} public records of {public.path.name}"
+        if isinstance(public, PublicFile)
+        else f"{used} made-up inputs ({public.pattern}, seed {public.seed})"
+    )
+    return f'{rule.rule}, on {records} (see "This run"), {_described(rule, "rule", "public")}'
 
 
 def _taking_part(scenario: Scenario) -> str:

@@ -15,7 +15,6 @@ from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
-from fl_dpbayes.config.aggregation import point_rule
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
@@ -184,8 +183,8 @@ def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
     if model.frozen_body is not None:
         inputs = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbones)(inputs)
     point = ""
-    if found := one_sample_warning(len(samples.weights), point_rule(scenario.aggregation)):
-        point = f"point estimate ({point_rule(scenario.aggregation) or 'one sample'})"
+    if found := one_sample_warning(len(samples.weights), scenario.aggregation.point_name):
+        point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
         _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
     return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)

@@ -5,15 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.robust_average import average_of_states
-from fl_dpbayes.posterior.rules.drift import DriftMeter
-from fl_dpbayes.posterior.rules.fald import averaged_temperature, target_warnings
-from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
-from fl_dpbayes.posterior.site_samples import PerSite
-from fl_dpbayes.posterior.stored_samples import StoredSamples
+from fl_dpbayes.posterior.averages import average_of_states
+from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
@@ -37,11 +32,6 @@ class FALDStrategy(PosteriorStrategy):
         assert isinstance(rule, FALD)
         self._rule = rule
         self._drift = DriftMeter(self.plan.steps_per_round)
-
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan with 1/K of the prior (convention A); sites send their last state only."""
-        plan = training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
-        return plan.model_copy(update={"burn_in": 0, "thinning": plan.chain_steps})
 
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Average the sites' last states, and keep the average as a sample after burn-in."""

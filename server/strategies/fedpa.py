@@ -4,14 +4,11 @@ from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.config.warning import RunWarning
+from fl_dpbayes.posterior.alignment import state_warnings
+from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa
-from fl_dpbayes.posterior.rules.aggregate import Aggregate
-from fl_dpbayes.posterior.rules.alignment import state_warnings
-from fl_dpbayes.posterior.rules.fald import average_states
-from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.posterior.site_samples import SiteSamples
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
@@ -49,10 +46,6 @@ class FedPAStrategy(PosteriorStrategy):
                 "stable one"
             )
 
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan with 1/K of the prior (convention A)."""
-        return training_plan(self.federation.scenario, prior_share=1.0 / sites, chain_start="broadcast")
-
     def next_state(self, round_number: int, arrays: Arrays, replies: Mapping[str, CheckedReply]) -> Arrays:
         """Take one step along the sites' deltas, or average their last states if no sample of the round is kept."""
         chain = self.chain_of(round_number)
@@ -69,10 +62,10 @@ class FedPAStrategy(PosteriorStrategy):
         return state
 
     def _moved(self, sites: list[str], round_number: int, chain: int, arrays: Arrays) -> Arrays:
-        def combined(of: list[str]) -> Aggregate:
-            return fedpa.combine(
+        def combined(of: list[str]) -> tuple[Arrays, tuple[RunWarning, ...]]:
+            return fedpa.server_step(
                 without_prefix("parameters", arrays),
-                SiteSamples(of, lambda site: self.bank.round_samples(site, round_number, chain)),
+                PerSite(of, lambda site: self.bank.round_samples(site, round_number, chain)),
                 self.site_weights,
                 shrinkage=self._shrinkage,
                 prior_scale=prior_scale(self.federation.scenario.sampler),
@@ -80,14 +73,14 @@ class FedPAStrategy(PosteriorStrategy):
             )
 
         try:
-            aggregate = combined(sites)
+            moved, warnings = combined(sites)
         except ValueError as error:
             fitting = self.fitting(sites, combined, "left-out", round=round_number)
             if not fitting or fitting == sites:
                 raise UserError(f"round {round_number}: {error}") from None
-            aggregate = combined(fitting)
-        self.record.warn(*aggregate.warnings)
-        return {name: array[0] for name, array in aggregate.samples.arrays.items()}
+            moved, warnings = combined(fitting)
+        self.record.warn(*warnings)
+        return moved
 
     def posterior(self) -> PosteriorSamples | None:
         """Return the server's last state of each chain: FedPA gives points."""

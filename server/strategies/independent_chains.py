@@ -4,19 +4,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from fl_dpbayes.config.aggregation import FedAvg, Mixture, least_samples, prior_share
-from fl_dpbayes.config.distillation import DistillingRule
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.scenario import training_plan
+from fl_dpbayes.config.aggregation import AveragingRule
 from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.robust_average import average_of_states
-from fl_dpbayes.posterior.rules.aggregate import Aggregate
-from fl_dpbayes.posterior.rules.combine_sites import combine_sites
-from fl_dpbayes.posterior.rules.mixture import combine_stored
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
-from fl_dpbayes.posterior.site_samples import SiteSamples
-from fl_dpbayes.posterior.stored_samples import AnySamples, StoredSamples
+from fl_dpbayes.posterior.averages import average_of_states
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
+from fl_dpbayes.posterior.rules.mixture import joined
+from fl_dpbayes.posterior.samples import AnySamples, PerSite, PosteriorSamples, StoredSamples, concatenate, point_of
+from fl_dpbayes.posterior.student import prepare_student
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.roster import Federation
 from server.run_record import RunRecord
@@ -31,19 +26,19 @@ class IndependentChainsStrategy(PosteriorStrategy):
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         super().__init__(federation, record)
-        self.rule = federation.scenario.aggregation
-        self._least = least_samples(self.rule, federation.parameters)
-        model = federation.scenario.model
-        on_predictions = isinstance(self.rule, Mixture | DistillingRule)
+        scenario, task = federation.scenario, federation.roster.task
+        self.rule, model = scenario.aggregation, scenario.model
+        self._least = self.rule.least_samples(federation.parameters)
+        self._combined_last: tuple[object, Aggregate] | None = None
+        self._student = None
+        if self.rule.inputs is not None:
+            # Before any site spends budget, since a file that does not fit ends the run.
+            self._student = prepare_student(self.rule.inputs, task, model, labelled=self.rule.needs_labels)
+            record.aggregation_inputs = dict(self._student.description)
         # A last layer on a frozen body has no hidden units of its own either, and starts at zero in every chain.
-        aligned = on_predictions or isinstance(model, LogisticModel) or model.frozen_body is not None
-        if self.plan.chains > 1 and not aligned:
+        unaligned = not isinstance(model, LogisticModel) and model.frozen_body is None
+        if self.rule.averages_weights and unaligned and self.plan.chains > 1:
             record.warn(warning("different-starts", rule=self.rule.rule, chains=self.plan.chains))
-
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan with the share of the prior that the rule asks for."""
-        scenario = self.federation.scenario
-        return training_plan(scenario, prior_share=prior_share(scenario.aggregation, sites), chain_start="own_last")
 
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return the last state that the site released in this chain, or the chain's start before its first reply."""
@@ -54,8 +49,6 @@ class IndependentChainsStrategy(PosteriorStrategy):
         usable = self._usable_sites()
         if not usable:
             return None
-        if isinstance(self.rule, Mixture):
-            return combine_stored(_present(usable, self.bank.stored), self.site_weights)
         try:
             aggregate = self._combined(usable)
         except ValueError as error:
@@ -68,25 +61,34 @@ class IndependentChainsStrategy(PosteriorStrategy):
         return aggregate.samples
 
     def _combined(self, sites: list[str]) -> Aggregate:
-        scenario = self.federation.scenario
-        return combine_sites(
-            self.rule,
-            SiteSamples(sites, self.bank.samples),
-            self.site_weights,
-            sampler=scenario.sampler,
-            sites=self.federation.planned_sites,
-            start=self._mean_start(),
-            generator=np.random.default_rng(scenario.seed),
-        )
+        # The posterior is asked for more than once, and some rules take time.
+        key = [(site, len(self.bank.sample_chains(site)), self.site_weights[site]) for site in sites]
+        if self._combined_last is None or self._combined_last[0] != key:
+            starts = [without_prefix("parameters", self.initial_state(chain)) for chain in range(self.plan.chains)]
+            scenario = self.federation.scenario
+            released = Released(
+                PerSite(sites, self.bank.stored),
+                self.site_weights,
+                scenario.sampler,
+                self.federation.planned_sites,
+                np.random.default_rng(scenario.seed),
+                tuple(starts),
+                self._student,
+            )
+            self._combined_last = key, combine_sites(self.rule, released)
+        aggregate = self._combined_last[1]
+        if aggregate.facts:
+            self.record.aggregation_inputs = dict(aggregate.facts)
+        return aggregate
 
     def last(self) -> AnySamples | None:
-        """Return one point per chain: FedAvg's average of its last states, else the mixture of them over sites."""
-        if isinstance(self.rule, FedAvg):
+        """Return one point per chain: under averaging rules the average of its last states, else their mixture."""
+        if isinstance(self.rule, AveragingRule):
             return self._averaged_last(self.rule)
         present = _present(self.chain_names(), self.bank.stored_last_states)
-        return combine_stored(present, self.site_weights) if present else None
+        return joined(present, self.site_weights) if present else None
 
-    def _averaged_last(self, rule: FedAvg) -> PosteriorSamples | None:
+    def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:
         points = []
         for chain in range(self.plan.chains):
             sites = [site for site in self.chain_names() if self.bank.has_last(site, chain)]
@@ -96,10 +98,6 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 points.append(point_of(average))
                 self.record.warn(*warnings)
         return concatenate(points) if points else None
-
-    def _mean_start(self) -> Arrays:
-        starts = [without_prefix("parameters", self.initial_state(chain)) for chain in range(self.plan.chains)]
-        return {name: np.mean([start[name] for start in starts], axis=0, dtype=np.float32) for name in starts[0]}
 
     def _usable_sites(self) -> list[str]:
         released = {site: len(self.bank.sample_chains(site)) for site in self.chain_names()}

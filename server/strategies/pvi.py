@@ -5,16 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import PVI, prior_scale
-from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.pvi_plan import pvi_plan
-from fl_dpbayes.config.scenario import training_plan
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.aggregate import posterior_aggregate
-from fl_dpbayes.posterior.rules.chains import unflatten
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.chains import unflatten
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import posterior_aggregate
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
-from fl_dpbayes.posterior.samples import PosteriorSamples, point_of
-from fl_dpbayes.posterior.site_samples import SiteSamples
+from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays, check_cavity, prefixed
 from fl_dpbayes.samplers.planned import planned_step_sizes
 from server.check_reply import CheckedReply
@@ -39,10 +35,6 @@ class PVIStrategy(PosteriorStrategy):
         assert isinstance(rule, PVI)
         self._draws, self._damping = rule.draws, rule.damping or 1 / federation.planned_sites
         self._rounds, self._refined = 0, self._prior()
-
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the scenario's plan, each round of it a chain with the cavity for a prior."""
-        return pvi_plan(training_plan(self.federation.scenario, prior_share=1.0, chain_start="broadcast"))
 
     def initial_state(self, chain: int) -> Arrays:
         """Return q's mean after as many rounds, or the model's initial weights before the first factor.
@@ -69,7 +61,7 @@ class PVIStrategy(PosteriorStrategy):
         self.record.warn(*self._factor_warnings(), *self._step_warnings())
         generator = np.random.default_rng(self.federation.scenario.seed)
         draws = self._refined.posterior.sample(self._draws, generator)
-        return posterior_aggregate(draws, self.federation.shapes, ()).samples
+        return posterior_aggregate(draws, self.federation.shapes, ()).samples.in_memory()
 
     def _factor_warnings(self) -> tuple[RunWarning, ...]:
         """Say how much evidence is used and how noisy factors are; the remedy of the one worsens the other."""
@@ -156,7 +148,7 @@ class PVIStrategy(PosteriorStrategy):
         )
 
     def _combined(self, state: PVIState, sites: list[str], round_number: int) -> PVIState:
-        samples = SiteSamples(sites, lambda site: self._samples(site, round_number))
+        samples = PerSite(sites, lambda site: self._samples(site, round_number))
         updated = update_from_samples(state, samples, damping=self._damping)
         for site in self.site_weights:
             check_cavity(self._arrays(updated.cavity(site)), self.federation.shapes)

@@ -1,6 +1,5 @@
 """A round's first half, which all rules share: who is asked to train, and for what."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from logging import INFO
@@ -10,8 +9,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dpbayes.config.aggregation import prior_share
-from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
@@ -32,21 +30,17 @@ from server.run_record import RunRecord
 
 
 class RoundRequests(Strategy):
-    """Lets sites join between rounds and asks those that train; a rule says what they run and where chains start."""
+    """Lets sites join between rounds and asks those that train; a rule says where chains start."""
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:
         self.federation, self.record = federation, record
         self.bank = PosteriorBank(federation.run_folder / BANK_FOLDER)
         self.site_weights: Mapping[str, float] = self._weights()
-        self.plan = self.site_plan(federation.planned_sites)
+        self.plan = site_plan(federation.scenario, federation.planned_sites)
         check_reply_size(self.plan, federation)
         self.participation = Participation(federation.scenario.resources.silent_rounds)
         self.heads = LedgerHeads(federation.heads_file)
         self.done_rounds = 0
-
-    @abstractmethod
-    def site_plan(self, sites: int) -> TrainingPlan:
-        """Return the plan of every site's chain, with the prior share that fits `sites` training sites."""
 
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return where a site's chain goes on this round: the server state, which is broadcast."""
@@ -128,7 +122,7 @@ class RoundRequests(Strategy):
         self.record.warn(*self.participation.admit(server_round, before, roster))
         self.site_weights = self._weights()
         planned, now = self.federation.planned_sites, len(self.site_weights)
-        if now > planned and prior_share(self.federation.scenario.aggregation, 2) < 1:
+        if now > planned and self.federation.scenario.aggregation.prior_share(2) < 1:
             self.record.warn(warning("prior-repeated", planned=planned, times=now / planned))
 
     def _weights(self) -> Mapping[str, float]:

@@ -9,8 +9,7 @@ from flwr.serverapp import Grid
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate, point_of
-from fl_dpbayes.posterior.stored_samples import AnySamples
+from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples, concatenate, point_of
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_room
 from server.evaluation import EvaluationStage, most_evaluated
@@ -23,8 +22,8 @@ from server.strategies.intake import ReplyIntake
 class PosteriorStrategy(ReplyIntake):
     """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
 
-    A rule says what the sites run (`site_plan`), and what the posterior and the point predictor are (`posterior`,
-    `last`); where it differs, also where chains start (`start_arrays`) and what becomes of a round (`next_state`).
+    A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`); where it differs, also
+    where chains start (`start_arrays`) and what becomes of a round (`next_state`).
     """
 
     def __init__(self, federation: Federation, record: RunRecord) -> None:

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.aggregation import Mixture, check_aggregation, least_samples, prior_share, weighing
+from fl_dpbayes.config.aggregation import Mixture
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, write_scenario
-from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.site_weights import weigh_sites
+from fl_dpbayes.data.simulation import run_identifier
 
 RULES = {
     "mixture": (1.0, 1, "units"),
@@ -22,7 +21,12 @@ RULES = {
     "product-full": (0.25, 14, "uniform"),
     "product-diagonal": (0.25, 5, "uniform"),
     "pvi": (1.0, 5, "uniform"),
+    "distillation": (1.0, 1, "units"),
+    "predbayes": (1.0, 1, "uniform"),
 }
+PUBLIC = "aggregation.public.kind=synthetic"
+SYNTHETIC = "public={kind='synthetic'}"
+FILE = "public={kind='file', path='some/public.npz', statement='published by its authors'}"
 
 
 def section(*overrides: str):
@@ -33,13 +37,13 @@ def section(*overrides: str):
 
 @pytest.mark.parametrize("name", RULES)
 def test_rule_knows_what_it_asks_of_four_sites_with_ten_parameters(name: str) -> None:
-    rule = section(f"aggregation.rule={name}")
+    rule = section(f"aggregation.rule={name}", *([PUBLIC] if name in ("distillation", "predbayes") else []))
     assert rule.rule == name
-    assert (prior_share(rule, 4), least_samples(rule, 10), weighing(rule)) == RULES[name]
+    assert (rule.prior_share(4), rule.least_samples(10), rule.weighing) == RULES[name]
 
 
 def test_divided_prior_is_whole_at_each_site() -> None:
-    assert prior_share(section("aggregation.rule=product-full", "aggregation.prior=divided"), 4) == 1.0
+    assert section("aggregation.rule=product-full", "aggregation.prior=divided").prior_share(4) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,26 @@ WRONG = {
     "{rule='fedavg', move_bound=0.5}": ("move_bound is 0.5", "or 'none'"),
     "{rule='fald', move_bound='off'}": ("move_bound is 'off'", "from 1 on"),
     "5": ("aggregation is 5",),
+    "{rule='distillation'}": ("key 'aggregation.public' is missing",),
+    f"{{rule='mixture', {SYNTHETIC}}}": ("unknown key 'aggregation.public'",),
+    f"{{rule='distillation', beta=1, {SYNTHETIC}}}": ("unknown key 'aggregation.beta'",),
+    "{rule='distillation', public={kind='internet'}}": ("aggregation.public: kind 'internet': choose one of",),
+    "{rule='distillation', public={kind='synthetic', count=0}}": ("aggregation.public.count is 0",),
+    "{rule='distillation', public={kind='synthetic', pattern='faces'}}": ("aggregation.public.pattern is 'faces'",),
+    "{rule='distillation', public={kind='file', path='x.npz'}}": ("key 'aggregation.public.statement' is missing",),
+    "{rule='distillation', public={kind='file', path='x.npz', statement='public'}}": (
+        "aggregation.public.statement is",
+    ),
+    "{rule='distillation', public={kind='file', path='x.npz', statement='            '}}": (
+        "aggregation.public.statement",
+    ),
+    "{rule='distillation', public={kind='synthetic', path='x.npz'}}": ("unknown key 'aggregation.public.path'",),
+    f"{{rule='distillation', iterations=0, {SYNTHETIC}}}": ("aggregation.iterations is 0",),
+    f"{{rule='predbayes', site_weights='units', {SYNTHETIC}}}": ("unknown key 'aggregation.site_weights'",),
+    f"{{rule='predbayes', beta=1.5, {SYNTHETIC}}}": ("beta is 1.5: give a number from 0",),
+    f"{{rule='predbayes', beta='best', {SYNTHETIC}}}": ("beta is 'best': give a number from 0",),
+    f"{{rule='predbayes', beta=true, {SYNTHETIC}}}": ("beta is True: give a number from 0",),
+    f"{{rule='predbayes', beta='fitted', {SYNTHETIC}}}": ("beta 'fitted' needs public records with labels",),
 }
 
 
@@ -114,13 +138,25 @@ def test_largest_share_that_the_sites_cannot_keep_is_refused(share, least) -> No
 def test_largest_share_that_is_recommended_is_accepted(sites) -> None:
     sampler = load_scenario("quickstart").sampler
     with pytest.raises(ValueError, match="raise it to") as caught:
-        check_aggregation(Mixture(largest_share=0.5 / sites), sampler, sites)
+        Mixture(largest_share=0.5 / sites).check(sampler, sites)
     least = float(str(caught.value).split("raise it to ")[1].split()[0])
-    check_aggregation(Mixture(largest_share=least), sampler, sites)
+    Mixture(largest_share=least).check(sampler, sites)
 
 
-def test_share_that_missing_sites_break_is_said() -> None:
-    weights, found = weigh_sites(Mixture(largest_share=0.3), {"a": 1, "b": 99})
-    assert weights == {"a": 0.5, "b": 0.5}
-    assert found == warning("share-not-kept", sites=2, weight=0.5, share=0.3)
-    assert weigh_sites(Mixture(largest_share=0.5), {"a": 1, "b": 99})[1] is None
+@pytest.mark.parametrize("beta", ["0", "1", "0.3", "'fitted'"])
+def test_public_file_reads_back_with_an_absolute_path(tmp_path: Path, beta: str) -> None:
+    scenario = load_scenario("quickstart", [f"aggregation={{rule='predbayes', beta={beta}, {FILE}}}"])
+    assert scenario.aggregation.public.path == Path("some/public.npz").resolve()
+    write_scenario(scenario, tmp_path / "scenario.toml")
+    assert load_scenario(str(tmp_path / "scenario.toml")) == scenario
+
+
+def test_name_of_a_seeded_run_does_not_say_where_the_public_file_lies() -> None:
+    seeded = "simulation.insecure_seed=1"
+    here, there, other = (
+        load_scenario(
+            "quickstart", [seeded, f"aggregation={{rule='distillation', {FILE.replace('some/public', path)}}}"]
+        )
+        for path in ("some/public", "else/public", "else/another")
+    )
+    assert run_identifier(here) == run_identifier(there) != run_identifier(other)

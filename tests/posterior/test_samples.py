@@ -1,27 +1,114 @@
+"""Samples are thinned and joined with their weights; on disk they behave alike, and are read piece by piece."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
-from fl_dpbayes.posterior.samples import PosteriorSamples, concatenate
+from fl_dpbayes.posterior.rules.mixture import joined
+from fl_dpbayes.posterior.sample_file import open_samples, write_samples
+from fl_dpbayes.posterior.samples import PosteriorSamples, SamplePiece, StoredSamples, concatenate
 
 
-def samples_of(count, start=0):
+def samples_of(count, seed):
+    generator = np.random.default_rng(seed)
+    arrays = {
+        "w": generator.standard_normal((count, 2, 3)).astype(np.float32),
+        "b": generator.standard_normal((count, 2)).astype(np.float32),
+    }
+    return PosteriorSamples(arrays, 0.1 + generator.random(count), generator.random(count))
+
+
+def assert_same(found, expected):
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    np.testing.assert_array_equal(found.temperatures, expected.temperatures)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def store(*parts):
+        pieces = []
+        for number, part in enumerate(parts):
+            path = tmp_path / f"{number}-{len(pieces)}-{part.weights[0]}.safetensors"
+            write_samples(path, part)
+            pieces.append(open_samples(path))
+        return StoredSamples(tuple(pieces))
+
+    return store
+
+
+def test_what_is_written_is_read_back(stored):
+    parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
+    found = stored(*parts)
+    assert len(found) == 10
+    assert_same(found.in_memory(), concatenate(parts))
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 9, 10, 50])
+def test_thinned_alike_on_disk_and_in_memory(stored, most):
+    parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
+    assert_same(stored(*parts).thinned(most), concatenate(parts).thinned(most))
+
+
+def test_mixture_on_disk_is_that_in_memory(stored):
+    sites = {"a": [samples_of(5, 0), samples_of(3, 3)], "b": [samples_of(2, 1)]}
+    weights = {"a": 3.0, "b": 1.0, "c": 5.0}
+    found = joined({site: stored(*parts) for site, parts in sites.items()}, weights)
+    expected = joined({site: concatenate(parts) for site, parts in sites.items()}, weights)
+    assert_same(found.in_memory(), expected.in_memory())
+    assert found.weights[:8].sum() == pytest.approx(0.75)
+
+
+def test_streamed_file_is_one_that_safetensors_reads(stored, tmp_path):
+    parts = [samples_of(5, 0), samples_of(1, 1), samples_of(4, 2)]
+    whole, path = concatenate(parts), tmp_path / "all.safetensors"
+    write_samples(path, stored(*parts), {"key": 'a "text" of two\nlines'})
+    content = load_file(path)
+    np.testing.assert_array_equal(content["samples/w"], whole.arrays["w"])
+    np.testing.assert_array_equal(content["samples/b"], whole.arrays["b"])
+    np.testing.assert_array_equal(content["weights"], whole.weights)
+    np.testing.assert_array_equal(content["temperatures"], whole.temperatures)
+
+
+def test_one_piece_is_read_at_a_time_and_thinning_reads_only_what_it_keeps():
+    read = []
+
+    def piece(number):
+        def rows(numbers):
+            read.append((number, numbers.tolist()))
+            return {"w": np.full((len(numbers), 1), number, np.float32)}
+
+        return SamplePiece(np.ones(4), np.ones(4), rows)
+
+    found = StoredSamples(tuple(piece(number) for number in range(5)))
+    iterator = found.parts()
+    next(iterator)
+    assert read == [(0, [0, 1, 2, 3])]
+    read.clear()
+    found.thinned(2)
+    assert read == [(2, [1]), (4, [3])]
+
+
+def numbered(count, start=0):
     numbers = np.arange(start, start + count)
     values = numbers.astype(np.float32)[:, None].repeat(2, axis=1)
     return PosteriorSamples({"w": values}, 1.0 + numbers, 0.5 + numbers)
 
 
 def test_concatenation_keeps_order_and_weights():
-    joined = concatenate([samples_of(2), samples_of(3, start=2)])
-    whole = samples_of(5)
+    joined = concatenate([numbered(2), numbered(3, start=2)])
+    whole = numbered(5)
     np.testing.assert_array_equal(joined.arrays["w"], whole.arrays["w"])
     np.testing.assert_array_equal(joined.weights, whole.weights)
     np.testing.assert_array_equal(joined.temperatures, whole.temperatures)
 
 
 def test_thinning_by_hand():
-    thinned = samples_of(6).thinned(3)
+    thinned = numbered(6).thinned(3)
     assert thinned.arrays["w"][:, 0].tolist() == [1, 3, 5]
     assert thinned.weights.tolist() == [1 + 2, 3 + 4, 5 + 6]
     assert thinned.temperatures.tolist() == [1.5, 3.5, 5.5]
@@ -30,9 +117,9 @@ def test_thinning_by_hand():
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(count=st.integers(1, 60), kept=st.integers(1, 70))
 def test_thinning_keeps_total_weight_and_even_spacing_property(count, kept):
-    thinned = samples_of(count).thinned(kept)
+    thinned = numbered(count).thinned(kept)
     assert len(thinned) == min(count, kept)
-    assert thinned.weights.sum() == pytest.approx(samples_of(count).weights.sum())
+    assert thinned.weights.sum() == pytest.approx(numbered(count).weights.sum())
     gaps = np.diff(thinned.arrays["w"][:, 0], prepend=-1)
     assert gaps.max() - gaps.min() <= 1
     assert thinned.arrays["w"][-1, 0] == count - 1
@@ -55,6 +142,6 @@ def test_inconsistent_samples_are_refused(weights, temperatures, message):
 def test_different_models_cannot_be_joined():
     other = PosteriorSamples({"v": np.zeros((1, 2), np.float32)}, np.ones(1), np.ones(1))
     with pytest.raises(ValueError, match="different parameter names"):
-        concatenate([samples_of(1), other])
+        concatenate([numbered(1), other])
     with pytest.raises(ValueError, match="nothing to concatenate"):
         concatenate([])

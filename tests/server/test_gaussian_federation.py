@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.aggregation import Consensus, Mixture, Product, prior_share
+from fl_dpbayes.config.aggregation import Consensus, Mixture, Product
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, GaussianPrior
-from fl_dpbayes.posterior.rules.combine_sites import combine_sites
-from fl_dpbayes.posterior.rules.drift import DriftMeter
-from fl_dpbayes.posterior.rules.fald import average_states, averaged_temperature
-from fl_dpbayes.posterior.rules.weights import capped_weights, uniform_weights, unit_weights
+from fl_dpbayes.posterior.averages import average_states
+from fl_dpbayes.posterior.rules.combine import Released, combine_sites
+from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.noise import NoiseScale
 from server.strategies.fald import LARGEST_DRIFT
@@ -101,7 +101,7 @@ def run_site(site, share, start, *, steps, seed):
 
 
 def released(rule):
-    share = prior_share(rule, len(SITES))
+    share = rule.prior_share(len(SITES))
     start = np.zeros((CHAINS, PARAMETERS), np.float32)
     samples = {}
     for seed, site in enumerate(SITES):
@@ -111,11 +111,9 @@ def released(rule):
 
 
 def combined(rule, samples):
-    aggregate = combine_sites(
-        rule, samples, unit_weights({site: units for site, (units, _) in SITES.items()}), sampler=SAMPLER,
-        sites=len(SITES), start={"w": np.zeros(PARAMETERS, np.float32)}, generator=np.random.default_rng(0),
-    )  # fmt: skip
-    return aggregate.samples.arrays["w"].astype(np.float64)
+    weights = unit_weights({site: units for site, (units, _) in SITES.items()})
+    found = combine_sites(rule, Released(samples, weights, SAMPLER, len(SITES), np.random.default_rng(0)))
+    return found.samples.in_memory().arrays["w"].astype(np.float64)
 
 
 def assert_law(draws, mean, precision):
@@ -139,7 +137,7 @@ def assert_law(draws, mean, precision):
     ids=["fractional", "divided", "consensus"],
 )
 def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
-    share = prior_share(rule, len(SITES))
+    share = rule.prior_share(len(SITES))
     precision, mean = predicted(share, STEP_SIZE)
     assert_law(combined(rule, released(rule)), mean, precision)
     # All that lies between this law and the posterior given all records is the size of the step.
@@ -150,7 +148,7 @@ def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
 UNITS = {site: units for site, (units, _) in SITES.items()}
 WEIGHTS = {
     "units": unit_weights(UNITS),
-    "uniform": uniform_weights(UNITS),
+    "uniform": dict.fromkeys(UNITS, 1 / len(UNITS)),
     "capped": capped_weights(unit_weights(UNITS), 0.3),
 }
 

@@ -27,7 +27,7 @@ from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.models.frozen_body import frozen_body
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.combine_sites import combine_sites
+from fl_dpbayes.posterior.rules.combine import Released, combine_sites
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
@@ -194,10 +194,8 @@ def test_product_of_last_layers_lands_on_the_posterior_given_the_body():
         law = energy @ (np.eye(WIDTH + 1) - STEP_SIZE * energy / (2 * units))
         precision += law
         weighted += law @ np.linalg.solve(energy, design.T @ targets)
-    aggregate = combine_sites(
-        Product(rule="product-full", draws=10_000), samples, dict.fromkeys(SITES, 1 / 3), sampler=SAMPLER,
-        sites=len(SITES), start={"w": np.zeros(WIDTH + 1, np.float32)}, generator=np.random.default_rng(0),
-    )  # fmt: skip
+    released = Released(samples, dict.fromkeys(SITES, 1 / 3), SAMPLER, len(SITES), np.random.default_rng(0))
+    aggregate = combine_sites(Product(rule="product-full", draws=10_000), released)
     draws = aggregate.samples.arrays["w"].astype(np.float64)
     whitened = (draws - np.linalg.solve(precision, weighted)) @ np.linalg.cholesky(precision)
     # The chains' own number bounds what the product can know.

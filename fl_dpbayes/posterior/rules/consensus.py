@@ -5,23 +5,20 @@ sites' posteriors are Gaussian and the weights are their precisions. Draws are b
 public temperatures first. Memory is one site's samples plus the sums.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.config.warning import RunWarning
-from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.posterior.rules.chains import Chain, at_unit_temperature, chains, sample_shapes
-from fl_dpbayes.posterior.rules.conflict import conflict_warnings
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
-from fl_dpbayes.posterior.rules.precision import diagonal_gaussian, effective_draws, full_gaussian
-from fl_dpbayes.posterior.rules.prior_share import prior_share_warnings
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.config.aggregation import Consensus
+from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 
 Array = npt.NDArray[np.float64]
-Estimate = Callable[[Chain], tuple[NaturalGaussian, tuple[RunWarning, ...]]]
 
 
 def weighted_average(draws: Sequence[Array], weights: Sequence[Array]) -> Array:
@@ -37,113 +34,42 @@ def weighted_average(draws: Sequence[Array], weights: Sequence[Array]) -> Array:
     References:
         Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
     """
-    return _solved(
-        sum((_weighted(site, weight) for site, weight in zip(draws, weights, strict=True)), np.zeros(())),
-        sum(weights, np.zeros(())),
-    )
+    weighted = (_weighted(site, weight) for site, weight in zip(draws, weights, strict=True))
+    return _solved(sum(weighted, np.zeros(())), sum(weights, np.zeros(())))
 
 
-def combine_diagonal(
-    site_samples: Mapping[str, PosteriorSamples], *, prior_share: float, draws: int, generator: np.random.Generator
-) -> Aggregate:
-    """Weigh each site's draws by its parameters' precisions, W_k = diag(1 / v_k), by `weighted_average`.
+def combine(rule: Consensus, released: Released) -> Aggregate:
+    """Average draws, paired at random, by `weighted_average`.
 
-    The precision of a site is unbiased for its effective number of draws. Draws are paired at random.
-
-    Args:
-        site_samples: site -> at least 5 samples of p(w)^s p(D_k|w).
-        prior_share: share of the prior that each site targeted, s in [0, 1]; 1/K is the one that fits.
-        draws: how many draws to return, >= 1; more than a site's samples repeats some.
-        generator: source of the pairing.
+    `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1 / v_k). Both are
+    unbiased for a site's effective number of draws. `uniform`: W_k = I, which gives mean (1/K) sum_k m_k and covariance
+    (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
+    repeat some.
 
     Returns:
         Draws at temperature 1.
 
     Raises:
-        ValueError: if a site has too few samples or a parameter that does not vary.
-
-    References:
-        As `weighted_average`.
+        ValueError: if a site has too few samples, a parameter that does not vary, or a singular covariance.
     """
-    return _combine(diagonal_gaussian, site_samples, prior_share, draws, generator)
-
-
-def combine_full(
-    site_samples: Mapping[str, PosteriorSamples], *, prior_share: float, draws: int, generator: np.random.Generator
-) -> Aggregate:
-    """Weigh each site's draws by its precision matrix, W_k = S_k^{-1}, by `weighted_average`.
-
-    The precision of a site is unbiased for its effective number of draws. Draws are paired at random. It holds d x d
-    matrices, so it is for last layers and small models.
-
-    Args:
-        site_samples: site -> at least d + 4 samples of p(w)^s p(D_k|w).
-        prior_share: share of the prior that each site targeted, s in [0, 1]; 1/K is the one that fits.
-        draws: how many draws to return, >= 1; more than a site's samples repeats some.
-        generator: source of the pairing.
-
-    Returns:
-        Draws at temperature 1.
-
-    Raises:
-        ValueError: if a site has too few samples or a singular covariance.
-
-    References:
-        As `weighted_average`.
-    """
-    return _combine(full_gaussian, site_samples, prior_share, draws, generator)
-
-
-def combine_uniform(
-    site_samples: Mapping[str, PosteriorSamples], *, prior_share: float, draws: int, generator: np.random.Generator
-) -> Aggregate:
-    """Weigh all sites alike, W_k = I, by `weighted_average`.
-
-    Mean (1/K) sum_k m_k and covariance (1/K^2) sum_k S_k: the global posterior's only where all precisions are equal.
-    Draws are paired at random.
-
-    Args:
-        site_samples: site -> at least 1 sample of p(w)^s p(D_k|w).
-        prior_share: share of the prior that each site targeted, s in [0, 1]; 1/K is the one that fits.
-        draws: how many draws to return, >= 1; more than a site's samples repeats some.
-        generator: source of the pairing.
-
-    Returns:
-        Draws at temperature 1.
-
-    Raises:
-        ValueError: if no site sent a sample.
-
-    References:
-        As `weighted_average`.
-    """
-    return _combine(None, site_samples, prior_share, draws, generator)
-
-
-def _combine(
-    estimate: Estimate | None,
-    site_samples: Mapping[str, PosteriorSamples],
-    prior_share: float,
-    draws: int,
-    generator: np.random.Generator,
-) -> Aggregate:
-    shapes = sample_shapes(site_samples)
+    shapes, estimate = sample_shapes(released.samples), ESTIMATES.get(rule.form)
     weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())
     sites, warnings = 0, list[RunWarning]()
-    for chain in map(at_unit_temperature, chains(site_samples)):
+    for chain in map(at_unit_temperature, chains(released.samples)):
         weight, found = np.ones(chain.draws.shape[1]), tuple[RunWarning, ...]()
         if estimate is not None:
             gaussian, found = estimate(chain)
             weight, shift = gaussian.precision, shift + gaussian.precision_mean
-        weighted = weighted + _weighted(chain.draws[_paired(chain.weights, draws, generator)], weight)
+        weighted = weighted + _weighted(chain.draws[_paired(chain.weights, rule.draws, released.generator)], weight)
         total = total + weight
         sites += 1
         warnings += [*chain.warnings, *found]
-    warnings += prior_share_warnings(sites, prior_share)
+    # J sites that each target p(w)^s p(D_k|w) have the product p(w)^(J s) p(D|w).
+    share = rule.prior_share(released.sites)
+    if abs(sites * share - 1) > 1e-9:
+        warnings.append(warning("prior-share", sites=sites, share=share, times=sites * share))
     if estimate is not None:
-        again = map(at_unit_temperature, chains(site_samples))
-        factors = ((estimate(chain)[0], effective_draws(chain)) for chain in again)
-        warnings += conflict_warnings(factors, NaturalGaussian(total, shift))
+        warnings += conflict_warnings(estimate, released.samples, NaturalGaussian(total, shift))
     return posterior_aggregate(_solved(weighted, total), shapes, warnings)
 
 

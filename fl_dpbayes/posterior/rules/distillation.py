@@ -1,81 +1,73 @@
-"""Server distillation: one network that predicts like the whole posterior.
+"""Server distillation: one network that predicts like the mixture of the sites' samples.
 
 No convention: the teacher is any rule's averaged prediction. It consumes inputs that are public or synthetic, without
 labels, and no site's records, so it costs no privacy. The student answers like the posterior where it was distilled;
 off those inputs (shifted sites) its uncertainty is not that of the posterior.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
-from scipy.special import log_softmax, xlogy
 
-from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
-from fl_dpbayes.posterior.rules.chains import flatten_state, unflatten
+from fl_dpbayes.config.aggregation import Distillation, DistillingRule
+from fl_dpbayes.config.rule import SyntheticInputs
+from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.models.parameters import logits_at
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.student import Student, distil
 
-Arrays = Mapping[str, npt.NDArray]
-Pullback = Callable[[npt.NDArray[np.float64]], Arrays]
-Student = Callable[[Arrays], tuple[npt.NDArray, Pullback]]
-
-
-@dataclass(frozen=True)
-class Distilled:
-    """A distilled network.
-
-    Attributes:
-        aggregate: its parameters as one sample at temperature 0.
-        divergence: mean KL(teacher || student) over the inputs, nats.
-        converged: whether the fit came to an end of its own, before the bound on its iterations.
-    """
-
-    aggregate: Aggregate
-    divergence: float
-    converged: bool
+# By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
+LARGE_DIVERGENCE = 0.02
 
 
-def distil(
-    student: Student, start: Arrays, teacher_probabilities: npt.NDArray[np.float64], *, max_iterations: int
-) -> Distilled:
-    """Fit a student to a teacher's probabilities by L-BFGS.
+def combine(rule: Distillation, released: Released) -> Aggregate:
+    """Distil the mixture's predictions, sum_k w_k p_k(y|x) / sum_k w_k at the server's inputs."""
+    total = sum(released.weights[site] for site in released.samples)
+    parts = (released.weights[site] / total * site_predictions(released, site) for site in released.samples)
+    return imitated(rule, released, sum(parts, start=np.zeros(())))
 
-    min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
-    (softmax(f) - p) / N.
 
-    Args:
-        student: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent
-            (N, classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32.
-        start: parameter name -> initial value, in the order of the model.
-        teacher_probabilities: p(y|x_i), shape (N, classes), N >= 1, rows summing to 1.
-        max_iterations: bound on L-BFGS iterations, >= 1.
+def site_predictions(released: Released, site: str) -> npt.NDArray[np.float64]:
+    """Return p_k(y|x) at the server's inputs, shape (N, classes)."""
+    student, samples = student_of(released), released.samples[site].in_memory()
+    return predictive_probabilities(student.module, samples.arrays, samples.weights, student.features)
+
+
+def imitated(
+    rule: DistillingRule,
+    released: Released,
+    teacher: npt.NDArray[np.float64],
+    facts: Mapping[str, Any] | None = None,
+    warnings: tuple[RunWarning, ...] = (),
+) -> Aggregate:
+    """Fit the server's network to a teacher's probabilities (N, classes).
+
+    It starts from the weights that all first chains started from, not from an average of the sites' weights: the result
+    then depends on the sites' predictions alone, whatever the order of their hidden units.
 
     Returns:
-        The student's parameters and its divergence from the teacher.
-
-    Raises:
-        ValueError: if there is no input.
-
-    References:
-        Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning with
-        uncertainty via distilled predictive distributions".
+        The network as one sample at temperature 0; `facts` with the description of its inputs and its divergence.
     """
-    if not len(teacher_probabilities):
-        raise ValueError("there is no input to distil on: give public records or synthetic inputs")
-    shapes = {name: tuple(array.shape) for name, array in start.items()}
-    entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()
+    student, said = student_of(released), list(warnings)
+    function = logits_at(student.module, student.features)
+    found = distil(function, released.starts[0], teacher, max_iterations=rule.iterations)
+    if found.divergence > LARGE_DIVERGENCE and not found.converged:
+        said.append(warning("distillation-stopped", iterations=rule.iterations, divergence=found.divergence))
+    elif found.divergence > LARGE_DIVERGENCE:
+        said.append(warning("distillation-differs", divergence=found.divergence))
+    if isinstance(rule.public, SyntheticInputs):
+        said.append(warning("distillation-synthetic"))
+    samples = PosteriorSamples(
+        {name: array[np.newaxis] for name, array in found.parameters.items()}, np.ones(1), np.zeros(1)
+    )
+    return Aggregate(samples, tuple(said), student.description | {**(facts or {}), "divergence": found.divergence})
 
-    def loss(vector: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        parameters = {name: array[0] for name, array in unflatten(vector[np.newaxis], shapes).items()}
-        logits, pullback = student(parameters)
-        log_probabilities = log_softmax(np.asarray(logits, np.float64), axis=1)
-        cross_entropy = -(teacher_probabilities * log_probabilities).sum(axis=1).mean()
-        cotangent = (np.exp(log_probabilities) - teacher_probabilities) / len(teacher_probabilities)
-        return float(cross_entropy - entropy), flatten_state(pullback(cotangent), shapes)
 
-    initial = flatten_state(start, shapes)
-    result = minimize(loss, initial, jac=True, method="L-BFGS-B", options={"maxiter": max_iterations})
-    aggregate = point_aggregate(result.x[np.newaxis], shapes, ())
-    # Status 1 is the bound; elsewhere the line search ends where float32 shows no descent any more.
-    return Distilled(aggregate, max(0.0, float(result.fun)), converged=result.status != 1)
+def student_of(released: Released) -> Student:
+    """Return the server's network, which a run of these rules has."""
+    assert released.student is not None
+    return released.student

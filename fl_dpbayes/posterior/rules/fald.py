@@ -6,48 +6,26 @@ states by w_k. One sample per round: the averaged state.
 
 With E = 1 the averaged chain is Langevin dynamics on p(w) prod_k p(D_k|w)^(w_k N / n_k), for w_k = n_k/N the posterior
 given all records, at temperature T = N sum_k w_k^2 T_k / n_k. With E > 1 the sites drift towards their own posteriors
-between averages, a bias that grows with E and with how much the sites differ (`drift`).
+between averages, a bias that grows with E and with how much the sites differ (`DriftMeter`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import FALD
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.weights import unit_weights
+from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays
 
 # Sites weigh as their sizes but for rounding.
 EQUAL_WEIGHTS = 1e-9
-
-
-def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
-    """Average the sites' states, w = sum_k w_k w_k' / sum_k w_k.
-
-    Args:
-        states: site -> parameter arrays, equal names and shapes, float32; looked at one by one.
-        site_weights: site -> w_k >= 0; renormalised over the sites present.
-
-    Returns:
-        The averaged arrays, float32; the sum is taken in float64 in the order of `states`.
-
-    Raises:
-        ValueError: if there is no state, or all weights are 0.
-
-    References:
-        Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier et al. 2022.
-    """
-    total = sum(site_weights[site] for site in states)
-    if not states or total <= 0:
-        raise ValueError("no site with a positive weight sent a state")
-    sums: dict[str, npt.NDArray[np.float64]] = {}
-    for site, state in states.items():
-        for name, array in state.items():
-            term = site_weights[site] / total * array.astype(np.float64)
-            sums[name] = sums[name] + term if name in sums else term
-    return {name: array.astype(np.float32) for name, array in sums.items()}
+Array = npt.NDArray[np.float64]
+_COORDINATES = 256
+# With so many standard errors, a mean of noise is not taken for a drift.
+_SIGNIFICANT = 4.0
 
 
 def averaged_temperature(
@@ -66,13 +44,8 @@ def averaged_temperature(
 
     Returns:
         T >= 0, relative to the posterior in which each record of site k counts w_k N / n_k times.
-
-    Raises:
-        ValueError: if there is no site, or all weights are 0.
     """
     total = sum(site_weights[site] for site in temperatures)
-    if not temperatures or total <= 0:
-        raise ValueError("no site with a positive weight sent a temperature")
     parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())
     return sum(units[site] for site in temperatures) * sum(parts)
 
@@ -87,3 +60,90 @@ def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str
         return ()
     times = {"most_times": counted[most], "least_times": counted[least]}
     return (warning("reweighted", most=most, least=least, **times),)
+
+
+@dataclass
+class _Moments:
+    """Sums over rounds of vectors of p numbers."""
+
+    count: int = 0
+    total: Array = field(default_factory=lambda: np.zeros(()))
+    squares: float = 0.0
+
+    def add(self, vector: Array) -> None:
+        self.count += 1
+        self.total = self.total + vector
+        self.squares += float(vector @ vector)
+
+    @property
+    def mean_square(self) -> float:
+        """|mean|^2 / p."""
+        return float(np.square(self.total / self.count).mean())
+
+    @property
+    def variance(self) -> float:
+        """Variance over rounds, averaged over the p numbers; needs two rounds."""
+        return max(0.0, self.squares / self.total.size - self.count * self.mean_square) / (self.count - 1)
+
+
+class DriftMeter:
+    """Collects rounds of a chain of averages whose sites take E steps from each average.
+
+    In equilibrium site k ends d_k = -(I - M_k)(m - m_k) from the average on the mean, M_k = (I - a H_k)^E, with H_k and
+    m_k the curvature and mode of its own part of the posterior and sum_k w_k d_k = 0. The average's mean m solves this;
+    the posterior's solves sum_k w_k H_k (m - m_k) = 0. To first order in a they differ by
+
+        ((E - 1) / (2 E)) H^-1 sum_k w_k H_k d_k,    H = sum_k w_k H_k,
+
+    0 for one step, or for sites of equal curvature. With curvatures that differ by as much as they amount to, that is
+    about (E - 1) / (2 E) sqrt(sum_k w_k |d_k|^2), which released states tell.
+    """
+
+    def __init__(self, local_steps: int) -> None:
+        self._local_steps = local_steps
+        self._average = _Moments()
+        self._sites: dict[str, _Moments] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, states: Mapping[str, Arrays], average: Arrays, site_weights: Mapping[str, float]) -> None:
+        """Add a round's last states, looked at one by one, and their average; up to 256 numbers of each are used."""
+        if self._local_steps == 1:
+            return
+        centre = _chosen(average)
+        self._average.add(centre)
+        for site, state in states.items():
+            self._sites.setdefault(site, _Moments()).add(_chosen(state) - centre)
+            self._weights[site] = site_weights[site]
+
+    def drift(self) -> float | None:
+        """Estimate how far the averaged chain's mean is from the posterior's, in standard deviations of the chain.
+
+        Returns:
+            Root mean square over parameters; 0 where no site is away from the average by more than noise explains, or
+            at one step a round. None before the second round.
+        """
+        if self._local_steps == 1:
+            return 0.0
+        sites = {site: found for site, found in self._sites.items() if found.count > 1}
+        if not sites or self._average.count < 2 or self._average.variance <= 0:
+            return None
+        total = sum(self._weights[site] for site in sites)
+        shares = {site: self._weights[site] / total for site in sites}
+        noise = sum(shares[site] * found.variance / found.count for site, found in sites.items())
+        away = sum(shares[site] * found.mean_square for site, found in sites.items()) - noise
+        if away <= _SIGNIFICANT * np.sqrt(2 / self._average.total.size) * noise:
+            return 0.0
+        part = (self._local_steps - 1) / (2 * self._local_steps)
+        return float(part * np.sqrt(away / self._average.variance))
+
+
+def _chosen(state: Arrays) -> Array:
+    """Pick up to 256 numbers of a state, evenly spaced."""
+    size = sum(array.size for array in state.values())
+    places = np.linspace(0, size - 1, min(size, _COORDINATES)).astype(int)
+    chosen, first = [], 0
+    for array in state.values():
+        inside = places[(places >= first) & (places < first + array.size)] - first
+        chosen.append(array.reshape(-1)[inside].astype(np.float64))
+        first += array.size
+    return np.concatenate(chosen)

@@ -5,7 +5,6 @@ A with equal site weights: the fixed point is the same mean. It consumes the rel
 prior's scale, and gives a point: no width, hence no calibration of its own. Draws are brought to temperature 1.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.aggregate import Aggregate, point_aggregate
-from fl_dpbayes.posterior.rules.chains import at_unit_temperature, chains, flatten_state, sample_shapes
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes, state_of
+from fl_dpbayes.posterior.samples import AnySamples
+from fl_dpbayes.protocol.arrays import Arrays
 
 Array = npt.NDArray[np.float64]
 
@@ -53,15 +52,15 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     return (move - rows.T @ solved) * (1 + (size - 1) * shrinkage)
 
 
-def combine(
+def server_step(
     start: Mapping[str, npt.NDArray],
-    site_samples: Mapping[str, PosteriorSamples],
+    site_samples: Mapping[str, AnySamples],
     site_weights: Mapping[str, float],
     *,
     shrinkage: float,
     prior_scale: float,
     learning_rate: float,
-) -> Aggregate:
+) -> tuple[Arrays, tuple[RunWarning, ...]]:
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
     Args:
@@ -74,19 +73,11 @@ def combine(
             eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken covariance.
 
     Returns:
-        The new state as one sample at temperature 0.
+        The new state, float32, and warnings, each once.
 
     Raises:
-        ValueError: if no site with weight sent a sample, a constant is out of range, or the step is not finite.
-
-    References:
-        As `site_delta`.
+        ValueError: if no site with weight sent a sample, or the step is not finite.
     """
-    if not (shrinkage >= 0 and learning_rate > 0 and prior_scale > 0 and math.isfinite(prior_scale)):
-        raise ValueError(
-            f"FedPA needs shrinkage >= 0, learning_rate > 0 and a finite prior_scale > 0, not {shrinkage}, "
-            f"{learning_rate}, {prior_scale}"
-        )
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
     total, weight, warnings = np.zeros_like(state), 0.0, list[RunWarning]()
@@ -100,6 +91,6 @@ def combine(
     if not weight > 0:
         raise ValueError("no site with a positive weight sent a sample")
     moved = state - learning_rate * total / weight
-    if not np.isfinite(moved).all():
+    if not (np.abs(moved) <= np.finfo(np.float32).max).all():
         raise ValueError("the FedPA step is not finite: lower the learning rate or the shrinkage")
-    return point_aggregate(moved[np.newaxis], shapes, warnings)
+    return state_of(moved, shapes), tuple(dict.fromkeys(warnings))

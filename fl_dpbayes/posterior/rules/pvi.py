@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.rules.chains import at_unit_temperature, chains
-from fl_dpbayes.posterior.rules.natural import Array, NaturalGaussian, positive_part
-from fl_dpbayes.posterior.rules.precision import diagonal_gaussian
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.chains import at_unit_temperature, chains
+from fl_dpbayes.posterior.natural import Array, NaturalGaussian, positive_part
+from fl_dpbayes.posterior.precision import diagonal_gaussian
+from fl_dpbayes.posterior.samples import AnySamples
 
 
 @dataclass(frozen=True)
@@ -62,55 +62,30 @@ class PVIState:
         return total
 
 
-def damped_factor(
-    factor: NaturalGaussian, new_posterior: NaturalGaussian, posterior: NaturalGaussian, damping: float
-) -> NaturalGaussian:
-    """Return the site's new factor, t_k <- t_k (q_new / q)^rho; in natural parameters lambda_k + rho (new - old).
-
-    Args:
-        factor: t_k.
-        new_posterior: the site's q_new, its cavity times its likelihood.
-        posterior: the global q that its request carried.
-        damping: rho in (0, 1]; 1 replaces the factor at once, 1/K is safe where all sites update together.
-
-    Returns:
-        The new factor, whose precision need not be positive.
-
-    References:
-        Ashman et al. 2022, "Partitioned variational inference: a framework for probabilistic federated learning";
-        Heikkila et al. 2023, "Differentially private partitioned variational inference".
-    """
-    return factor + (new_posterior - posterior).power(damping)
-
-
 def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, damping: float) -> PVIState:
-    """Update the factors of the sites that answered; all their answers refer to the same global q.
+    """Update the factors of the sites that answered, t_k <- t_k (q_new / q)^rho; all answers refer to the same q.
 
-    With conjugate sites the precision after R rounds is L_0 + (1 - (1 - rho)^R) sum_k H_k: two rounds at rho = 0.4 have
-    used 64 % of the evidence.
+    In natural parameters a factor moves by rho (new - old). With conjugate sites the precision after R rounds is
+    L_0 + (1 - (1 - rho)^R) sum_k H_k: two rounds at rho = 0.4 have used 64 % of the evidence.
 
     Args:
         state: the state that the requests carried.
-        new_posteriors: site -> q_new; a site that is absent keeps its factor.
-        damping: rho in (0, 1].
+        new_posteriors: site -> q_new, its cavity times its likelihood; a site that is absent keeps its factor.
+        damping: rho in (0, 1]; 1 replaces a factor at once, 1/K is safe where all sites update together.
 
     Returns:
         The new state. A factor with a negative precision could make a cavity improper: in those directions it gets
         precision 0, is counted in `negative`, and moves the site's mean as far as it did.
 
-    Raises:
-        ValueError: if the damping is outside (0, 1].
-
     References:
-        As `damped_factor`.
+        Ashman et al. 2022, "Partitioned variational inference: a framework for probabilistic federated learning";
+        Heikkila et al. 2023, "Differentially private partitioned variational inference".
     """
-    if not 0 < damping <= 1:
-        raise ValueError(f"damping is {damping}: it must be above 0 and at most 1")
     posterior = state.posterior
     factors, negative = dict(state.factors), dict[str, int]()
     for site in sorted(new_posteriors):
         nothing = state.prior.power(0)
-        changed = damped_factor(state.factors.get(site, nothing), new_posteriors[site], posterior, damping)
+        changed = state.factors.get(site, nothing) + (new_posteriors[site] - posterior).power(damping)
         # By its definition positive, where cavity times factor may round to 0.
         damped = posterior.power(1 - damping) + new_posteriors[site].power(damping)
         factors[site], raised = _sharpening(changed, state.cavity(site), damped.mean)
@@ -132,22 +107,11 @@ def _sharpening(factor: NaturalGaussian, cavity: NaturalGaussian, mean: Array) -
     return NaturalGaussian(kept.precision, target - cavity.precision_mean), raised
 
 
-def update_from_samples(state: PVIState, site_samples: Mapping[str, PosteriorSamples], *, damping: float) -> PVIState:
-    """Update the factors by diagonal Gaussians fitted to the sites' samples, as `update`.
-
-    Args:
-        state: the state that the requests carried, with a diagonal prior.
-        site_samples: site -> at least 5 samples of p(D_k|w) times the site's cavity.
-        damping: rho in (0, 1].
-
-    Returns:
-        The new state, with the warnings of the samples too.
+def update_from_samples(state: PVIState, site_samples: Mapping[str, AnySamples], *, damping: float) -> PVIState:
+    """Update the factors by diagonal Gaussians fitted to the sites' samples of p(D_k|w) times their cavities.
 
     Raises:
-        ValueError: if a site has too few samples, or the damping is outside (0, 1].
-
-    References:
-        As `damped_factor`.
+        ValueError: if a site has fewer than 5 samples.
     """
     new_posteriors, warnings = {}, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):

@@ -3,72 +3,67 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules import consensus, fedavg, fedbe, fedpa, mixture, product
-from fl_dpbayes.posterior.rules.aggregate import Aggregate, posterior_aggregate
-from fl_dpbayes.posterior.rules.fald import average_states
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.averages import average_states
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import Aggregate, posterior_aggregate
+from fl_dpbayes.posterior.rules.fedpa import server_step
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
+from fl_dpbayes.posterior.samples import PosteriorSamples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
 PRIOR = NaturalGaussian(np.full(DIMENSION, SCALE**-2), np.zeros(DIMENSION))
 EQUAL = dict.fromkeys(SITES, 1.0)
-
-
-def generator():
-    return np.random.default_rng(1)
-
-
-def pvi_combine(samples, damping=1.0):
-    state = update_from_samples(PVIState(PRIOR), samples, damping=damping)
-    return posterior_aggregate(state.posterior.sample(MANY, generator()), {"w": (DIMENSION,)}, state.warnings)
-
-
-def fedpa_combine(samples):
-    start = {"w": np.zeros(DIMENSION)}
-    # Without shrinkage a step of rate 1 ends at the mean of the sites' means.
-    return fedpa.combine(start, samples, EQUAL, shrinkage=0.0, prior_scale=SCALE, learning_rate=1.0)
-
-
-# Rule -> (share of the prior that each of K sites targets, what combines their samples).
+# Rule -> share of the prior that each of K sites targets.
 WIDE = {
-    "mixture": (lambda k: 1.0, lambda s, k: Aggregate(mixture.combine(s, EQUAL), ())),
-    "consensus-full": (
-        lambda k: 1 / k, lambda s, k: consensus.combine_full(s, prior_share=1 / k, draws=MANY, generator=generator())),
-    "consensus-diagonal": (lambda k: 1 / k, lambda s, k: consensus.combine_diagonal(
-        s, prior_share=1 / k, draws=MANY, generator=generator())),
-    "consensus-uniform": (lambda k: 1 / k, lambda s, k: consensus.combine_uniform(
-        s, prior_share=1 / k, draws=MANY, generator=generator())),
-    "product-full": (lambda k: 1 / k, lambda s, k: product.combine_full(
-        s, prior_scale=SCALE, prior_share=1 / k, draws=MANY, generator=generator())),
-    "product-diagonal-divided": (lambda k: 1.0, lambda s, k: product.combine_diagonal(
-        s, prior_scale=SCALE, prior_share=1.0, draws=MANY, generator=generator())),
-    "pvi": (lambda k: 1.0, lambda s, k: pvi_combine(s)),
+    "mixture": lambda k: 1.0, "consensus-full": lambda k: 1 / k, "consensus-diagonal": lambda k: 1 / k,
+    "consensus-uniform": lambda k: 1 / k, "product-full": lambda k: 1 / k, "product-diagonal": lambda k: 1.0,
+    "pvi": lambda k: 1.0,
 }  # fmt: skip
-POINTS = {
-    "fedavg": (lambda k: 1 / k, lambda s, k: fedavg.combine(s, EQUAL)),
-    "fedbe": (lambda k: 1 / k, lambda s, k: fedbe.combine(s, EQUAL, draws=0, spread=1.0, generator=generator())),
-    "fedpa": (lambda k: 1 / k, lambda s, k: fedpa_combine(s)),
-}
+POINTS = dict.fromkeys(("fedavg", "fedbe", "fedpa"), lambda k: 1 / k)
 RULES = WIDE | POINTS
+SETTINGS = {
+    "mixture": {}, "fedavg": {"move_bound": "none"}, "fedbe": {"draws": 0},
+    "product-diagonal": {"prior": "divided", "draws": MANY},
+}  # fmt: skip
+
+
+@pytest.fixture
+def combine(combined):
+    """Rule, samples, K -> aggregate."""
+
+    def run(rule, samples, sites):
+        if rule == "pvi":
+            state = update_from_samples(PVIState(PRIOR), samples, damping=1.0)
+            draws = state.posterior.sample(MANY, np.random.default_rng(1))
+            return posterior_aggregate(draws, {"w": (DIMENSION,)}, state.warnings)
+        if rule == "fedpa":
+            # Without shrinkage a step of rate 1 ends at the mean of the sites' means.
+            start = {"w": np.zeros(DIMENSION)}
+            state, warnings = server_step(start, samples, EQUAL, shrinkage=0.0, prior_scale=SCALE, learning_rate=1.0)
+            return Aggregate(PosteriorSamples({"w": state["w"][np.newaxis]}, np.ones(1), np.zeros(1)), warnings)
+        settings = SETTINGS.get(rule, {"draws": MANY})
+        return combined(rule, samples, sites=sites, scale=SCALE, generator=np.random.default_rng(1), **settings)
+
+    return run
 
 
 def moments_of(aggregate: Aggregate) -> tuple[np.ndarray, np.ndarray]:
-    draws = aggregate.samples.arrays["w"].astype(np.float64)
-    weights = aggregate.samples.weights / aggregate.samples.weights.sum()
+    samples = aggregate.samples.in_memory()
+    draws = samples.arrays["w"].astype(np.float64)
+    weights = samples.weights / samples.weights.sum()
     mean = weights @ draws
     return mean, (draws - mean).T * weights @ (draws - mean)
 
 
-def samples_of(name: str, exact_samples, moments, count: int = 400):
+def samples_of(names: str, exact_samples, moments, count: int = 400):
     """One set of samples with exactly these moments for each site, so that none is the other's copy."""
-    return {site: exact_samples(moments, count, seed=seed) for seed, site in enumerate(name)}
+    return {site: exact_samples(moments, count, seed=seed) for seed, site in enumerate(names)}
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_sites_without_records_give_the_prior_and_not_its_power(exact_samples, rule: str) -> None:
-    share, combine = RULES[rule]
-    prior = np.zeros(DIMENSION), SCALE**2 / share(len(SITES)) * np.eye(DIMENSION)
-    found = combine(samples_of(SITES, exact_samples, prior), len(SITES))
+def test_sites_without_records_give_the_prior_and_not_its_power(exact_samples, combine, rule: str) -> None:
+    prior = np.zeros(DIMENSION), SCALE**2 / RULES[rule](len(SITES)) * np.eye(DIMENSION)
+    found = combine(rule, samples_of(SITES, exact_samples, prior), len(SITES))
     mean, covariance = moments_of(found)
     # The sites' moments are exact; precisions are divided by at most (1 - 6 / 400), and 20,000 draws are taken.
     error = 4 * SCALE / np.sqrt(MANY)
@@ -78,12 +73,13 @@ def test_sites_without_records_give_the_prior_and_not_its_power(exact_samples, r
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_one_site_is_the_identity(linear_gaussian, orthogonal, exact_samples, rule: str) -> None:
-    _, combine = RULES[rule]
+def test_one_site_is_the_identity(linear_gaussian, orthogonal, exact_samples, combine, rule: str) -> None:
     # Rules on single parameters see no correlation.
     diagonal = rule not in ("mixture", "consensus-full", "consensus-uniform", "product-full")
     expected_mean, expected = (orthogonal if diagonal else linear_gaussian).moments("b", 1.0)
-    mean, covariance = moments_of(combine(samples_of("b", exact_samples, (expected_mean, expected)), 1))
+    found = combine(rule, samples_of("b", exact_samples, (expected_mean, expected)), 1)
+    assert found.warnings == ()
+    mean, covariance = moments_of(found)
     root = np.linalg.inv(np.linalg.cholesky(expected))
     assert np.abs(root @ (mean - expected_mean)).max() < 4 / np.sqrt(MANY)
     if rule in WIDE:
@@ -92,27 +88,29 @@ def test_one_site_is_the_identity(linear_gaussian, orthogonal, exact_samples, ru
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_order_of_sites_does_not_matter(orthogonal, exact_samples, rule: str) -> None:
-    share, combine = RULES[rule]
-    samples = {site: exact_samples(orthogonal.moments(site, share(4)), 50) for site in SITES}
-    one, other = (moments_of(combine(given, 4)) for given in (samples, dict(reversed(samples.items()))))
-    for first, second in zip(one, other, strict=True):
-        np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-12)
+def test_order_of_sites_does_not_matter(orthogonal, exact_samples, combine, rule: str) -> None:
+    samples = {site: exact_samples(orthogonal.moments(site, RULES[rule](4)), 50) for site in SITES}
+    one, other = (combine(rule, given, 4).samples.in_memory() for given in (samples, dict(reversed(samples.items()))))
+    if rule == "mixture":
+        for first, second in zip(*(moments_of(Aggregate(found, ())) for found in (one, other)), strict=True):
+            np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-12)
+        return
+    np.testing.assert_array_equal(one.arrays["w"], other.arrays["w"])
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures(
-    orthogonal, exact_samples, rule: str
+    orthogonal, exact_samples, combine, rule: str
 ) -> None:
-    share, combine = RULES[rule]
     heat = {"a": 0.4, "b": 1.0, "c": 2.5, "d": 6.0}
-    moments = {site: orthogonal.moments(site, share(4)) for site in SITES}
-    cool = combine({site: exact_samples(moments[site], 400) for site in SITES}, 4)
-    hot = combine({site: exact_samples(moments[site], 400, heat[site]) for site in SITES}, 4)
+    moments = {site: orthogonal.moments(site, RULES[rule](4)) for site in SITES}
+    cool = combine(rule, {site: exact_samples(moments[site], 400) for site in SITES}, 4)
+    hot = combine(rule, {site: exact_samples(moments[site], 400, heat[site]) for site in SITES}, 4)
     if rule == "mixture":
         # It corrects nothing: each draw keeps the temperature of its site.
         for site, temperature in heat.items():
-            draws = hot.samples.arrays["w"][hot.samples.temperatures == temperature].astype(np.float64)
+            samples = hot.samples.in_memory()
+            draws = samples.arrays["w"][samples.temperatures == temperature].astype(np.float64)
             expected = temperature * moments[site][1]
             np.testing.assert_allclose(np.cov(draws.T), expected, rtol=1e-4, atol=1e-4 * expected.max())
         return
@@ -122,8 +120,26 @@ def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("pvi", "fedpa")])
+def test_sites_without_a_sample_are_passed_over(orthogonal, exact_samples, as_samples, combine, rule: str) -> None:
+    samples = {site: exact_samples(orthogonal.moments(site, 1.0), 40) for site in "ab"}
+    more = samples | {"c": as_samples(np.zeros((0, DIMENSION)))}
+    one, other = (combine(rule, given, 4).samples.in_memory().arrays["w"] for given in (samples, more))
+    np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match=r"no site .*sent a sample"):
+        combine(rule, {"c": more["c"]}, 4)
+
+
+@pytest.mark.parametrize("rule", ["mixture", "fedavg", "fedbe"])
+def test_weights_that_are_all_zero_are_refused(orthogonal, exact_samples, combined, rule: str) -> None:
+    samples = {"a": exact_samples(orthogonal.moments("a", 1.0), 10)}
+    with pytest.raises(ValueError, match="no site with a positive weight"):
+        combined(rule, samples, weights={"a": 0.0}, **SETTINGS[rule])
+
+
 def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not_matter() -> None:
-    states = {site: {"w": generator().normal(size=5).astype(np.float32) + seed} for seed, site in enumerate(SITES)}
+    generator = np.random.default_rng(1)
+    states = {site: {"w": generator.normal(size=5).astype(np.float32) + seed} for seed, site in enumerate(SITES)}
     np.testing.assert_array_equal(average_states({"b": states["b"]}, {"b": 0.3})["w"], states["b"]["w"])
     weights = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
     reverse = average_states(dict(reversed(states.items())), weights)["w"]
@@ -133,7 +149,7 @@ def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not
 def test_averaged_langevin_chains_without_records_keep_the_prior() -> None:
     # Each of K sites takes E steps on p(w)^(1/K) / w_k with noise 2 g / w_k; equal weights, so that all chains agree.
     step, local_steps, chains = 0.05, 3, 40_000
-    state, noise = SCALE * generator().normal(size=chains), generator()
+    state, noise = SCALE * np.random.default_rng(1).normal(size=chains), np.random.default_rng(1)
     for _ in range(40):
         states = {}
         for site in SITES:

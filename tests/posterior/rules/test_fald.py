@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.rules.fald import average_states, averaged_temperature
+from fl_dpbayes.posterior.averages import average_states
+from fl_dpbayes.posterior.rules.fald import averaged_temperature
 
 STEP = 2e-5
 SITES = ("a", "b", "c", "d")

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.posterior.rules.fedpa import combine, site_delta
-from fl_dpbayes.report.warnings import sentence
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.posterior.rules.fedpa import server_step, site_delta
 
 
 def dense_delta(start, draws, shrinkage, prior_scale):
@@ -141,43 +141,17 @@ def test_steps_converge_to_the_fixed_point(linear_gaussian, exact_samples):
     weights = dict.fromkeys(samples, 1.0)
     state = {"w": np.zeros(3)}
     for _ in range(400):
-        aggregate = combine(
+        state, _ = server_step(
             state, samples, weights, shrinkage=1.0, prior_scale=linear_gaussian.prior_scale, learning_rate=0.2
         )
-        state = {"w": aggregate.samples.arrays["w"][0]}
     expected = fixed_point(cold, weights, 1.0, linear_gaussian.prior_scale)
     np.testing.assert_allclose(state["w"], expected, atol=1e-5)
-    assert aggregate.samples.temperatures.tolist() == [0.0]
 
 
 def test_fedavg_step_and_one_sample_warning(as_samples):
     samples = {"a": as_samples(np.array([[1.0, 2.0, 3.0]])), "b": as_samples(np.array([[3.0, 2.0, 1.0]]))}
-    aggregate = combine(
+    state, warnings = server_step(
         {"w": np.zeros(3)}, samples, {"a": 1.0, "b": 3.0}, shrinkage=1.0, prior_scale=1.0, learning_rate=1.0
     )
-    np.testing.assert_allclose(aggregate.samples.arrays["w"], [[2.5, 2.0, 1.5]])
-    assert sum("sent one sample" in text for text in map(sentence, aggregate.warnings)) == 2
-
-
-@pytest.mark.parametrize(("shrinkage", "scale", "rate"), [(-1, 1, 1), (1, np.inf, 1), (1, 0, 1), (1, 1, 0)])
-def test_constants_out_of_range_are_refused(as_samples, shrinkage, scale, rate):
-    with pytest.raises(ValueError, match="FedPA needs"):
-        combine(
-            {"w": np.zeros(3)},
-            {"a": as_samples(np.ones((2, 3)))},
-            {"a": 1.0},
-            shrinkage=shrinkage,
-            prior_scale=scale,
-            learning_rate=rate,
-        )
-
-
-def test_order_of_sites_does_not_matter(linear_gaussian, exact_samples):
-    samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 8) for s in linear_gaussian.sites}
-    one, other = (
-        combine(
-            {"w": np.zeros(3)}, given, dict.fromkeys("abcd", 1.0), shrinkage=1.0, prior_scale=1.0, learning_rate=0.1
-        ).samples.arrays["w"]
-        for given in (samples, dict(reversed(samples.items())))
-    )
-    np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(state["w"], [2.5, 2.0, 1.5])
+    assert warnings == (warning("one-sample-delta", "a"), warning("one-sample-delta", "b"))

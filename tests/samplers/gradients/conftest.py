@@ -50,6 +50,16 @@ def assert_matches(found, expected, *, clip_norm, records):
     assert float((found.double() - expected).norm()) <= 2e-5 * scale
 
 
+def check(engine, module, features, targets, clip_norm, clipping=FLAT, loss=cross_entropy, **options):
+    """An engine's sum is that of clipped gradients of single records."""
+    if loss is not cross_entropy:
+        options["loss"] = loss
+    found = engine.clipped_sum(module, features, targets, clip_norm=clip_norm, clipping=clipping, **options)
+    expected = clipped_sum(module, features, targets, clip_norm, clipping, loss)
+    assert found.units == len(features)
+    assert_matches(found.total, expected, clip_norm=clip_norm, records=len(features))
+
+
 def randomise(module, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for value in module.parameters():
@@ -65,5 +75,6 @@ def one_by_one():
         clipped=clipped,
         clipped_sum=clipped_sum,
         assert_matches=assert_matches,
+        check=check,
         randomise=randomise,
     )

@@ -2,67 +2,10 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients
-
-
-def convolution_net(inputs, outputs, groups, kernel, stride, padding, dilation, bias, side):
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias)
-    pixels = convolution(torch.zeros(1, inputs, side, side)).numel()
-    return nn.Sequential(convolution, nn.Tanh(), nn.Flatten(), nn.Linear(pixels, 3, bias=bias))
-
-
-@settings(deadline=None, derandomize=True, max_examples=80)
-@given(
-    data=st.data(),
-    groups=st.integers(1, 3),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    bias=st.booleans(),
-    side=st.integers(2, 8),
-    records=st.integers(1, 5),
-    clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
-)
-def test_convolution_equals_one_by_one_property(
-    one_by_one, data, groups, kernel, stride, padding, dilation, bias, side, records, clip_norm
-):
-    for axis in (0, 1):
-        assume(dilation[axis] * (kernel[axis] - 1) < side + 2 * padding[axis])
-    inputs, outputs = groups * data.draw(st.integers(1, 2)), groups * data.draw(st.integers(1, 8))
-    module = convolution_net(inputs, outputs, groups, kernel, stride, padding, dilation, bias, side)
-    one_by_one.randomise(module)
-    features = torch.randn(records, inputs, side, side, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(records) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=clip_norm).total
-    expected = one_by_one.clipped_sum(module, features, labels, clip_norm)
-    one_by_one.assert_matches(found, expected, clip_norm=clip_norm, records=records)
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
-    bias=st.booleans(),
-    positions=st.sampled_from([(), (1,), (3,), (2, 2)]),
-    records=st.integers(1, 6),
-    clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
-)
-def test_linear_equals_one_by_one_property(one_by_one, widths, bias, positions, records, clip_norm):
-    layers = []
-    for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
-        layers += [nn.Linear(inputs, outputs, bias), nn.Tanh()]
-    module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), 3, bias))
-    one_by_one.randomise(module)
-    features = torch.randn(records, *positions, widths[0], generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(records) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=clip_norm).total
-    expected = one_by_one.clipped_sum(module, features, labels, clip_norm)
-    one_by_one.assert_matches(found, expected, clip_norm=clip_norm, records=records)
 
 
 @pytest.mark.parametrize("outputs", [2, 64], ids=["instantiated", "gram"])
@@ -127,20 +70,9 @@ def test_activation_in_place_changes_nothing(one_by_one):
     assert torch.equal(*sums)
 
 
-def test_many_records_are_summed_in_pieces(one_by_one):
-    module = one_by_one.randomise(nn.Linear(5, 3))
-    features = torch.randn(50, 5, generator=torch.Generator().manual_seed(1))
-    labels = torch.arange(50) % 3
-    whole = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total
-    parts = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3, rows=7).total
-    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
-
-
 def test_frozen_layer_has_no_part_in_norm_or_sum(one_by_one):
     module = one_by_one.randomise(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
     module[0].requires_grad_(False)
     features, labels = torch.randn(6, 5, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 3
-    found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total
-    assert found.shape == (15,)
-    expected = one_by_one.clipped_sum(module, features, labels, 0.3)
-    one_by_one.assert_matches(found, expected, clip_norm=0.3, records=6)
+    assert book_keeping.clipped_sum(module, features, labels, clip_norm=0.3).total.shape == (15,)
+    one_by_one.check(book_keeping, module, features, labels, 0.3)

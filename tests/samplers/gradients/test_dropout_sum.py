@@ -29,18 +29,14 @@ def masked(one_by_one, model, count=7):
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_sum_equals_one_by_one_with_a_mask_per_record(one_by_one, model, engine, clipping):
     _, joined, inputs, labels = masked(one_by_one, model)
-    found = engine.clipped_sum(joined, inputs, labels, clip_norm=0.4, clipping=clipping)
-    expected = one_by_one.clipped_sum(joined, inputs, labels, 0.4, clipping)
-    one_by_one.assert_matches(found.total, expected, clip_norm=0.4, records=7)
+    one_by_one.check(engine, joined, inputs, labels, 0.4, clipping)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_pieces_keep_each_mask_with_its_record(one_by_one, model):
     _, joined, inputs, labels = masked(one_by_one, model)
-    expected = one_by_one.clipped_sum(joined, inputs, labels, 0.4)
     for engine in ENGINES:
-        found = engine.clipped_sum(joined, inputs, labels, clip_norm=0.4, rows=3)
-        one_by_one.assert_matches(found.total, expected, clip_norm=0.4, records=7)
+        one_by_one.check(engine, joined, inputs, labels, 0.4, rows=3)
 
 
 def test_joined_gradient_is_that_of_the_masked_module(one_by_one):
@@ -63,9 +59,7 @@ def test_normalisation_falls_back_to_vmap_and_is_right(one_by_one):
     features = torch.randn(5, *TASK.input_shape, generator=torch.Generator().manual_seed(1))
     joined, inputs = resampled(module, features, np.random.default_rng(0))
     labels = torch.arange(5) % 3
-    found = engine.clipped_sum(joined, inputs, labels, clip_norm=0.4)
-    expected = one_by_one.clipped_sum(joined, inputs, labels, 0.4)
-    one_by_one.assert_matches(found.total, expected, clip_norm=0.4, records=5)
+    one_by_one.check(engine, joined, inputs, labels, 0.4)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.__name__.rsplit(".")[-1])

@@ -1,5 +1,6 @@
 """Every engine, clipping rule and loss against one backward pass per record, and the bound that the noise relies on."""
 
+import itertools
 import math
 
 import pytest
@@ -66,14 +67,16 @@ def assert_equals_one_by_one(one_by_one, engines, module, features, clip_norm, l
     for kind in RULES:
         clipping = rule(kind, clip_norm)
         expected = one_by_one.clipped_sum(module, features, targets, clip_norm, clipping, reference_loss)
-        for engine in engines:
-            found = engine.clipped_sum(module, features, targets, clip_norm=clip_norm, clipping=clipping, loss=own_loss)
+        # In one pass, and in pieces of two records.
+        for engine, rows in itertools.product(engines, (512, 2)):
+            options = {"clip_norm": clip_norm, "clipping": clipping, "loss": own_loss, "rows": rows}
+            found = engine.clipped_sum(module, features, targets, **options)
             assert found.units == len(features)
             one_by_one.assert_matches(found.total, expected, clip_norm=clip_norm, records=len(features))
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     data=st.data(),
     groups=st.integers(1, 3),
@@ -100,7 +103,7 @@ def test_convolution_under_every_rule_property(
     assert_equals_one_by_one(one_by_one, ENGINES, module, features, clip_norm, loss)
 
 
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     bias=st.booleans(),

@@ -53,10 +53,7 @@ def test_linear_equals_one_by_one_property(one_by_one, widths, bias, positions, 
     base = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), 3, bias))
     module = resampled(one_by_one, base, draws, records)
     features, labels = batch(records, *positions, widths[0])
-    found = variational.clipped_sum(module, features, labels, clip_norm=clip_norm, clipping=clipping, loss=LOSS)
-    expected = one_by_one.clipped_sum(module, features, labels, clip_norm, clipping, LOSS)
-    one_by_one.assert_matches(found.total, expected, clip_norm=clip_norm, records=records)
-    assert found.units == records
+    one_by_one.check(variational, module, features, labels, clip_norm, clipping, loss=LOSS)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -81,9 +78,7 @@ def test_convolution_equals_one_by_one_property(
     base = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(pixels, 3, bias))
     module = resampled(one_by_one, base, draws, records)
     features, labels = batch(records, 2, side, side)
-    found = variational.clipped_sum(module, features, labels, clip_norm=clip_norm, loss=LOSS)
-    expected = one_by_one.clipped_sum(module, features, labels, clip_norm, loss=LOSS)
-    one_by_one.assert_matches(found.total, expected, clip_norm=clip_norm, records=records)
+    one_by_one.check(variational, module, features, labels, clip_norm, loss=LOSS)
 
 
 @pytest.mark.parametrize("clipping", RULES, ids=lambda rule: rule.kind)
@@ -104,9 +99,7 @@ def test_regression_loss(one_by_one):
     module = resampled(one_by_one, nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 2)), 2, 4)
     loss = mean_over_draws(summed_gaussian_negative_log_likelihood)
     features, targets = torch.tensor([[-1.0], [0.0], [1.0], [2.0]]), torch.tensor([0.3, 1.0, -1.0, 0.0])
-    found = variational.clipped_sum(module, features, targets, clip_norm=0.5, loss=loss)
-    expected = one_by_one.clipped_sum(module, features, targets, 0.5, loss=loss)
-    one_by_one.assert_matches(found.total, expected, clip_norm=0.5, records=4)
+    one_by_one.check(variational, module, features, targets, 0.5, loss=loss)
 
 
 def test_no_clip_gives_the_plain_gradient_limit(one_by_one):
@@ -292,11 +285,10 @@ def test_other_uses_of_a_layer_fall_back_to_vmap_and_are_right(one_by_one, kind)
     engine = gradient_engine(module, (4,))
     assert engine.name == "vmap"
     features, labels = batch(5, 4)
-    found = engine.clipped_sum(module, features, labels, clip_norm=0.2, loss=LOSS)
+    engine.clipped_sum(module, features, labels, clip_norm=0.2, loss=LOSS)
     assert not any("forward" in vars(layer) for layer in module.modules())
     if kind is not Unused:
-        expected = one_by_one.clipped_sum(module, features, labels, 0.2, loss=LOSS)
-        one_by_one.assert_matches(found.total, expected, clip_norm=0.2, records=5)
+        one_by_one.check(engine, module, features, labels, 0.2, loss=LOSS)
 
 
 def test_normalisation_layers_fall_back_to_vmap_and_are_right(one_by_one):
@@ -305,9 +297,7 @@ def test_normalisation_layers_fall_back_to_vmap_and_are_right(one_by_one):
     engine = gradient_engine(module, TASK.input_shape)
     assert engine.name == "vmap"
     features, labels = batch(4, *TASK.input_shape)
-    found = engine.clipped_sum(module, features, labels, clip_norm=0.2, loss=LOSS)
-    expected = one_by_one.clipped_sum(module, features, labels, 0.2, loss=LOSS)
-    one_by_one.assert_matches(found.total, expected, clip_norm=0.2, records=4)
+    one_by_one.check(engine, module, features, labels, 0.2, loss=LOSS)
 
 
 def test_frozen_layer_has_no_part(one_by_one):

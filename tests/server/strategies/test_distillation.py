@@ -14,7 +14,7 @@ from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.predbayes import combine, fitted_beta
+from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page import write_report
 
@@ -94,12 +94,12 @@ def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, 
     run.run()
     part, said = held_back(run, "spare"), run.summary()["aggregation_inputs"]
     single = site_predictions(run, part.features)
-    assert said["beta"] == pytest.approx(fitted_beta(single, part.labels), abs=1e-4)
+    assert said["beta"] == pytest.approx(best_beta(product_and_mixture(single), part.labels), abs=1e-4)
     assert 0 < said["beta"] < 1
     assert said["labelled"]
-    assert divergence(combine(single, beta=said["beta"]), predictions(run, part.features)) < 0.03
+    assert divergence(between(product_and_mixture(single), said["beta"]), predictions(run, part.features)) < 0.03
     unseen = held_back(run, "held-out").features
-    teacher = combine(site_predictions(run, unseen), beta=said["beta"])
+    teacher = between(product_and_mixture(site_predictions(run, unseen)), said["beta"])
     assert divergence(teacher, predictions(run, unseen)) < 0.06
 
 

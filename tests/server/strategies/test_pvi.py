@@ -13,7 +13,7 @@ from scipy.linalg import hadamard
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.site import SiteSplit
-from fl_dpbayes.posterior.rules.natural import NaturalGaussian
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState
 from fl_dpbayes.protocol.arrays import MOST_MEAN, without_prefix
 from fl_dpbayes.report.warnings import sentence

@@ -1,0 +1,164 @@
+"""What every aggregation rule says of itself, and the inputs of the server's own that some rules need."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.sampler import Sampler
+
+SiteWeights = Literal["units", "uniform"]
+LargestShare = Annotated[float, Field(gt=0, le=1)] | None
+InputCount = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class SyntheticInputs(Config):
+    """Made-up inputs of the server: no record enters, so they need no governance.
+
+    `strokes`: random pen strokes, for square grey pictures of handwriting and the like. `noise`: smooth random
+    patterns in [0, 1] for images, standard normal values for tables (which fit features that are centred and scaled).
+    """
+
+    kind: Literal["synthetic"] = "synthetic"
+    pattern: Literal["noise", "strokes"] = "noise"
+    count: InputCount = 2000
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class PublicFile(Config):
+    """Public records that the server holds: a .npz archive (`features`, on request `labels`) or a folder of images.
+
+    They need a governance of their own: in `statement` the user declares that they are public and why, which the
+    report shows. At most the first `count` records are used.
+    """
+
+    kind: Literal["file"]
+    path: Path
+    statement: Annotated[
+        str,
+        Field(
+            min_length=10,
+            max_length=500,
+            pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$",
+            description="a sentence of 10 to 500 characters that declares these records public and says why",
+        ),
+    ]
+    count: InputCount = 20_000
+
+
+PublicInputs = Annotated[SyntheticInputs | PublicFile, Field(discriminator="kind")]
+
+
+class Rule(Config):
+    """A section `[aggregation]`: fields are what a scenario may set, and a rule overrides what else is not as here.
+
+    The code of a rule on independent chains is `combine(rule, released)` in the module `code` of
+    `fl_dpbayes.posterior.rules`.
+
+    Attributes:
+        whole_prior: sites target p(w) p(D_k|w) each (convention B), not p(w)^(1/K) p(D_k|w), of which precisions add
+            (convention A).
+        makes_point: one point of whatever it is given, and no posterior.
+        own_rounds: every round starts from the server's state, by a strategy of the rule's own.
+        chain_per_round: each round is a chain of its own, with a prior of its own.
+        averages_weights: hidden units must mean the same at every site and in every chain.
+        joins_temperatures: samples keep the temperatures of their sites.
+        shows_mixing: the mixing of the sites' chains, or of the averaged one, bears on the result.
+        needs_temperature: it uses the spread of samples, which must have a temperature.
+    """
+
+    whole_prior: ClassVar[bool] = False
+    makes_point: ClassVar[bool] = False
+    own_rounds: ClassVar[bool] = False
+    chain_per_round: ClassVar[bool] = False
+    averages_weights: ClassVar[bool] = True
+    joins_temperatures: ClassVar[bool] = False
+    shows_mixing: ClassVar[bool] = True
+    needs_temperature: ClassVar[bool] = False
+
+    rule: str
+
+    @property
+    def code(self) -> str:
+        """Name the rule without its form, `consensus` of `consensus-full`."""
+        return self.rule
+
+    @property
+    def point_name(self) -> str:
+        """Name the rule if it makes one point; else return an empty text."""
+        return self.rule if self.makes_point else ""
+
+    @property
+    def weighing(self) -> SiteWeights:
+        """Say how sites are weighed; rules that weigh by precision count all alike in what they average plainly."""
+        return getattr(self, "site_weights", "uniform")
+
+    @property
+    def cap(self) -> float | None:
+        """The greatest weight that a site may have, None where nothing bounds it."""
+        return getattr(self, "largest_share", None)
+
+    @property
+    def inputs(self) -> PublicInputs | None:
+        """The inputs that the server needs, None for most rules."""
+        return getattr(self, "public", None)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Say whether the server's inputs must have labels."""
+        return False
+
+    def prior_share(self, sites: int) -> float:
+        """Return the share s of the prior that each of K >= 1 training sites must target, 1 or 1/K."""
+        return 1.0 if self.whole_prior else 1.0 / sites
+
+    def least_samples(self, parameters: int) -> int:
+        """Return how many samples of a site the rule needs to use it, for a model of d parameters."""
+        return 1
+
+    def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
+        """Make of the scenario's plan the one that the sites get.
+
+        Raises:
+            ValueError: naming what in the plan does not fit the rule.
+        """
+        return plan
+
+    def derived_settings(self, sites: int) -> dict[str, Any]:
+        """Return settings that were left to follow from the number of sites K, as the report shows them."""
+        return {}
+
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check that the rule fits the chains that it is to combine.
+
+        Raises:
+            ValueError: naming what does not fit, and the remedy.
+        """
+        if self.needs_temperature and not sampler.has_temperature:
+            raise ValueError(
+                f"aggregation.rule {self.rule!r} needs the spread of samples at a known temperature, which "
+                f"sampler.kind {sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
+            )
+        if self.cap is not None and cannot_be_kept(self.cap, training_sites):
+            least = math.ceil(1e6 / training_sites) / 1e6
+            raise ValueError(
+                f"aggregation.largest_share is {self.cap:g}, but {counted(training_sites, 'training site')} share 1, "
+                f"so one has at least {least:g}: raise it to {least:g} or more, or leave it out and set "
+                "site_weights = 'uniform'"
+            )
+
+    def with_public_path(self, change: Callable[[Path], Path]) -> "Rule":
+        """Return the rule with its public file, if it has one, elsewhere."""
+        if not isinstance(self.inputs, PublicFile):
+            return self
+        return self.model_copy(update={"public": self.inputs.model_copy(update={"path": change(self.inputs.path)})})
+
+
+def cannot_be_kept(share: float, sites: int) -> bool:
+    """Say whether some of `sites` weights, which sum to 1, must be above a largest share."""
+    return share * sites < 1 - 1e-12

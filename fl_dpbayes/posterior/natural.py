@@ -1,0 +1,130 @@
+"""Gaussians in natural parameters, where products of densities are sums.
+
+N(m, S) is held as precision L = S^-1 and h = L m. The precision is a vector (d,) for a diagonal one, else a matrix
+(d, d); all operands of a sum have the same form.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+Array = npt.NDArray[np.float64]
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class NaturalGaussian:
+    """A Gaussian factor, proper or not.
+
+    Attributes:
+        precision: L, shape (d,) if diagonal, else (d, d) and symmetric; a factor may have one that is not positive.
+        precision_mean: h = L m, shape (d,).
+    """
+
+    precision: Array
+    precision_mean: Array
+
+    def __add__(self, other: "NaturalGaussian") -> "NaturalGaussian":
+        """Multiply two densities."""
+        return NaturalGaussian(self.precision + other.precision, self.precision_mean + other.precision_mean)
+
+    def __sub__(self, other: "NaturalGaussian") -> "NaturalGaussian":
+        """Divide one density by another."""
+        return NaturalGaussian(self.precision - other.precision, self.precision_mean - other.precision_mean)
+
+    def power(self, exponent: float) -> "NaturalGaussian":
+        """Raise the density to a power."""
+        return NaturalGaussian(exponent * self.precision, exponent * self.precision_mean)
+
+    @property
+    def mean(self) -> Array:
+        """Mean m = L^-1 h, shape (d,)."""
+        if self.precision.ndim == 1:
+            return self.precision_mean / self.precision
+        return cho_solve(cho_factor(self.precision, lower=True), self.precision_mean)
+
+    @property
+    def covariance(self) -> Array:
+        """Covariance S = L^-1, of the same form as the precision."""
+        if self.precision.ndim == 1:
+            return 1 / self.precision
+        return cho_solve(cho_factor(self.precision, lower=True), np.eye(len(self.precision)))
+
+    def sample(self, draws: int, generator: np.random.Generator) -> Array:
+        """Draw from N(m, S), shape (draws, d)."""
+        noise = generator.standard_normal((draws, len(self.precision_mean)))
+        if self.precision.ndim == 1:
+            return self.mean + noise / np.sqrt(self.precision)
+        factor = np.linalg.cholesky(self.precision)
+        return self.mean + solve_triangular(factor, noise.T, lower=True, trans="T").T
+
+
+def from_moments(mean: Array, covariance: Array) -> NaturalGaussian:
+    """Return N(mean, covariance) in natural parameters, for variances (d,) or a positive definite matrix (d, d)."""
+    if covariance.ndim == 1:
+        return NaturalGaussian(1 / covariance, mean / covariance)
+    precision = cho_solve(cho_factor(covariance, lower=True), np.eye(len(mean)))
+    return NaturalGaussian(precision, precision @ mean)
+
+
+def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
+    """Return the prior N(0, scale^2 I) with a precision of the form of `like`; an infinite scale is the flat prior."""
+    precision = np.full(len(like.precision_mean), prior_precision(scale))
+    return NaturalGaussian(
+        precision if like.precision.ndim == 1 else np.diag(precision), np.zeros_like(like.precision_mean)
+    )
+
+
+def prior_precision(scale: float) -> float:
+    """Return 1 / scale^2, 0 for the flat prior (infinite scale).
+
+    Raises:
+        ValueError: if the scale is not above 0.
+    """
+    if not scale > 0:
+        raise ValueError(f"the prior's scale is {scale}: it must be above 0, or infinite for a flat prior")
+    return 0.0 if math.isinf(scale) else 1 / scale**2
+
+
+def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, int]:
+    """Raise precisions that lie below a floor >= 0, in any direction (eigenvalue), to it; h stays.
+
+    Returns:
+        The corrected Gaussian, and in how many directions it was below the floor by more than rounding.
+
+    Raises:
+        ValueError: if a precision is not positive and the floor is 0, so that no proper Gaussian is near.
+    """
+    precision = gaussian.precision
+    values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)
+    raised = int((values < floor * (1 - _ROUNDING)).sum())
+    if not (np.maximum(values, floor) > 0).all():
+        raise ValueError(
+            f"the product's precision is not positive in {int((values <= 0).sum())} directions and the prior is flat: "
+            "send more samples per site, or use a Gaussian prior"
+        )
+    if not raised:
+        return gaussian, 0
+    values = np.maximum(values, floor)
+    corrected = values if vectors is None else (vectors * values) @ vectors.T
+    return NaturalGaussian(corrected, gaussian.precision_mean), raised
+
+
+def positive_part(gaussian: NaturalGaussian) -> tuple[NaturalGaussian, int]:
+    """Zero precision and h in the directions in which a factor's precision is negative, and count these.
+
+    There the factor says nothing.
+    """
+    precision, shift = gaussian.precision, gaussian.precision_mean
+    if precision.ndim == 1:
+        kept = precision >= 0
+        return NaturalGaussian(np.where(kept, precision, 0.0), np.where(kept, shift, 0.0)), int((~kept).sum())
+    values, vectors = np.linalg.eigh(precision)
+    kept = values >= -_ROUNDING * np.abs(values).max()
+    if kept.all():
+        return gaussian, 0
+    basis = vectors[:, kept]
+    return NaturalGaussian((basis * values[kept]) @ basis.T, basis @ (basis.T @ shift)), int((~kept).sum())

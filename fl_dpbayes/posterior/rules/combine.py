@@ -1,0 +1,101 @@
+"""From what independent chains released to one posterior, by the rule that a scenario names."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.config.kinds import implementation
+from fl_dpbayes.config.rule import Rule
+from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.config.warning import RunWarning
+from fl_dpbayes.posterior.chains import unflatten
+from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
+from fl_dpbayes.posterior.student import Student
+from fl_dpbayes.protocol.arrays import Arrays
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a rule consumes: released samples, and public constants of the run.
+
+    Attributes:
+        samples: site -> samples, each as many as the rule needs; they may lie on disk.
+        weights: site -> w_k >= 0; rules renormalise them over the sites that sent samples.
+        sampler: the sites' algorithm.
+        sites: number of training sites K that the prior was shared between.
+        generator: source of the draws.
+        starts: parameters from which the chains of each number started.
+        student: the server's network and inputs, for rules that need inputs.
+    """
+
+    samples: Mapping[str, AnySamples]
+    weights: Mapping[str, float]
+    sampler: Sampler
+    sites: int
+    generator: np.random.Generator
+    starts: tuple[Arrays, ...] = ()
+    student: Student | None = None
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A global posterior.
+
+    Attributes:
+        samples: weighted samples; a rule that gives a point returns one, at temperature 0.
+        warnings: one for each assumption that does not hold, each once, in the order of the sites' names.
+        facts: what the run's record says of how it was made.
+    """
+
+    samples: AnySamples
+    warnings: tuple[RunWarning, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def combine_sites(rule: Rule, released: Released) -> Aggregate:
+    """Combine the sites' samples, one site in memory at a time where the rule allows it.
+
+    Raises:
+        ValueError: if the rule cannot use the samples.
+    """
+    return implementation("fl_dpbayes.posterior.rules", rule.code).combine(rule, released)
+
+
+def posterior_aggregate(
+    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
+) -> Aggregate:
+    """Wrap draws (M, d) of a posterior at temperature 1 as equally weighted samples.
+
+    Raises:
+        ValueError: if a draw leaves the range of float32.
+    """
+    return _aggregate(draws, shapes, warnings, 1.0)
+
+
+def point_aggregate(
+    points: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
+) -> Aggregate:
+    """Wrap points (M, d) that claim no posterior width as equally weighted samples at temperature 0.
+
+    Raises:
+        ValueError: if a point leaves the range of float32.
+    """
+    return _aggregate(points, shapes, warnings, 0.0)
+
+
+def _aggregate(
+    values: npt.NDArray[np.float64],
+    shapes: Mapping[str, tuple[int, ...]],
+    warnings: Iterable[RunWarning],
+    temperature: float,
+) -> Aggregate:
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise ValueError(
+            "the combined parameters leave the range of float32: a site's samples are out of all proportion"
+        )
+    count = len(values)
+    samples = PosteriorSamples(unflatten(values, shapes), np.ones(count), np.full(count, temperature))
+    return Aggregate(samples, tuple(dict.fromkeys(warnings)))

@@ -1,0 +1,153 @@
+"""The network of rules that compare predictions: the inputs that the server owns, and the fit to a teacher there."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import log_softmax, xlogy
+from torch import nn
+
+from fl_dpbayes.config.data_folder import backbone_folder
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.rule import PublicFile, PublicInputs
+from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.data.public_records import MAX_VALUES, read_public_records, synthetic_inputs
+from fl_dpbayes.models.build import build_model, model_input_shape
+from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.models.frozen_body import frozen_body
+from fl_dpbayes.posterior.chains import flatten_state, state_of
+from fl_dpbayes.protocol.arrays import Arrays
+
+Pullback = Callable[[npt.NDArray[np.float64]], Mapping[str, npt.NDArray]]
+LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullback]]
+
+
+@dataclass(frozen=True)
+class Student:
+    """What a rule consumes beyond released samples.
+
+    Attributes:
+        module: features -> logits; its parameters are not read.
+        features: what the model sees of the inputs, float32, (N, *model_input_shape).
+        labels: classes of public records, int64, (N,), where they were asked for.
+        description: what the run's record says of the inputs.
+    """
+
+    module: nn.Module
+    features: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64] | None
+    description: dict[str, Any]
+
+
+def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled: bool) -> Student:
+    """Make or read the server's inputs and compute the model's fixed features of them.
+
+    Args:
+        public: the scenario's section.
+        task: shape of a record and number of classes.
+        model: its features, if it has any.
+        labelled: public records must have labels.
+
+    Returns:
+        The network and its inputs.
+
+    Raises:
+        UserError: if a file is absent, too large, or does not fit the task; if strokes do not fit the task; or if the
+            server lacks the weights of the model's features or frozen body.
+    """
+    labels: npt.NDArray[np.int64] | None = None
+    if isinstance(public, PublicFile):
+        records = read_public_records(public.path, task, most=public.count, labelled=labelled)
+        inputs, labels = records.features, records.labels
+        description: dict[str, Any] = {"kind": "file", "file": public.path.name, "statement": public.statement}
+    else:
+        _check_size(public.count, task.input_shape)
+        inputs = synthetic_inputs(public.pattern, public.count, task.input_shape, np.random.default_rng(public.seed))
+        description = {"kind": "synthetic", "pattern": public.pattern, "statement": ""}
+    description |= {
+        "count": len(inputs),
+        "labelled": labels is not None,
+        "sha256": hashlib.sha256(np.ascontiguousarray(inputs, "<f4").data).hexdigest(),
+    }
+    if model.features is not None:
+        _check_size(len(inputs), model_input_shape(model, task))
+        inputs = feature_map(model.features, task.input_shape, backbone_folder=backbone_folder(None))(inputs)
+    if model.frozen_body is not None:
+        body = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbone_folder(None))
+        inputs = body(inputs)
+    return Student(build_model(model, task, seed=0), inputs, labels, description)
+
+
+def _check_size(count: int, shape: tuple[int, ...]) -> None:
+    each = int(np.prod(shape))
+    if count * each > MAX_VALUES:
+        raise UserError(
+            f"aggregation.public.count is {count}: at {each} numbers for each input at most {MAX_VALUES // each} fit "
+            "into the server's memory: lower it"
+        )
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """A student.
+
+    Attributes:
+        parameters: parameter name -> value, float32.
+        divergence: mean Kullback-Leibler divergence of the student from the teacher at the inputs, >= 0, in nats.
+        converged: the fit ended by itself, not at the bound on iterations.
+    """
+
+    parameters: Arrays
+    divergence: float
+    converged: bool
+
+
+def distil(
+    function: LogitFunction,
+    start: Mapping[str, npt.NDArray],
+    teacher_probabilities: npt.NDArray[np.float64],
+    *,
+    max_iterations: int,
+) -> Distilled:
+    """Fit a student to a teacher's probabilities by L-BFGS.
+
+    min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
+    (softmax(f) - p) / N.
+
+    Args:
+        function: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent
+            (N, classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32.
+        start: parameter name -> initial value, in the order of the model.
+        teacher_probabilities: p(y|x_i), shape (N, classes), N >= 1, rows summing to 1.
+        max_iterations: bound on L-BFGS iterations, >= 1.
+
+    Returns:
+        The student's parameters and its divergence from the teacher.
+
+    Raises:
+        ValueError: if there is no input.
+
+    References:
+        Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning with
+        uncertainty via distilled predictive distributions".
+    """
+    if not len(teacher_probabilities):
+        raise ValueError("there is no input to distil on: give public records or synthetic inputs")
+    shapes = {name: tuple(array.shape) for name, array in start.items()}
+    entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()
+
+    def loss(vector: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        logits, pullback = function(state_of(vector, shapes))
+        log_probabilities = log_softmax(np.asarray(logits, np.float64), axis=1)
+        cross_entropy = -(teacher_probabilities * log_probabilities).sum(axis=1).mean()
+        cotangent = (np.exp(log_probabilities) - teacher_probabilities) / len(teacher_probabilities)
+        return float(cross_entropy - entropy), flatten_state(pullback(cotangent), shapes)
+
+    initial = flatten_state(start, shapes)
+    result = minimize(loss, initial, jac=True, method="L-BFGS-B", options={"maxiter": max_iterations})
+    # Status 1 is the bound; elsewhere the line search ends where float32 shows no descent any more.
+    return Distilled(state_of(result.x, shapes), max(0.0, float(result.fun)), converged=result.status != 1)

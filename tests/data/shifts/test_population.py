@@ -1,0 +1,237 @@
+"""Population shifts: prevalence, tilts by a feature and missing features, nested and as stated."""
+
+import numpy as np
+import pandas
+import pytest
+from pydantic import ValidationError
+
+from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import BuiltIn, Logistic2D, Table
+from fl_dpbayes.config.task import Task
+from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.shifts.apply import apply_shift, kept_indices
+from fl_dpbayes.data.shifts.population import (
+    HIGHEST_STANDARD_SCORE,
+    LOGIT_OFFSETS,
+    MISSING_SHARES,
+    TILT_RATES,
+    lose_features,
+    prevalence_indices,
+    tilt_indices,
+)
+
+
+def table(count=500, classes=2, truth=False):
+    generator = np.random.default_rng(11)
+    probabilities = generator.dirichlet(np.ones(classes), count)
+    return Records(
+        (generator.normal(size=(count, 2)) * [1, 30] + [5, 60]).astype(np.float32),
+        generator.integers(0, classes, count),
+        np.arange(count),
+        None,
+        Task(input_shape=(2,), classes=classes),
+        "patient",
+        truth=probabilities if truth else None,
+        groups={"sex": np.where(generator.random(count) < 0.4, "female", "male")},
+        feature_names=("dose", "age"),
+    )
+
+
+@pytest.mark.parametrize("prevalence", [0.3, 0.7])
+def test_prevalence_moves_by_the_logit_offset(prevalence):
+    labels = (np.arange(20_000) % 10 < prevalence * 10).astype(np.int64)
+    for severity, offset in enumerate(LOGIT_OFFSETS, start=1):
+        kept = labels[prevalence_indices(labels, 2, severity, np.random.default_rng(0))]
+        logit = np.log(kept.mean() / (1 - kept.mean()))
+        # Rounding to whole records only: half a record of at least 490 positives.
+        assert abs(logit - (np.log(prevalence / (1 - prevalence)) - offset)) < 0.5 / 490 * 1.1
+
+
+def test_prevalence_keeps_a_nested_subset_in_order():
+    labels = np.repeat(np.arange(5), 1000)
+    before = np.arange(len(labels))
+    for severity, offset in enumerate(LOGIT_OFFSETS, start=1):
+        kept = prevalence_indices(labels, 5, severity, np.random.default_rng(4))
+        assert (np.diff(kept) > 0).all()
+        assert set(kept) < set(before)
+        assert np.array_equal(np.bincount(labels[kept]), np.round(1000 * np.exp(-offset * np.arange(5) / 4)))
+        before = kept
+
+
+def test_prevalence_moves_the_known_log_odds_of_two_classes():
+    points = load_source(Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train")
+    shift = Shift(kind="prevalence", severity=5)
+    records = apply_shift(points, shift, np.random.default_rng(5))
+    before, after = (np.log(truth[:, 1] / truth[:, 0]) for truth in (points.truth[records.units], records.truth))
+    np.testing.assert_allclose(after - before, (after - before)[0], rtol=0, atol=1e-9)
+    # Whole records are kept: the offset is 2.5 up to rounding.
+    assert (after - before)[0] == pytest.approx(-2.5, abs=1e-3)
+    # A class that the site lacks is made rarer by the planned share.
+    without = points.subset(points.labels == 0)
+    records = apply_shift(without, shift, np.random.default_rng(5))
+    np.testing.assert_array_equal(records.labels, without.labels)
+    odds = without.truth[:, 1] / without.truth[:, 0]
+    np.testing.assert_allclose(records.truth[:, 1] / records.truth[:, 0], odds * np.exp(-2.5), rtol=1e-9)
+
+
+@pytest.mark.parametrize("severity", range(1, 6))
+def test_tilt_weighs_exponentially(severity):
+    generator = np.random.default_rng(100)
+    values = (60 + 12 * generator.normal(size=100_000)).astype(np.float32)
+    kept = tilt_indices(values, severity, np.random.default_rng(0))
+    score = (values.astype(np.float64) - values.mean(dtype=np.float64)) / values.std(dtype=np.float64)
+    capped = np.minimum(score, HIGHEST_STANDARD_SCORE)
+    weights = np.exp(TILT_RATES[severity - 1] * capped)
+    expected = np.average(score, weights=weights)
+    spread = np.sqrt(np.average(np.square(score - expected), weights=weights))
+    assert abs(score[kept].mean() - expected) < 4 * spread / np.sqrt(len(kept))
+    share = np.exp(TILT_RATES[severity - 1] * (capped - HIGHEST_STANDARD_SCORE)).mean()
+    assert abs(len(kept) / len(values) - share) < 4 * np.sqrt(share * (1 - share) / len(values))
+
+
+def test_tilts_are_nested_and_raise_the_mean():
+    records = table()
+    before, means = np.arange(len(records)), [records.features[:, 1].mean()]
+    for severity in range(1, 6):
+        shift = Shift(kind="tilt", feature="age", severity=severity)
+        kept = kept_indices(records, shift, np.random.default_rng(0))
+        assert (np.diff(kept) > 0).all()
+        assert set(kept) < set(before)
+        shifted = apply_shift(records, shift, np.random.default_rng(0))
+        np.testing.assert_array_equal(shifted.features, records.features[kept])
+        means.append(shifted.features[:, 1].mean())
+        before = kept
+    assert (np.diff(means) > 0).all()
+
+
+def test_a_tilt_makes_one_sex_commoner():
+    # 7,000 men of 10,000; the odds grow by exp(rate / standard deviation).
+    male = (np.arange(10_000) % 10 < 7).astype(np.float32)
+    kept = male[tilt_indices(male, 2, np.random.default_rng(0))]
+    odds = 7 / 3 * np.exp(TILT_RATES[1] / np.sqrt(0.21))
+    share = odds / (1 + odds)
+    # Every man stays, so only the number of women varies.
+    assert kept.sum() == 7000
+    assert abs(kept.mean() - share) < 4 * np.sqrt(share * (1 - share) ** 2 / 7000)
+
+
+def test_the_oldest_are_always_kept():
+    values = np.array([1, 2, 3, 3], dtype=np.float32)
+    for seed in range(20):
+        assert {2, 3} <= set(tilt_indices(values, 5, np.random.default_rng(seed)))
+
+
+def test_groups_and_truth_go_with_their_records():
+    records = table(truth=True)
+    for shift in (Shift(kind="tilt", feature="dose"), Shift(kind="prevalence")):
+        kept = kept_indices(records, shift, np.random.default_rng(1))
+        shifted = apply_shift(records, shift, np.random.default_rng(1))
+        np.testing.assert_array_equal(shifted.groups["sex"], records.groups["sex"][kept])
+        np.testing.assert_array_equal(shifted.units, kept)
+        assert shifted.truth is not None
+        assert shifted.truth.shape == (len(kept), 2)
+    tilted = apply_shift(records, Shift(kind="tilt", feature="dose"), np.random.default_rng(1))
+    np.testing.assert_array_equal(tilted.truth, records.truth[tilted.units])
+
+
+def test_features_are_lost_at_the_stated_share_and_stay_lost():
+    features = np.random.default_rng(9).normal(size=(4000, 5)).astype(np.float32)
+    lost_before = np.zeros(features.shape, dtype=bool)
+    for severity, share in enumerate(MISSING_SHARES, start=1):
+        left = lose_features(features, severity, np.random.default_rng(0))
+        lost = left == 0
+        assert left.dtype == np.float32
+        np.testing.assert_array_equal(left[~lost], features[~lost])
+        assert abs(lost.mean() - share) < 4 * np.sqrt(share * (1 - share) / lost.size)
+        assert (lost_before <= lost).all()
+        assert lost.sum() > lost_before.sum()
+        lost_before = lost
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "tilt"}, "kind 'tilt' needs the key feature"),
+        ({"kind": "blur", "feature": "age"}, "feature is for kind 'tilt': remove it for kind 'blur'"),
+    ],
+)
+def test_feature_belongs_to_tilts(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        Shift(**keys)
+
+
+@pytest.mark.parametrize(
+    ("shift", "message"),
+    [
+        (Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
+        (Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
+    ],
+)
+def test_shifts_that_a_table_does_not_allow(shift, message):
+    with pytest.raises(UserError, match=message):
+        apply_shift(table(), shift, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("shift", [Shift(kind="tilt", feature="age"), Shift(kind="missing_features")])
+def test_shifts_of_tables_need_tables(shift):
+    digits = load_source(BuiltIn(kind="digits"), "train").subset(np.arange(10))
+    with pytest.raises(UserError, match=r"needs a table.*'gamma'.*'prevalence', 'label_flip'"):
+        apply_shift(digits, shift, np.random.default_rng(0))
+
+
+def test_no_tilt_by_a_constant():
+    records = table()
+    records.features[:, 0] = 1
+    with pytest.raises(UserError, match=r"shift\.feature.*all have the same value"):
+        apply_shift(records, Shift(kind="tilt", feature="dose"), np.random.default_rng(0))
+
+
+def test_no_shift_without_records():
+    with pytest.raises(UserError, match="no records"):
+        apply_shift(table().subset(np.arange(0)), Shift(kind="tilt", feature="age"), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("feature", ["age", "sex", "chol"])
+def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
+    sites = {
+        "cleveland": SiteSpec(role="train", shift=Shift(kind="tilt", feature=feature, severity=3)),
+        "va": SiteSpec(role="shifted", shift=Shift(kind="tilt", feature=feature, severity=4)),
+        "hungarian": SiteSpec(role="shifted", shift=Shift(kind="missing_features", severity=5)),
+    }
+    dealt = deal(sites, NaturalPartition(), DataSpec(source="heart"), data_folder)
+    train, shifted, missing = dealt.load(tmp_path)
+    # What a virtual site declares is exact.
+    assert train.train is not None
+    assert train.units == train.train.unit_count == dealt.plan.sites[0].train_units < 303 * 0.8
+    assert shifted.units == shifted.test.unit_count == dealt.plan.sites[1].test_units < 130
+    assert shifted.shift == f"tilt by {feature} (severity 4)"
+    assert missing.test.unit_count == 261
+
+
+def test_a_tables_columns_can_be_tilted_by(tmp_path, deal):
+    generator = np.random.default_rng(0)
+    path = tmp_path / "t.csv"
+    frame = pandas.DataFrame({"age": generator.integers(20, 90, 200), "pulse": generator.normal(70, 9, 200)})
+    frame.assign(ill=generator.integers(0, 2, 200)).to_csv(path, index=False)
+    source = Table(path=path, label="ill", classes=2, features=("age", "pulse"))
+    sites = {
+        "a": SiteSpec(role="train"),
+        "b": SiteSpec(role="shifted", records=80, shift=Shift(kind="tilt", feature="age", severity=2)),
+    }
+    site = deal(sites, IIDPartition(), DataSpec(source=source)).load(tmp_path)[1]
+    assert site.units == site.test.unit_count < 80
+
+
+@pytest.mark.parametrize(
+    ("shift", "message"),
+    [
+        (Shift(kind="blur"), r"sites\.b\.shift\.kind 'blur' needs images"),
+        (Shift(kind="tilt", feature="pulse"), r"sites\.b\.shift\.feature is 'pulse'.*choose one of age, sex"),
+    ],
+)
+def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, shift, message, deal):
+    sites = {"a": SiteSpec(role="train"), "b": SiteSpec(role="shifted", records=80, shift=shift)}
+    with pytest.raises(UserError, match=message):
+        deal(sites, IIDPartition(), DataSpec(source="heart"), data_folder)

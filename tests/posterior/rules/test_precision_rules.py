@@ -1,0 +1,278 @@
+"""Rules that weigh sites by precision: the product of Gaussians and Consensus Monte Carlo, against exact posteriors."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.posterior.natural import NaturalGaussian, from_moments
+from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
+from fl_dpbayes.posterior.rules.consensus import weighted_average
+from fl_dpbayes.posterior.rules.product import product
+from fl_dpbayes.posterior.samples import PosteriorSamples
+
+SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
+
+
+def problem_of(rule, linear_gaussian, orthogonal):
+    return linear_gaussian if rule.endswith("full") else orthogonal
+
+
+@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES.keys())
+def test_closed_form_is_the_exact_posterior(linear_gaussian, share):
+    joined = product(linear_gaussian.factors(share), prior_scale=linear_gaussian.prior_scale, prior_share=share)
+    mean, covariance = linear_gaussian.posterior
+    np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(joined.covariance, covariance, rtol=0, atol=1e-10)
+
+
+def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
+    factors = [NaturalGaussian(np.diag(factor.precision), factor.precision_mean) for factor in orthogonal.factors(1.0)]
+    joined = product(factors, prior_scale=orthogonal.prior_scale, prior_share=1.0)
+    mean, covariance = orthogonal.posterior
+    np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(np.diag(joined.covariance), covariance, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("share", [1 / 4, 1.0])
+def test_empty_sites_return_the_prior_limit(share):
+    # A site without records targets p(w)^s.
+    scale = 1.7
+    empty = [NaturalGaussian(np.full(3, share / scale**2), np.zeros(3))] * 4
+    joined = product(empty, prior_scale=scale, prior_share=share)
+    np.testing.assert_allclose(joined.covariance, scale**2, rtol=1e-12)
+    np.testing.assert_allclose(joined.mean, 0, atol=1e-12)
+
+
+def test_one_empty_site_changes_nothing_limit(linear_gaussian):
+    scale = linear_gaussian.prior_scale
+    empty = NaturalGaussian(np.eye(3) / scale**2, np.zeros(3))
+    factors = linear_gaussian.factors(1.0)
+    with_empty = product([*factors, empty], prior_scale=scale, prior_share=1.0)
+    without = product(factors, prior_scale=scale, prior_share=1.0)
+    np.testing.assert_allclose(with_empty.precision, without.precision, rtol=1e-12)
+
+
+@pytest.mark.parametrize("share", [1 / 4, 1.0])
+def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, share):
+    # The share 1/4 was promised to four sites and three answered: the prior still counts once.
+    present, scale = linear_gaussian.sites[:3], linear_gaussian.prior_scale
+    factors = [linear_gaussian.natural(site, share) for site in present]
+    precision = np.eye(3) / scale**2 + sum(linear_gaussian.information[site] for site in present)
+    np.testing.assert_allclose(product(factors, prior_scale=scale, prior_share=share).precision, precision, rtol=1e-12)
+
+
+def test_golden_product_of_two():
+    pair = [from_moments(np.array([0.0]), np.array([1.0])), from_moments(np.array([4.0]), np.array([4.0]))]
+    joined = product(pair, prior_scale=math.inf, prior_share=0.0)
+    assert joined.mean == pytest.approx(0.8)
+    assert joined.covariance == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_averages_of_exact_draws_follow_the_posterior(linear_gaussian, orthogonal, form):
+    problem = problem_of(form, linear_gaussian, orthogonal)
+    generator = np.random.default_rng(1)
+    draws, weights = [], []
+    for site in problem.sites:
+        mean, covariance = problem.moments(site, 0.25)
+        draws.append(generator.multivariate_normal(mean, covariance, size=200_000))
+        precision = np.linalg.inv(covariance)
+        weights.append(precision if form == "full" else np.diag(precision))
+    combined = weighted_average(draws, weights)
+    mean, covariance = problem.posterior
+    assert (np.abs(combined.mean(axis=0) - mean) < 4 * np.sqrt(np.diag(covariance) / 200_000)).all()
+    scale = np.sqrt(np.outer(np.diag(covariance), np.diag(covariance)))
+    assert (np.abs(np.cov(combined.T) - covariance) / scale).max() < 0.01
+
+
+def test_averages_of_exact_moments_give_the_posterior_mean(linear_gaussian, exact_samples):
+    # Sample means that are exactly the sites' and exact weights: the average of the draws is the posterior mean.
+    draws, weights = [], []
+    for seed, site in enumerate(linear_gaussian.sites):
+        moments = linear_gaussian.moments(site, 0.25)
+        draws.append(exact_samples(moments, 30, seed=seed).arrays["w"])
+        weights.append(np.linalg.inv(moments[1]))
+    mean = weighted_average(draws, weights).mean(axis=0)
+    np.testing.assert_allclose(mean, linear_gaussian.posterior[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        (f"{family}-{form}", settings)
+        for form in ("full", "diagonal")
+        for family, settings in (("product", {}), ("product", {"prior": "divided"}), ("consensus", {}))
+    ],
+)
+def test_samples_give_the_exact_posterior(
+    linear_gaussian, orthogonal, random_samples, assert_within_standard_errors, combined, rule, settings
+):
+    problem = problem_of(rule, linear_gaussian, orthogonal)
+    share, generator = 1.0 if settings.get("prior") == "divided" else 0.25, np.random.default_rng(2)
+    means, covariances = [], []
+    for _ in range(40):
+        samples = {s: random_samples(problem.moments(s, share), 600, generator) for s in problem.sites}
+        found = combined(rule, samples, generator=generator, scale=problem.prior_scale, draws=600, **settings)
+        assert found.warnings == ()
+        draws = found.samples.arrays["w"].astype(np.float64)
+        means.append(draws.mean(axis=0))
+        covariances.append(np.cov(draws.T))
+    mean, covariance = problem.posterior
+    assert_within_standard_errors(means, mean)
+    assert_within_standard_errors(covariances, covariance)
+
+
+@pytest.mark.parametrize("rule", ["product-full", "consensus-full"])
+def test_unequal_temperatures_are_corrected(linear_gaussian, exact_samples, combined, rule):
+    temperatures, count, draws = {"a": 0.3, "b": 1.0, "c": 2.5, "d": 7.0}, 4000, 200_000
+
+    def posterior(stated):
+        samples = {}
+        for seed, site in enumerate(linear_gaussian.sites):
+            hot = exact_samples(linear_gaussian.moments(site, 0.25), count, temperatures[site], seed)
+            samples[site] = hot if stated else PosteriorSamples(hot.arrays, hot.weights, np.ones(count))
+        return combined(rule, samples, scale=linear_gaussian.prior_scale, draws=draws).samples.arrays["w"]
+
+    mean, covariance = linear_gaussian.posterior
+    # 4 standard errors; the plug-in precision is divided by its bias (n - d - 2) / (n - 1).
+    error = 4 * np.sqrt(np.diag(covariance) / draws)
+    right, wrong = posterior(stated=True), posterior(stated=False)
+    assert (np.abs(right.mean(axis=0) - mean) < error).all()
+    assert (np.abs(wrong.mean(axis=0) - mean) > 5 * error).any()
+    np.testing.assert_allclose(right.var(axis=0), np.diag(covariance), rtol=4 * np.sqrt(2 / count))
+
+
+def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussian, random_samples, combined):
+    generator = np.random.default_rng(3)
+    moments = [linear_gaussian.moments(s, 0.25) for s in linear_gaussian.sites]
+    samples = {s: random_samples(m, 50_000, generator) for s, m in zip(linear_gaussian.sites, moments, strict=True)}
+    draws = combined("consensus-uniform", samples, draws=50_000, generator=generator).samples.arrays["w"]
+    expected = np.mean([m for m, _ in moments], axis=0)
+    covariance = np.sum([c for _, c in moments], axis=0) / 16
+    error = np.sqrt(np.diag(covariance) / 50_000)
+    assert (np.abs(draws.mean(axis=0) - expected) < 4 * error).all()
+    np.testing.assert_allclose(draws.var(axis=0), np.diag(covariance), rtol=4 * np.sqrt(2 / 50_000))
+    exact_mean, exact_covariance = linear_gaussian.posterior
+    assert np.abs(expected - exact_mean).max() > 20 * error.max()
+    assert np.trace(covariance) > 2 * np.trace(exact_covariance)
+
+
+def test_diagonal_weights_are_biased_where_parameters_are_correlated(linear_gaussian):
+    weights = [np.diag(np.linalg.inv(linear_gaussian.moments(s, 0.25)[1])) for s in linear_gaussian.sites]
+    marginal = [1 / np.diag(linear_gaussian.moments(s, 0.25)[1]) for s in linear_gaussian.sites]
+    means = [linear_gaussian.moments(s, 0.25)[0][np.newaxis] for s in linear_gaussian.sites]
+    exact = linear_gaussian.posterior[0]
+    for weight in (weights, marginal):
+        assert np.abs(weighted_average(means, weight)[0] - exact).max() > 0.01
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal", "uniform"])
+def test_consensus_of_one_site_uses_each_draw_once(linear_gaussian, exact_samples, combined, form):
+    samples = exact_samples(linear_gaussian.moments("b", 1.0), 64)
+    found = combined(f"consensus-{form}", {"b": samples}, draws=64).samples.arrays["w"]
+    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(samples.arrays["w"], axis=0), rtol=1e-6)
+
+
+def test_weights_of_draws_are_respected(as_samples, combined):
+    samples = as_samples(np.array([[0.0], [1.0]]), weights=np.array([1.0, 3.0]))
+    found = combined("consensus-uniform", {"a": samples}, draws=8)
+    assert np.sort(found.samples.arrays["w"].ravel()).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
+
+
+def test_prior_counted_otherwise_than_once_is_said(linear_gaussian, exact_samples, combined):
+    samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 40) for s in linear_gaussian.sites}
+    found = combined("consensus-full", samples, sites=1, draws=10)
+    assert warning("prior-share", sites=4, share=1.0, times=4.0) in found.warnings
+
+
+def test_zero_temperature_is_used_as_it_is_and_said(linear_gaussian, exact_samples, combined):
+    cold = exact_samples(linear_gaussian.moments("a", 1.0), 50)
+    cold = PosteriorSamples(cold.arrays, cold.weights, np.zeros(50))
+    found = combined("product-full", {"a": cold}, draws=10)
+    assert warning("temperature-zero", "a") in found.warnings
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_precision_below_the_priors_is_raised_and_said(as_samples, combined, form):
+    # Two sites that claim to be wider than the whole prior they both target.
+    generator = np.random.default_rng(0)
+    samples = {name: as_samples(generator.normal(size=(50, 3)) * 4.0) for name in "ab"}
+    found = combined(f"product-{form}", samples, scale=1.0, prior="divided", draws=20_000)
+    assert warning("precision-floored", raised=3, parameters=3) in found.warnings
+    # Standard error of a variance of 20,000 draws: sqrt(2 / 20,000) = .01.
+    np.testing.assert_allclose(found.samples.arrays["w"].var(axis=0), 1.0, atol=0.04)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_too_few_samples_are_refused(as_samples, combined, count):
+    samples = {"a": as_samples(np.random.default_rng(0).normal(size=(count, 3)))}
+    with pytest.raises(ValueError, match=f"'a' sent {count} samples"):
+        combined("product-diagonal", samples)
+
+
+def test_parameters_that_hardly_vary_are_refused_by_name(as_samples, combined):
+    draws = np.random.default_rng(0).normal(size=(20, 3))
+    draws[:, 1] = 2.0
+    with pytest.raises(ValueError, match="1 parameters of site 'a' do not vary"):
+        combined("product-diagonal", {"a": as_samples(draws)})
+    draws = np.random.default_rng(3).standard_normal((60, 2, 3))
+    draws[:, 1, 2] *= 1e-9
+    samples = {name: PosteriorSamples({"1.weight": draws}, np.ones(60), np.ones(60)) for name in ("a", "b")}
+    with pytest.raises(ValueError, match=r"parameter 1\.weight\[1, 2\] of site 'a' hardly varies"):
+        combined("product-full", samples)
+
+
+def two_sites(as_samples, apart, *, parameters, draws, seed):
+    """Standard normal posteriors whose means differ by `apart` standard deviations in every parameter."""
+    generator = np.random.default_rng(seed)
+    return {
+        name: as_samples(sign * apart / 2 + generator.standard_normal((draws, parameters)))
+        for name, sign in (("a", -1.0), ("b", 1.0))
+    }
+
+
+@pytest.mark.parametrize("rule", ["product-full", "product-diagonal", "consensus-full", "consensus-diagonal"])
+def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(as_samples, combined, rule):
+    for apart, expected in ((100.0, 1), (1.0, 0)):
+        samples = two_sites(as_samples, apart, parameters=40, draws=4000, seed=1)
+        found = combined(rule, samples, scale=np.inf, draws=1)
+        assert sum(said.kind == "conflict" for said in found.warnings) == expected
+
+
+def estimated(sample, form):
+    count, parameters = sample.shape
+    if form == "full":
+        precision = (count - parameters - 2) / (count - 1) * np.linalg.inv(np.cov(sample.T))
+        return NaturalGaussian(precision, precision @ sample.mean(axis=0))
+    precision = (count - 3) / (count - 1) / sample.var(axis=0, ddof=1)
+    return NaturalGaussian(precision, precision * sample.mean(axis=0))
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+def test_error_of_the_mean_is_foretold_over_many_seeds(form):
+    parameters, draws, apart, errors, foretold = 6, 60, 12.0, [], []
+    for seed in range(400):
+        generator = np.random.default_rng(seed)
+        factors = [
+            estimated(sign * apart / 2 + generator.standard_normal((draws, parameters)), form) for sign in (-1.0, 1.0)
+        ]
+        combined = factors[0] + factors[1]
+        # Of the true product the precision is 2 and the mean 0.
+        errors.append(2 * np.square(combined.mean).mean())
+        foretold.append(mean_error([(factor, draws) for factor in factors], combined) ** 2)
+    standard_error = np.std(errors) / np.sqrt(len(errors))
+    # First order in the errors of the precisions, of which each is about sqrt(2 / 53) = 0.2.
+    assert np.mean(foretold) == pytest.approx(np.mean(errors), abs=4 * standard_error + 0.1 * np.mean(errors))
+
+
+def test_forty_dimensions_and_conflict_of_the_known_case_are_foretold(as_samples):
+    samples = two_sites(as_samples, 100.0, parameters=40, draws=4000, seed=2)
+    factors = [estimated(each.arrays["w"], "full") for each in samples.values()]
+    combined = factors[0] + factors[1]
+    true = np.sqrt(2 * np.square(combined.mean).mean())
+    found = mean_error([(factor, 4000.0) for factor in factors], combined)
+    assert true > 4
+    assert found == pytest.approx(true, rel=0.4)
+    assert found > LARGEST_ERROR

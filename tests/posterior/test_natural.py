@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dpbayes.posterior.natural import NaturalGaussian, floored, from_moments, positive_part, prior_precision
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 5))
+def test_natural_arithmetic_property(seed, size):
+    generator = np.random.default_rng(seed)
+    root = generator.normal(size=(size, size + 2))
+    full = from_moments(generator.normal(size=size), root @ root.T)
+    np.testing.assert_allclose((full + full - full).precision, full.precision, rtol=1e-9)
+    np.testing.assert_allclose(full.power(3).mean, full.mean, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(full.covariance, root @ root.T, rtol=1e-6, atol=1e-9)
+    assert positive_part(full)[1] == 0
+    assert floored(full, 0.0)[1] == 0
+
+
+def test_positive_part_drops_only_what_is_negative():
+    rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
+    full = NaturalGaussian(rotation @ np.diag([2.0, -1.0, 3.0]) @ rotation.T, rotation @ np.array([1.0, 5.0, 1.0]))
+    kept, dropped = positive_part(full)
+    assert dropped == 1
+    np.testing.assert_allclose(kept.precision, rotation @ np.diag([2.0, 0.0, 3.0]) @ rotation.T, atol=1e-12)
+    np.testing.assert_allclose(kept.precision_mean, rotation @ np.array([1.0, 0.0, 1.0]), atol=1e-12)
+
+
+def test_improper_product_with_a_flat_prior_is_refused():
+    with pytest.raises(ValueError, match="the prior is flat"):
+        floored(NaturalGaussian(np.array([1.0, -1.0]), np.zeros(2)), 0.0)
+
+
+def test_floor_acts_in_the_directions_below_it():
+    rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
+    full = NaturalGaussian(rotation @ np.diag([2.0, -1.0, 0.5]) @ rotation.T, np.arange(3.0))
+    raised, count = floored(full, 1.0)
+    assert count == 2
+    np.testing.assert_allclose(raised.precision, rotation @ np.diag([2.0, 1.0, 1.0]) @ rotation.T, atol=1e-12)
+    np.testing.assert_array_equal(raised.precision_mean, full.precision_mean)
+
+
+def test_prior_precision_of_the_flat_prior_is_zero_limit():
+    assert prior_precision(np.inf) == 0.0
+    assert prior_precision(2.0) == 0.25
+    for scale in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="must be above 0"):
+            prior_precision(scale)

@@ -1,0 +1,31 @@
+"""How much each site counts."""
+
+import pytest
+
+from fl_dpbayes.config.aggregation import Mixture
+from fl_dpbayes.config.warning import warning
+from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights, weigh_sites
+
+
+@pytest.mark.parametrize(
+    ("units", "share", "expected"),
+    [
+        ([10, 10, 20], 0.5, [0.25, 0.25, 0.5]),
+        ([1, 3, 996], 0.5, [0.125, 0.375, 0.5]),
+        # What the first cap frees lifts the second site over it.
+        ([1, 9, 990], 0.4, [0.2, 0.4, 0.4]),
+        ([1, 3, 996], 0.3, [1 / 3, 1 / 3, 1 / 3]),
+        ([5], 0.3, [1.0]),
+        ([0, 0, 7], 0.5, [0.0, 0.0, 0.5]),
+    ],
+)
+def test_no_weight_is_above_the_cap_and_the_others_keep_their_proportions(units, share, expected) -> None:
+    weights = unit_weights({str(number): count for number, count in enumerate(units)})
+    assert list(capped_weights(weights, share).values()) == pytest.approx(expected)
+
+
+def test_share_that_missing_sites_break_is_said() -> None:
+    weights, found = weigh_sites(Mixture(largest_share=0.3), {"a": 1, "b": 99})
+    assert weights == {"a": 0.5, "b": 0.5}
+    assert found == warning("share-not-kept", sites=2, weight=0.5, share=0.3)
+    assert weigh_sites(Mixture(largest_share=0.5), {"a": 1, "b": 99})[1] is None
