@@ -28,8 +28,7 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.inline_engine import task_identity
-from fl_dpbayes.run.inline_grid import InlineGrid
+from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 
 SMALL = [
     "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}",

@@ -181,7 +181,7 @@ def test_replies_are_folded_in_the_order_of_requests(federation) -> None:
 
 def test_fewer_nodes_than_sites_gives_the_right_command(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     from clients.app import app
-    from fl_dpbayes.run.inline_grid import InlineGrid
+    from fl_dpbayes.run.inline_engine import InlineGrid
 
     monkeypatch.setattr("server.federation.SETTLED_SECONDS", 0.1)
     with pytest.raises(UserError, match='--federation-config "num-supernodes=7"'):
