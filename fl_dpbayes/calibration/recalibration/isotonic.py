@@ -29,7 +29,7 @@ def count(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
 
     Returns:
         Sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3). A record adds at most 1 to each column of one bin, so
-        the table's sensitivity is `release.sensitivity(3)`.
+        the table's sensitivity is `release.sensitivity()`.
     """
     if probabilities.shape[1] == 2:
         mapped, outcome = probabilities[:, 1], labels == 1
