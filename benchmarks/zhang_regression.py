@@ -23,8 +23,7 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.posterior.draws import output_draws
-from fl_dpbayes.posterior.regression import predict_regression
+from fl_dpbayes.posterior.regression import output_draws, predict_regression
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.privacy.streams import Streams

@@ -16,13 +16,7 @@ Draws = npt.NDArray[np.float64]
 def rank_normalised(draws: Draws) -> Draws:
     """Replace draws by normal scores of their pooled ranks, so that heavy tails do not hide a difference.
 
-    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws.
-
-    Args:
-        draws: shape (chains, draws).
-
-    Returns:
-        Normal scores, same shape.
+    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws, shape (chains, draws) as they have.
     """
     ranks = rankdata(draws, method="average").reshape(draws.shape)
     return ndtri((ranks - 0.375) / (draws.size + 0.25))
@@ -39,9 +33,6 @@ def split_r_hat(draws: Draws) -> float:
 
     Returns:
         R-hat >= 0; NaN if every draw is the same.
-
-    Raises:
-        ValueError: if there are fewer than four draws per chain or one is not finite.
     """
     halves = _split(draws)
     count = halves.shape[1]
@@ -63,9 +54,6 @@ def effective_sample_size(draws: Draws) -> float:
 
     Returns:
         Effective sample size, at most S log10(S); NaN if every draw is the same.
-
-    Raises:
-        ValueError: if there are fewer than four draws per chain or one is not finite.
     """
     halves = _split(draws)
     chains, count = halves.shape

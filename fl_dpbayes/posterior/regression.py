@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
-
-from fl_dpbayes.posterior.draws import output_draws
+from torch.func import functional_call
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,6 +32,20 @@ class RegressionPrediction:
         return self.aleatoric + self.epistemic
 
 
+def output_draws(
+    module: nn.Module, samples: Mapping[str, npt.NDArray[np.float32]], features: npt.NDArray[np.float32]
+) -> Floats:
+    """Return the outputs (N, K) of a module under each of M >= 1 posterior samples, shape (M, N, K), float64."""
+    records = torch.tensor(features)
+    count = len(next(iter(samples.values())))
+    draws = []
+    for index in range(count):
+        values = {name: torch.tensor(array[index]) for name, array in samples.items()}
+        with torch.no_grad():
+            draws.append(functional_call(module, values, (records,)).double().numpy())
+    return np.stack(draws)
+
+
 def predict_regression(
     module: nn.Module,
     samples: Mapping[str, npt.NDArray[np.float32]],
@@ -49,9 +63,6 @@ def predict_regression(
         samples: parameter name -> shape (M, *shape), M >= 1.
         weights: >= 0, not all zero, shape (M,).
         features: shape (N, *shape), float32.
-
-    Returns:
-        Mean and both parts of the variance of each record.
 
     Raises:
         ValueError: if the weights are negative, not finite or all zero, or do not fit the samples.

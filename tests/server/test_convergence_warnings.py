@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fl_dpbayes.posterior.convergence import ConvergenceSummary, mixing_warning
+from fl_dpbayes.posterior.convergence import ConvergenceSummary, convergence_warnings, mixing_warning
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState
-from fl_dpbayes.posterior.run_convergence import convergence_warnings
 from fl_dpbayes.report.warnings import sentence
 from server.strategies.pvi import PVIStrategy
 
