@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.metrics import METRICS
 
 MAX_TEXT = 500
 
@@ -120,7 +121,71 @@ class NetBenefitRecord(SummaryPart):
     none: Number = None
 
 
-class CalibrationRecord(SummaryPart):
+def _calibration_fields() -> dict[str, Any]:
+    """The metrics in the order of their records, each with what stands beside it."""
+    beside: dict[str, dict[str, Any]] = {
+        "nll": {"nll_clipped": int | None},
+        "brier": {"brier_terms": dict[str, Number] | None},
+        "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
+        "auroc": {"auroc_bounds": Interval},
+        "aurc_excess": {
+            "aurc_bounds": Interval,
+            "accuracy_at_coverage": dict[str, Number] | None,
+            "accuracy_at_coverage_bounds": dict[str, Interval] | None,
+        },
+        "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
+    }
+    fields: dict[str, Any] = {}
+    for key in METRICS:
+        fields |= {key: Number, **beside.get(key, {})}
+    bounds = {f"{metric.key}_bounds": Interval for metric in METRICS.values() if metric.bounded}
+    return {name: (kind, None) for name, kind in (fields | bounds).items()}
+
+
+if TYPE_CHECKING:
+
+    class _Measured(SummaryPart):
+        brier_terms: dict[str, Number] | None = None
+        auroc_bounds: Interval = None
+        aurc_bounds: Interval = None
+        accuracy_at_coverage: dict[str, Number] | None = None
+        accuracy_at_coverage_bounds: dict[str, Interval] | None = None
+        net_benefit: tuple[NetBenefitRecord, ...] | None = None
+
+        def __getattr__(self, metric: str) -> float | None: ...
+
+else:
+    _Measured = create_model("_Measured", __base__=SummaryPart, **_calibration_fields())
+
+
+class CalibrationValues(_Measured):
+    """Every metric of `config.metrics` of one predictor on one set of records; undefined values are None.
+
+    Attributes:
+        nll_clipped: records whose p_label was below the floor.
+        brier_terms: five terms over 15 bins: reliability - resolution + uncertainty + within_variance -
+            within_covariance.
+        ece_if_calibrated: mean ECE of a calibrated model with the same confidences at this n.
+        ece_if_calibrated_high: 95 % quantile of the same.
+        auroc_bounds: what it can be at least and at most, whatever the order within cells; no interval; as aurc_bounds.
+        accuracy_at_coverage: accuracy on the most confident records, by the share of records kept ("0.8").
+        accuracy_at_coverage_bounds: as `auroc_bounds`, by share.
+        net_benefit: decision curve at steps of .05; two classes only.
+        n: records (rounded where they were counted with noise).
+        intervals: 95 % intervals of the metrics that have one that covers; `nll` has none where one more wrong answer
+            could change too much.
+    """
+
+    n: int | None = None
+    intervals: dict[str, Interval] = Field(default_factory=dict)
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the values as plain numbers, intervals as lists [low, high]; n first, intervals last."""
+        row = self.model_dump(mode="json")
+        return {"n": row.pop("n"), **row}
+
+
+class CalibrationRecord(CalibrationValues):
     """How one predictor did at one site, or at all sites of a role; it averages `samples`.
 
     `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows.
@@ -130,37 +195,6 @@ class CalibrationRecord(SummaryPart):
     role: Role
     predictor: Text
     samples: int | None = None
-    n: int | None = None
-    accuracy: Number = None
-    nll: Number = None
-    brier: Number = None
-    brier_terms: dict[str, Number] | None = None
-    ece: Number = None
-    ece_10: Number = None
-    ece_20: Number = None
-    ece_equal_mass: Number = None
-    ece_binary: Number = None
-    ece_if_calibrated: Number = None
-    ece_if_calibrated_high: Number = None
-    rms_debiased: Number = None
-    ece_true: Number = None
-    rms_true: Number = None
-    mce: Number = None
-    ace: Number = None
-    sce: Number = None
-    auroc: Number = None
-    auroc_bounds: Interval = None
-    aurc: Number = None
-    aurc_excess: Number = None
-    aurc_bounds: Interval = None
-    accuracy_at_coverage: dict[str, Number] | None = None
-    accuracy_at_coverage_bounds: dict[str, Interval] | None = None
-    calibration_intercept: Number = None
-    calibration_slope: Number = None
-    net_benefit: tuple[NetBenefitRecord, ...] | None = None
-    epistemic: Number = None
-    aleatoric: Number = None
-    intervals: dict[str, Interval] = Field(default_factory=dict)
 
     @property
     def pooled(self) -> bool:

@@ -10,10 +10,11 @@ from fl_dpbayes.calibration.bins import COUNT
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
-from fl_dpbayes.calibration.summarise import CalibrationSummary, summarise_noised
+from fl_dpbayes.calibration.summarise import summarise_noised
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
+from fl_dpbayes.config.summary import CalibrationValues
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.privacy.solve import solve_multiplier
@@ -138,16 +139,16 @@ def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWar
     without = {site: _summary_of(table for other, table in tables.items() if other != site) for site in tables}
     found = []
     for metric, name in DECIDED.items():
-        value, ends = getattr(pooled, metric), pooled.intervals.get(metric)
+        value, (low, high) = getattr(pooled, metric), pooled.intervals.get(metric) or (None, None)
         rests = {site: getattr(rest, metric) for site, rest in without.items() if getattr(rest, metric) is not None}
-        if value is None or ends is None or not rests:
+        if value is None or low is None or high is None or not rests:
             continue
         site = max(rests, key=lambda site: abs(rests[site] - value))
-        if abs(rests[site] - value) > ends.high - ends.low:
-            measured = {"value": value, "low": ends.low, "high": ends.high, "without": rests[site]}
+        if abs(rests[site] - value) > high - low:
+            measured = {"value": value, "low": low, "high": high, "without": rests[site]}
             found.append(warning("decisive", site, sites=len(tables), role=role, metric=name, **measured))
     return found
 
 
-def _summary_of(tables: Iterable[NoisedTable]) -> CalibrationSummary:
+def _summary_of(tables: Iterable[NoisedTable]) -> CalibrationValues:
     return summarise_noised(reduce(merge_noised, tables), np.random.default_rng(0))
