@@ -10,12 +10,7 @@ import numpy.typing as npt
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.posterior.convergence import (
-    ENOUGH_SAMPLES_PER_CHAIN,
-    is_hot,
-    mixing_warning,
-    summarise_convergence,
-)
+from fl_dpbayes.posterior.convergence import ENOUGH_SAMPLES_PER_CHAIN, is_hot, mixing_warning, summarise_convergence
 from fl_dpbayes.posterior.rules import predbayes
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.samples import StoredSamples
