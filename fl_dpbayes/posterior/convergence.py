@@ -59,14 +59,9 @@ def summarise_convergence(
     Chains are cut to their last L samples, L the length of the shortest; a chain with fewer than half the samples of
     the longest (one that the budget cut off) is left out.
 
-    Args:
-        samples: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
-            them, such as a matrix (M, d), are looked at one by one.
-        chains: number of the chain to which each belongs, shape (M,).
-        generator: draws which coordinates and which random projections are looked at; seed it alike to compare runs.
-
-    Raises:
-        ValueError: if lengths differ.
+    `samples`: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
+    them, such as a matrix (M, d), are looked at one by one. `chains`: number of the chain to which each belongs,
+    shape (M,). Raises ValueError if lengths differ.
     """
     quantities = _quantities(samples, generator)
     if chains.shape != quantities.shape[:1]:

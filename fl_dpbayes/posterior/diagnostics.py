@@ -28,11 +28,8 @@ def split_r_hat(draws: Draws) -> float:
     R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs. 1-4). Near 1 where
     the halves agree; the paper asks for less than 1.01 on `rank_normalised` draws.
 
-    Args:
-        draws: at least four draws per chain, shape (chains, draws).
-
-    Returns:
-        R-hat >= 0; NaN if every draw is the same.
+    `draws`: at least four draws per chain, shape (chains, draws). Returns R-hat >= 0; NaN if every draw is the
+    same.
     """
     halves = _split(draws)
     count = halves.shape[1]
@@ -49,11 +46,8 @@ def effective_sample_size(draws: Draws) -> float:
     S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains (eqs. 10-13), the
     sum cut by Geyer's initial monotone sequence.
 
-    Args:
-        draws: at least four draws per chain, shape (chains, draws).
-
-    Returns:
-        Effective sample size, at most S log10(S); NaN if every draw is the same.
+    `draws`: at least four draws per chain, shape (chains, draws). Returns effective sample size, at most S
+    log10(S); NaN if every draw is the same.
     """
     halves = _split(draws)
     chains, count = halves.shape
