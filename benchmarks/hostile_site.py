@@ -9,7 +9,7 @@ app wrote it. `docs/results/hostile-site` holds three seeds of all rules.
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +31,7 @@ from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.report.run_files import read_summary
-from fl_dpbayes.run.inline_engine import logs_in, task_identity
-from fl_dpbayes.run.inline_grid import InlineGrid
+from fl_dpbayes.run.inline_engine import InlineGrid, logs_in, task_identity
 from server.check_reply import reachable
 from server.federation import run_federation
 
@@ -124,6 +123,7 @@ def hidden(view: View) -> Floats:
 
 
 ATTACKS: Mapping[str, Attack] = {"relabel": relabel, "reverse": reverse, "frozen": frozen, "hidden": hidden}
+CASES = (*PARTITIONS, *ATTACKS)
 
 
 def with_trace_of_noise(states: Floats, view: View) -> Floats:
@@ -139,8 +139,9 @@ class HostileGrid(InlineGrid):
         super().__init__(client_app, nodes)
         self._site_file, self._attack = site_file, attack
 
-    def _answer(self, message: Message) -> Message:
-        reply = super()._answer(message)
+    def answer(self, message: Message) -> Message:
+        """Run the ClientApp, and replace what the hostile site sends."""
+        reply = super().answer(message)
         hostile = message.metadata.dst_node_id == 1 and message.metadata.message_type == "train"
         if hostile and not reply.has_error() and "arrays" in reply.content:
             self._spoil(message, reply)
@@ -187,20 +188,14 @@ class HostileGrid(InlineGrid):
         return [{"weight": fit.coef_.ravel(), "bias": fit.intercept_} for fit in fits]
 
 
-def measure(rule: str, noise: str, seed: int) -> dict[str, float]:
-    """Run a rule's federation honestly, on skewed labels where it averages states, and under every attack.
+def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> dict[str, float]:
+    """Run a rule's federation once for each case.
 
-    Args:
-        rule: one of RULES.
-        noise: one of NOISES.
-        seed: of partition, noise and sampling.
-
-    Returns:
-        Accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody was
-        hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
+    Returns accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody
+    was hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
     """
     values: dict[str, float] = {"rejected": 0.0}
-    for case in ("honest", *(["skewed"] if rule.startswith("fald") else []), *ATTACKS):
+    for case in cases:
         summary = _summary(rule, noise, case, seed)
         (row,) = (row for row in summary["calibration"] if (row["site"], row["predictor"]) == ("held-out", "posterior"))
         values |= {case: row["accuracy"], f"nll {case}": row["nll"]}

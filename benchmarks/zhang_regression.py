@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from torch import nn
+from torch.func import functional_call
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.posterior.draws import output_draws
-from fl_dpbayes.posterior.regression import predict_regression
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.privacy.streams import Streams
@@ -124,6 +124,26 @@ def draw_simulation(generator: np.random.Generator) -> Simulation:
     )
 
 
+def output_draws(module: nn.Module, samples: Mapping[str, npt.NDArray], x: npt.NDArray[np.float32]) -> Floats:
+    """Return mean and log variance under each of M samples, shape (M, N, 2)."""
+    draws = []
+    for index in range(len(next(iter(samples.values())))):
+        values = {name: torch.tensor(array[index]) for name, array in samples.items()}
+        with torch.no_grad():
+            draws.append(functional_call(module, values, (torch.tensor(x),)).double().numpy())
+    return np.stack(draws)
+
+
+def predicted(draws: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Average M Gaussian predictions: E[y | x] and Var(y | x) = E[Var(y | x, w)] + Var(E[y | x, w]), each (N,).
+
+    Source: Depeweg et al. 2018, "Decomposition of uncertainty in Bayesian deep learning", section 3.
+    """
+    shares, means, variances = weights / weights.sum(), draws[..., 0], np.exp(draws[..., 1])
+    mean = shares @ means
+    return mean, shares @ variances + shares @ (means - mean) ** 2
+
+
 def measure(method: str, setting: str, seed: int, simulations: int = SIMULATIONS) -> dict[str, float]:
     """Train on every simulation of a seed, which all methods share, and take medians over them."""
     values = []
@@ -152,16 +172,15 @@ def _trained(method: str, setting: str, run: int, data: Simulation, streams: Str
         streams.of_chain(),
     )
     arrays = vector_to_arrays(torch.from_numpy(result.samples), module)
-    last = {name: array[-1:] for name, array in arrays.items()}
-    train, test = (output_draws(module, last, x)[0, :, 0] for x in (data.x, data.test_x))
-    mean = predict_regression(module, arrays, np.array(result.sample_weights), data.test_x)
-    covered = np.abs(data.test_y - mean.mean) <= NORMAL_QUANTILE * np.sqrt(mean.total)
+    train, test = (output_draws(module, arrays, x) for x in (data.x, data.test_x))
+    mean, variance = predicted(test, np.array(result.sample_weights))
+    covered = np.abs(data.test_y - mean) <= NORMAL_QUANTILE * np.sqrt(variance)
     private = plan.privacy.kind == "dp"
     return {
-        "train MSE": _mse(train, data.y),
-        "over variance": _mse(train, data.y) / float(np.var(data.y)),
-        "test MSE": _mse(test, data.test_y),
-        "posterior mean's": _mse(mean.mean, data.test_y),
+        "train MSE": _mse(train[-1, :, 0], data.y),
+        "over variance": _mse(train[-1, :, 0], data.y) / float(np.var(data.y)),
+        "test MSE": _mse(test[-1, :, 0], data.test_y),
+        "posterior mean's": _mse(mean, data.test_y),
         "in 95% band": float(covered.mean()),
         "epsilon": pld_epsilon(solved.history, DELTA) if private else math.inf,
         "at 1/n": pld_epsilon(solved.history, PAPER_DELTA) if private else math.inf,

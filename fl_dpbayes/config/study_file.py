@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
@@ -47,6 +47,7 @@ MAX_LABEL = 300
 FORMULA = ("=", "+", "-", "@")
 
 Key = tuple[str, ...]
+Section = TypeVar("Section", bound=Config)
 
 
 class StudySection(Config):
@@ -145,15 +146,12 @@ def shipped_papers() -> list[str]:
 
 
 def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
-    """Read, override and validate a study.
+    """Read, override and validate a study; its cells are not validated yet.
 
     Args:
         name_or_path: a shipped name, with or without `study-`, a paper's table, or the path of a TOML file.
         overrides: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an axis.
         full: lay `paper.full` over the file first.
-
-    Returns:
-        The study; its cells are not validated yet.
 
     Raises:
         UserError: if there is no such study, it is not TOML, or its tables `study`, `axes` or `variants` are wrong.
@@ -173,15 +171,7 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
 def study_of(content: Mapping[str, Any], origin: str) -> Study:
     """Validate the content of a study file.
 
-    Args:
-        content: parsed TOML.
-        origin: what to call it in an error.
-
-    Returns:
-        The study.
-
-    Raises:
-        UserError: with one line that names the key, its value and what is allowed.
+    Raises UserError with one line that calls the file `origin` and names the key, its value and what is allowed.
     """
     study_name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
@@ -189,10 +179,8 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         raise UserError(
             f"{origin}: name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first"
         )
-    try:
-        section = StudySection.model_validate(content.get("study", {}))
-    except ValidationError as error:
-        raise UserError(f"{origin}: study: {explain(error, StudySection)}") from None
+    section = _validated(StudySection, content.get("study", {}), f"{origin}: study")
+    paper = _validated(PaperSection, content["paper"], f"{origin}: paper") if "paper" in content else None
     axes = [*_listed_axes(content.get("axes", {}), origin), *_variant_axes(content.get("variants", {}), origin)]
     if not axes:
         raise UserError(f"{origin} has no axes: add a table such as  [axes] seed = [1, 2, 3]")
@@ -208,25 +196,8 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
     making_runs = tuple(axis for axis in axes if axis.name not in SHIFT_AXES)
     shift_axes = tuple(axis for name in SHIFT_AXES for axis in axes if axis.name == name)
     _check_shifts(section, shift_axes, origin)
-    allowed = [axis.name for axis in making_runs if axis.name != SEED] + [PREDICTOR]
-    for name in section.compare:
-        if name not in allowed:
-            raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
-    for key, chosen, known in (
-        ("focus", section.focus, labels),
-        ("baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)}),
-    ):
-        for name, label in chosen.items():
-            if label not in known.get(name, []):
-                choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
-                raise UserError(f"{origin}: study.{key} has {name} = {label!r}: choose {choice}")
-    apart = [name for name in labels if name != SEED and name not in section.baseline] if section.baseline else []
-    for name in section.separate:
-        if name not in apart:
-            choice = f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
-            raise UserError(f"{origin}: study.separate names {name!r}: {choice}")
-    paper = _paper(content["paper"], origin) if "paper" in content else None
+    _check_names(section, labels, origin)
     return Study(
         name=study_name,
         section=section,
@@ -258,11 +229,11 @@ def same_study(one: Study, other: Study) -> bool:
     return content(one) == content(other)
 
 
-def _paper(table: Any, origin: str) -> PaperSection:
+def _validated(section: type[Section], table: Any, origin: str) -> Section:
     try:
-        return PaperSection.model_validate(table)
+        return section.model_validate(table)
     except ValidationError as error:
-        raise UserError(f"{origin}: paper: {explain(error, PaperSection)}") from None
+        raise UserError(f"{origin}: {explain(error, section)}") from None
 
 
 def _published(
@@ -376,6 +347,27 @@ def _variant_axes(table: Any, origin: str) -> list[Axis]:
             values.append(AxisValue(label, dict(_leaves(settings))))
         axes.append(Axis(name, tuple(values)))
     return axes
+
+
+def _check_names(section: StudySection, labels: Mapping[str, Sequence[Any]], origin: str) -> None:
+    """Check that a section names axes, and values of theirs, among `labels`: axis -> labels of its values."""
+    allowed = [*(name for name in labels if name != SEED), PREDICTOR]
+    for name in section.compare:
+        if name not in allowed:
+            raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
+    for key, chosen, known in (
+        ("focus", section.focus, labels),
+        ("baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)}),
+    ):
+        for name, label in chosen.items():
+            if label not in known.get(name, []):
+                choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
+                raise UserError(f"{origin}: study.{key} has {name} = {label!r}: choose {choice}")
+    apart = [name for name in labels if name != SEED and name not in section.baseline] if section.baseline else []
+    for name in section.separate:
+        if name not in apart:
+            choice = f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
+            raise UserError(f"{origin}: study.separate names {name!r}: {choice}")
 
 
 def _check_shifts(section: StudySection, shift_axes: Sequence[Axis], origin: str) -> None:

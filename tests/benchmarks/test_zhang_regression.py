@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks import zhang_regression as script
-from benchmarks.zhang_regression import DP, SETTINGS, draw_simulation, measure
+from benchmarks.zhang_regression import DP, SETTINGS, draw_simulation, measure, predicted
 from fl_dpbayes.privacy.gdp import gdp_epsilon
 
 
@@ -29,6 +29,16 @@ def test_simulation_has_the_stated_shape_range_and_law() -> None:
         distances = (run.x[40::50] - run.x[:-10:50])[:, 0]
         ratios.append(np.mean(gaps**2 / (2 * (1 - np.exp(-0.5 * distances**2)))))
     assert abs(np.mean(ratios) - 1) < 4 * np.std(ratios) / np.sqrt(len(ratios))
+
+
+def test_mean_and_variance_are_those_of_draws_from_the_mixture() -> None:
+    generator = np.random.default_rng(0)
+    draws, weights = generator.normal(size=(3, 2, 2)), np.array([1.0, 2.0, 5.0])
+    which = generator.choice(3, size=400_000, p=weights / 8)
+    y = draws[which, :, 0] + np.exp(draws[which, :, 1] / 2) * generator.standard_normal((which.size, 2))
+    mean, variance = predicted(draws, weights)
+    np.testing.assert_allclose(mean, y.mean(axis=0), atol=0.01)
+    np.testing.assert_allclose(variance, y.var(axis=0), rtol=0.02)
 
 
 @pytest.mark.parametrize(("method", "setting"), SETTINGS)

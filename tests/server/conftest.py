@@ -18,8 +18,7 @@ from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulat
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.store import save_posterior
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.inline_engine import task_identity
-from fl_dpbayes.run.inline_grid import InlineGrid
+from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 from server.evaluation import EvaluationStage
 from server.federation import STRATEGIES
 from server.ledger_heads import LedgerHeads

@@ -57,11 +57,8 @@ class FinishedCell:
 def run_cell(job: CellJob) -> CellOutcome:
     """Run a cell on the inline engine in a folder of its own; nothing that goes wrong in it leaves this function.
 
-    Args:
-        job: the cell and its places; the folder may be on another machine than the study's command.
-
-    Returns:
-        The summary of its run, or the error. The run directory stays where the run failed, or if it is to be kept.
+    It may be on another machine than the study's command. The run directory stays where the run failed, or if it is to
+    be kept.
     """
     started = time.perf_counter()
     work = job.folder / WORK_FOLDER / job.cell.digest
@@ -92,13 +89,7 @@ def cell_file(folder: Path, cell: StudyCell) -> Path:
 
 
 def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
-    """Write a finished cell's file, or the error of one that failed; a reader meets the whole file or none.
-
-    Args:
-        folder: the study's folder; its sub-folder `cells` exists.
-        cell: the cell.
-        outcome: how it ended.
-    """
+    """Write a finished cell's file, or the error of one that failed; a reader meets the whole file or none."""
     path = cell_file(folder, cell)
     error_path = path.with_suffix(".error.txt")
     if outcome.summary is None:
@@ -110,15 +101,7 @@ def keep_outcome(folder: Path, cell: StudyCell, outcome: CellOutcome) -> None:
 
 
 def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
-    """Read a finished cell.
-
-    Args:
-        folder: the study's folder.
-        cell: the cell.
-
-    Returns:
-        The cell with its summary; None if its file is absent, or is not as it was written, so that it is to be run.
-    """
+    """Read a finished cell; None if its file is absent, or is not as it was written, so that it is to be run."""
     try:
         content = read_sealed_json(cell_file(folder, cell))
         summary = dict(content["summary"])

@@ -26,13 +26,8 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     seeds. Where a figure is undefined or its cell failed, the pair is left out; over all settings only seeds count
     that have every setting which any seed has.
 
-    Args:
-        study: which axes are compared, and by which metrics.
-        results: from `result_table`.
-
-    Returns:
-        One row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of `pairs`
-        (seeds); the ends are undefined for a single pair.
+    Returns one row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of
+    `pairs` (seeds); the ends are undefined for a single pair.
     """
     axes = [axis.name for axis in study.axes if axis.name != SEED]
     columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]
@@ -49,16 +44,7 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
 
 
 def methods_of(study: Study, compared: str, rows: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the methods of a comparison, the baseline first.
-
-    Args:
-        study: the study.
-        compared: an axis, or `predictor`, whose methods are in the order of the report: the point estimate first.
-        rows: of the result table.
-
-    Returns:
-        Labels of the axis, or names of predictors.
-    """
+    """Return the labels of an axis, the baseline first, or the predictors in `rows`, the point estimate first."""
     if compared != PREDICTOR:
         return [value.label for axis in study.axes if axis.name == compared for value in axis.values]
     found = dict.fromkeys(row[PREDICTOR] for row in rows)

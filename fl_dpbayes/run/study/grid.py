@@ -22,13 +22,7 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One run of a study.
-
-    Attributes:
-        digest: names its file; equal for equal scenarios under one release of the library.
-        labels: axis -> what the tables call its value.
-        scenario: what runs.
-    """
+    """One run of a study: `digest` names its file, `labels` are what the tables call the values of the axes."""
 
     digest: str
     labels: Mapping[str, Any]
@@ -43,15 +37,9 @@ class StudyCell:
 def study_cells(study: Study) -> list[StudyCell]:
     """Expand the grid and validate every cell.
 
-    Args:
-        study: the study.
+    Cells that share their records follow each other, so that features which are computed once stay in the cache.
 
-    Returns:
-        The cells in the order in which they run: those that share their records follow each other, so that features
-        which are computed once stay in the cache.
-
-    Raises:
-        UserError: if there are too many cells, one is no valid scenario, or two are the same.
+    Raises UserError if there are too many cells, one is no valid scenario, or two are the same.
     """
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:
@@ -70,14 +58,7 @@ def study_cells(study: Study) -> list[StudyCell]:
 
 
 def cell_digest(scenario: Scenario) -> str:
-    """Name a cell by all that its result depends on.
-
-    Args:
-        scenario: where its records lie, and what its processes may use, is not part of the name.
-
-    Returns:
-        Hexadecimal characters of the SHA-256 of the scenario and the library's version.
-    """
+    """Name a cell by the SHA-256 of its scenario, without where its records lie and what its processes may use."""
     content = _without_places(scenario.model_dump(mode="json", exclude={"resources"}))
     text = json.dumps([content, fl_dpbayes.__version__], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]

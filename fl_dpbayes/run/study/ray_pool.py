@@ -30,20 +30,12 @@ VARIABLES = {
 
 
 def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Generator[CellOutcome, None, None]:
-    """Run every job once, several at a time, and yield each outcome as soon as it is there.
+    """Run every job once, `workers` at a time, and yield each outcome as soon as it is there.
 
-    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started.
+    A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. At `address`
+    is an existing Ray cluster, whose machines have this package and the data; None starts Ray here.
 
-    Args:
-        jobs: what to run, in this order.
-        workers: tasks at a time where Ray is started here; an existing cluster has its own number of CPUs.
-        address: of an existing Ray cluster, whose machines have this package and the data; None starts Ray here.
-
-    Yields:
-        Outcomes in the order in which they come.
-
-    Raises:
-        UserError: if there is no cluster at the address, or the cells ask for GPUs that are not there.
+    Raises UserError if there is no cluster at the address, or the cells ask for GPUs that are not there.
     """
     with _ray(workers, address):
         _check_gpus(jobs)

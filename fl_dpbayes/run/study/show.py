@@ -18,14 +18,7 @@ MOST_ROWS = 60
 
 
 def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, console: Console) -> None:
-    """Print the first metric by axes, and the differences of the methods over all settings.
-
-    Args:
-        study: what was asked.
-        results: from `result_table`.
-        differences: from `differences_table`.
-        console: where the tables go.
-    """
+    """Print the first metric by axes, and the differences of the methods over all settings."""
     if study.section.question:
         console.print(study.section.question, style="bold", markup=False)
     where, metric = study.section.where, study.section.metrics[0]

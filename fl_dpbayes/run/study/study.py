@@ -77,23 +77,8 @@ class Workers:
     keep_runs: bool = False
 
 
-@dataclass(frozen=True)
-class PaperSize:
-    """How much of a paper's table is run: `full`, its own size; `seeds`, repetitions (None: as its file says)."""
-
-    full: bool = False
-    seeds: int | None = None
-
-
 def begin_study(study: Study, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
-    """Run a study from its beginning.
-
-    Args:
-        study: the study.
-        folder: where results go, absent or empty; None: `runs/<study>-<time>`.
-        data_dir: the data folder.
-        workers: where cells run.
-        console: where progress and tables go.
+    """Run a study from its beginning, in `folder`, absent or empty (None: `runs/<study>-<time>`).
 
     Returns:
         Whether every cell finished.
@@ -120,30 +105,30 @@ def begin_study(study: Study, folder: Path | None, data_dir: Path | None, worker
 
 
 def reproduce(
-    name: str, size: PaperSize, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console
+    name: str,
+    full: bool,
+    seeds: int | None,
+    folder: Path | None,
+    data_dir: Path | None,
+    workers: Workers,
+    console: Console,
 ) -> bool:
-    """Run what is missing of a paper's table, which is a study with the paper's values beside it.
+    """Run what is missing of a paper's table, a study of `scenarios/papers`, in `folder` or `runs/reproduce/NAME`.
 
-    Args:
-        name: a file of `scenarios/papers`.
-        size: the paper's or a smaller one.
-        folder: as for a study; None: `runs/reproduce/NAME`.
-        data_dir: the data folder.
-        workers: where cells run.
-        console: where progress and tables go.
+    `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says).
 
     Returns:
         Whether every cell finished.
 
     Raises:
         UserError: if there is no such table, or it is a script of `benchmarks/`, or as for a study.
+        Stopped: if an interrupt ended it.
     """
     if script := SCRIPTS.get(name):
         raise UserError(f"{name} is no study: run its script in the source tree:  python {script} --help")
     if name not in shipped_papers():
         raise UserError(f"there is no experiment {name!r}: choose one of {', '.join((*shipped_papers(), *SCRIPTS))}")
-    overrides = [f"axes.seed={list(range(1, size.seeds + 1))}"] if size.seeds else []
-    study = load_study(name, overrides, full=size.full)
+    study = load_study(name, [f"axes.seed={list(range(1, seeds + 1))}"] if seeds else [], full=full)
     folder = folder or Path("runs") / "reproduce" / name
     if (folder / STUDY_FILE).is_file():
         return resume_study(folder, study, data_dir, workers, console)
@@ -151,14 +136,7 @@ def reproduce(
 
 
 def resume_study(folder: Path, study: Study | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
-    """Run the cells of a study that are missing or failed.
-
-    Args:
-        folder: the study's folder.
-        study: what the caller takes the folder's study to be; None: whatever it is.
-        data_dir: the data folder.
-        workers: where cells run.
-        console: where progress and tables go.
+    """Run the cells that are missing or failed of the study in `folder`, which is `study` (None: whatever it is).
 
     Returns:
         Whether every cell finished.

@@ -17,16 +17,11 @@ Row = dict[str, Any]
 
 
 def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
-    """Gather what every cell measured.
+    """Gather what every cell measured: one row per cell, place (site, `pooled:<role>`, `mean:<role>`) and predictor.
 
-    Args:
-        study: whose axes are columns.
-        cells: finished cells.
-
-    Returns:
-        One row per cell, place (site, `pooled:<role>` or `mean:<role>`) and predictor: `cell`, the axes, `seed`, the
-        place, every number of the summary's calibration row, the ends of its intervals, and of the whole run the
-        largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of `warnings`.
+    Columns: `cell`, the axes, `seed`, the place, every number of the summary's calibration row, the ends of its
+    intervals, and of the whole run the largest `epsilon` of a site, `heterogeneity`, `seconds` and the number of
+    `warnings`.
     """
     rows = []
     for cell in cells:
@@ -43,26 +38,12 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
 
 
 def further_table(study: Study, cells: Sequence[FinishedCell], name: str) -> pd.DataFrame:
-    """Gather another list of rows of the cells' summaries, with the same first columns as `result_table`.
-
-    Args:
-        study: whose axes are columns.
-        cells: finished cells.
-        name: one of `cell.FURTHER_TABLES`.
-
-    Returns:
-        The table; empty where no summary holds it.
-    """
+    """Gather another list of rows of the cells' summaries (one of `cell.FURTHER_TABLES`), which may be empty."""
     return _frame(study, [row for cell in cells for row in _rows(study, cell, name)])
 
 
 def write_tables(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV and as Parquet; a reader meets the old files or the whole new ones.
-
-    Args:
-        frame: the table.
-        path: of the files, without suffix.
-    """
+    """Write a table as CSV and as Parquet, `path` without suffix; a reader meets the old files or the new ones."""
     frame = _plain(frame)
     for suffix, write in ((".csv", frame.to_csv), (".parquet", frame.to_parquet)):
         with replaced_atomically(path.with_name(path.name + suffix)) as partial:

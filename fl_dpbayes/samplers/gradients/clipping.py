@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+import numpy as np
 import torch
 
 from fl_dpbayes.config.clipping import (
@@ -38,16 +39,7 @@ class ClippedSum:
 
 
 def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
-    """Add the clipped sums of disjoint parts of a batch, one after the other.
-
-    Args:
-        size: d.
-        device: where the total shall be.
-        sums: of the parts; none for an empty batch.
-
-    Returns:
-        The sum over all parts.
-    """
+    """Add the clipped sums of disjoint parts of a batch, one after the other; none for an empty batch of d zeros."""
     total = torch.zeros(size, dtype=torch.float64, device=device)
     clipped = units = 0
     for each in sums:
@@ -99,13 +91,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 
 
 def count_reduced(factors: Sequence[torch.Tensor]) -> int:
-    """Count the units that lost some of their gradient in some layer: those with a factor below 1.
-
-    Under global clipping these are all units.
-
-    Args:
-        factors: as `clip_factors` gives them.
-    """
+    """Count the units that lost some of their gradient in some layer: those with a factor below 1 (global: all)."""
     return int((reduce(torch.minimum, factors) < 1).sum())
 
 
@@ -124,9 +110,6 @@ def sum_clipped(
         clipping: the rule.
         layer_sizes: number of columns of each layer, from left to right, adding up to d; needed by `per-layer`.
         real: which rows are units and not padding, shape (N,), bool; all of them if None.
-
-    Returns:
-        The clipped sum.
     """
     if real is None:
         real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)
@@ -137,15 +120,20 @@ def sum_clipped(
     return ClippedSum(total, count_reduced([each[real] for each in factors]), int(real.sum()))
 
 
+def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.Generator) -> torch.Tensor:
+    """Return g_i + rho xi_i, xi_i ~ N(0, I), for each unit i, shape (U, d), float32; rho >= 0 is the scale.
+
+    The clip comes after it, so the sensitivity stays C and the account of the noise on the sum stands; it buys no
+    privacy of its own, and it biases the clipped mean.
+    """
+    noise = torch.from_numpy(generator.standard_normal(gradients.shape, dtype=np.float32))
+    return gradients + scale * noise.to(gradients.device)
+
+
 def weighted_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return sum_i c_i r_i in float64; a row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
+    """Return sum_i c_i r_i, shape (d,), float64.
 
-    Args:
-        factors: c_i >= 0, shape (N,), float64.
-        rows: r_i, shape (N, d).
-
-    Returns:
-        Shape (d,), float64.
+    A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
     """
     kept = (factors > 0)[:, None]
     parts = rows.split(_COLUMNS, dim=1)

@@ -1,4 +1,4 @@
-"""Tilts by a feature and missing features."""
+"""Population shifts: prevalence, tilts by a feature and missing features, nested and as stated."""
 
 import numpy as np
 import pandas
@@ -7,16 +7,18 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.sources import BuiltIn, Table
+from fl_dpbayes.config.sources import BuiltIn, Logistic2D, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.shifts.apply import apply_shift, kept_indices
 from fl_dpbayes.data.shifts.population import (
     HIGHEST_STANDARD_SCORE,
+    LOGIT_OFFSETS,
     MISSING_SHARES,
     TILT_RATES,
     lose_features,
+    prevalence_indices,
     tilt_indices,
 )
 
@@ -37,12 +39,48 @@ def table(count=500, classes=2, truth=False):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("prevalence", [0.3, 0.7])
+def test_prevalence_moves_by_the_logit_offset(prevalence):
+    labels = (np.arange(20_000) % 10 < prevalence * 10).astype(np.int64)
+    for severity, offset in enumerate(LOGIT_OFFSETS, start=1):
+        kept = labels[prevalence_indices(labels, 2, severity, np.random.default_rng(0))]
+        logit = np.log(kept.mean() / (1 - kept.mean()))
+        # Rounding to whole records only: half a record of at least 490 positives.
+        assert abs(logit - (np.log(prevalence / (1 - prevalence)) - offset)) < 0.5 / 490 * 1.1
+
+
+def test_prevalence_keeps_a_nested_subset_in_order():
+    labels = np.repeat(np.arange(5), 1000)
+    before = np.arange(len(labels))
+    for severity, offset in enumerate(LOGIT_OFFSETS, start=1):
+        kept = prevalence_indices(labels, 5, severity, np.random.default_rng(4))
+        assert (np.diff(kept) > 0).all()
+        assert set(kept) < set(before)
+        assert np.array_equal(np.bincount(labels[kept]), np.round(1000 * np.exp(-offset * np.arange(5) / 4)))
+        before = kept
+
+
+def test_prevalence_moves_the_known_log_odds_of_two_classes():
+    points = load_source(Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train")
+    shift = Shift(kind="prevalence", severity=5)
+    records = apply_shift(points, shift, np.random.default_rng(5))
+    before, after = (np.log(truth[:, 1] / truth[:, 0]) for truth in (points.truth[records.units], records.truth))
+    np.testing.assert_allclose(after - before, (after - before)[0], rtol=0, atol=1e-9)
+    # Whole records are kept: the offset is 2.5 up to rounding.
+    assert (after - before)[0] == pytest.approx(-2.5, abs=1e-3)
+    # A class that the site lacks is made rarer by the planned share.
+    without = points.subset(points.labels == 0)
+    records = apply_shift(without, shift, np.random.default_rng(5))
+    np.testing.assert_array_equal(records.labels, without.labels)
+    odds = without.truth[:, 1] / without.truth[:, 0]
+    np.testing.assert_allclose(records.truth[:, 1] / records.truth[:, 0], odds * np.exp(-2.5), rtol=1e-9)
+
+
 @pytest.mark.parametrize("severity", range(1, 6))
-def test_tilt_weighs_exponentially(severity, seed):
-    generator = np.random.default_rng(100 + seed)
+def test_tilt_weighs_exponentially(severity):
+    generator = np.random.default_rng(100)
     values = (60 + 12 * generator.normal(size=100_000)).astype(np.float32)
-    kept = tilt_indices(values, severity, np.random.default_rng(seed))
+    kept = tilt_indices(values, severity, np.random.default_rng(0))
     score = (values.astype(np.float64) - values.mean(dtype=np.float64)) / values.std(dtype=np.float64)
     capped = np.minimum(score, HIGHEST_STANDARD_SCORE)
     weights = np.exp(TILT_RATES[severity - 1] * capped)
@@ -53,16 +91,15 @@ def test_tilt_weighs_exponentially(severity, seed):
     assert abs(len(kept) / len(values) - share) < 4 * np.sqrt(share * (1 - share) / len(values))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_tilts_are_nested_and_raise_the_mean(seed):
+def test_tilts_are_nested_and_raise_the_mean():
     records = table()
     before, means = np.arange(len(records)), [records.features[:, 1].mean()]
     for severity in range(1, 6):
         shift = Shift(kind="tilt", feature="age", severity=severity)
-        kept = kept_indices(records, shift, np.random.default_rng(seed))
+        kept = kept_indices(records, shift, np.random.default_rng(0))
         assert (np.diff(kept) > 0).all()
         assert set(kept) < set(before)
-        shifted = apply_shift(records, shift, np.random.default_rng(seed))
+        shifted = apply_shift(records, shift, np.random.default_rng(0))
         np.testing.assert_array_equal(shifted.features, records.features[kept])
         means.append(shifted.features[:, 1].mean())
         before = kept
@@ -99,12 +136,11 @@ def test_groups_and_truth_go_with_their_records():
     np.testing.assert_array_equal(tilted.truth, records.truth[tilted.units])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_features_are_lost_at_the_stated_share_and_stay_lost(seed):
+def test_features_are_lost_at_the_stated_share_and_stay_lost():
     features = np.random.default_rng(9).normal(size=(4000, 5)).astype(np.float32)
     lost_before = np.zeros(features.shape, dtype=bool)
     for severity, share in enumerate(MISSING_SHARES, start=1):
-        left = lose_features(features, severity, np.random.default_rng(seed))
+        left = lose_features(features, severity, np.random.default_rng(0))
         lost = left == 0
         assert left.dtype == np.float32
         np.testing.assert_array_equal(left[~lost], features[~lost])
