@@ -86,8 +86,7 @@ def noised_to_arrays(table: NoisedTable) -> dict[str, Floats]:
 def noised_from_arrays(arrays: Mapping[str, npt.NDArray], bins: int, noise_std: float) -> NoisedTable:
     """Read a noisy table of the agreed number of bins that came in a message, the arrays of `noised_to_arrays`.
 
-    Raises:
-        ValueError: if names, shape or type differ, or a value is not finite or larger than any test set.
+    Raises ValueError if names, shape or type differ, or a value is not finite or larger than any test set.
     """
     if set(arrays) != {"noised"}:
         raise ValueError(f"a noised release holds the array 'noised', not {sorted(map(str, arrays))[:5]}")

@@ -126,12 +126,7 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | Non
 def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
     """Say so where a pooled result without one site differs by more than the width of its 95 % interval.
 
-    Args:
-        role: whose results are pooled.
-        tables: site -> sums of the predictor that is read first, noise 0 where they are exact.
-
-    Returns:
-        A warning for each metric that one site decides, naming the site that moves it most; none for a single site.
+    `tables`: site -> sums of the predictor that is read first, noise 0 where they are exact.
     """
     if len(tables) < 2:
         return []
