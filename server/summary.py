@@ -11,7 +11,7 @@ import torch
 import fl_dpbayes
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.run_convergence import (
+from fl_dpbayes.posterior.convergence import (
     convergence_rows,
     convergence_warnings,
     mixture_warnings,
