@@ -31,8 +31,7 @@ from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.report.run_files import read_summary
-from fl_dpbayes.run.inline_engine import logs_in, task_identity
-from fl_dpbayes.run.inline_grid import InlineGrid
+from fl_dpbayes.run.inline_engine import InlineGrid, logs_in, task_identity
 from server.check_reply import reachable
 from server.federation import run_federation
 
@@ -140,8 +139,9 @@ class HostileGrid(InlineGrid):
         super().__init__(client_app, nodes)
         self._site_file, self._attack = site_file, attack
 
-    def _answer(self, message: Message) -> Message:
-        reply = super()._answer(message)
+    def answer(self, message: Message) -> Message:
+        """Run the ClientApp, and replace what the hostile site sends."""
+        reply = super().answer(message)
         hostile = message.metadata.dst_node_id == 1 and message.metadata.message_type == "train"
         if hostile and not reply.has_error() and "arrays" in reply.content:
             self._spoil(message, reply)
@@ -191,15 +191,8 @@ class HostileGrid(InlineGrid):
 def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> dict[str, float]:
     """Run a rule's federation once for each case.
 
-    Args:
-        rule: one of RULES.
-        noise: one of NOISES.
-        seed: of partition, noise and sampling.
-        cases: among CASES.
-
-    Returns:
-        Accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody was
-        hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
+    Returns accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody
+    was hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
     """
     values: dict[str, float] = {"rejected": 0.0}
     for case in cases:

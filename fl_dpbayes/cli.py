@@ -172,10 +172,9 @@ def account(
     as_json: AsJson = False,
 ) -> None:
     """Say what a history of noisy steps cost, by every method."""
-    from fl_dpbayes.run.account_tables import account_json, account_table
-    from fl_dpbayes.run.read_account import account_of
+    from fl_dpbayes.run.account import account_json, account_of, account_table
 
-    result = account_of(sigma, q, steps, history, delta, adjacency)
+    result = account_of(sigma, q, steps, history, delta, adjacency)  # type: ignore[arg-type]
     if as_json:
         print(json.dumps(account_json(result)))
     else:
@@ -210,17 +209,18 @@ def solve(
 ) -> None:
     """Find the noise (or temperature) that meets a target epsilon, or the largest number of steps that does."""
     from fl_dpbayes.privacy.account import account as account_for
-    from fl_dpbayes.run.account_tables import account_table, solve_json, solve_table
-    from fl_dpbayes.run.read_account import solved, steps_that_fit
+    from fl_dpbayes.run.account import account_table, solve_json, solve_table, solved, steps_that_fit
 
     if (steps is None) == (sigma is None):
         raise UserError("give --steps to find the noise, or --sigma to find the number of steps")
     if sigma is not None:
         if temperature is not None:
             raise UserError("--temperature is for --steps with --coupling floor: leave it out with --sigma")
-        result = steps_that_fit(epsilon, delta, q, sigma, adjacency)
+        result = steps_that_fit(epsilon, delta, q, sigma, adjacency)  # type: ignore[arg-type]
     else:
-        result = solved(epsilon, delta, q, steps or 0, coupling, schedule, units, clip_norm, temperature, adjacency)
+        options = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "coupling": coupling,
+                   "clip_norm": clip_norm, "sampling_rate": q, "temperature": temperature}  # fmt: skip
+        result = solved(options, schedule, steps or 0, units)
     if as_json:
         print(json.dumps(solve_json(result)))
     else:
@@ -374,17 +374,14 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except Stopped as stop:
-        errors.print(f"stopped: {stop}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(f"stopped: {stop}", 1)
     except UserError as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(f"error: {error}", 2)
     except Exception as error:
-        errors.print(
-            f"error: an internal fault ({type(error).__name__}: {error}); please report it with the command you gave",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        sys.exit(1)
+        name = type(error).__name__
+        _fail(f"error: an internal fault ({name}: {error}); please report it with the command you gave", 1)
+
+
+def _fail(text: str, status: int) -> None:
+    errors.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(status)

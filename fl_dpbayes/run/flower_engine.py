@@ -84,11 +84,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
 
 
 def end_interrupted(run_folder: Path) -> None:
-    """End what a killed command left of its run: Flower's processes go on without it, and would write beside the next.
-
-    Args:
-        run_folder: the run directory, which no other command works on.
-    """
+    """End what a killed command left of its run: Flower's processes go on, and would write beside the next."""
     note = run_folder / HOME_FILE
     if not note.is_file():
         return

@@ -10,12 +10,7 @@ END_SECONDS = 10.0
 
 
 def end(process: subprocess.Popen, home: Path) -> None:
-    """End a SuperLink with all that it started.
-
-    Args:
-        process: the SuperLink.
-        home: its FLWR_HOME, of one run alone.
-    """
+    """End a SuperLink with all that it started."""
     # Ray renames some of its processes, which overwrites the start of their environment, so the tree is read as well.
     tree = descendants(process.pid)
     process.terminate()
@@ -54,9 +49,6 @@ def end_processes_of(home: Path) -> None:
 
     Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
     the variable.
-
-    Args:
-        home: the folder, of one run alone.
     """
     kill(processes_of(home))
 

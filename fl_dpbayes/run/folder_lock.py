@@ -13,14 +13,7 @@ LOCK_FILE = "run.lock"
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold a run directory while the context lasts; the system lets go of it when the process dies, however it dies.
-
-    Args:
-        folder: the run directory.
-
-    Raises:
-        UserError: if another process holds it, or the folder cannot be written to.
-    """
+    """Hold a run directory while the context lasts; the system lets go of it when the process dies, however it dies."""
     with written(folder / LOCK_FILE):
         file = (folder / LOCK_FILE).open("ab")
     with file:

@@ -1,23 +1,109 @@
-"""Runs the apps in this process: for tests, notebooks and small studies."""
+"""Runs the apps in this process, without Ray and without a server: for tests, notebooks and small studies."""
 
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 # Flower lets only a process that has an identity build messages, and has no public way to give one; this private name
 # is why pyproject bounds flwr to one minor version.
 from flwr.supercore.task_identity import TaskIdentity
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 
 RUN_ID = 1
 LOG_FILE = "flower.log"
 LOGGERS = ("flwr", "fl_dpbayes")
+CLIENT_APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
+
+
+class LocalGrid(Grid):
+    """Nodes 1 .. K without a network: a request waits here until its reply is pulled, and is answered then."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes: Iterable[int] = range(1, nodes + 1)
+        self._waiting: dict[str, Message] = {}
+        self._pushed = 0
+
+    @abstractmethod
+    def answer(self, message: Message) -> Message:
+        """Reply to a request."""
+
+    def kept(self, message: Message) -> Message:
+        """Return what is kept of a request until it is answered."""
+        return message
+
+    def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self):  # type: ignore[no-untyped-def]
+        """Refuse: a grid in this process has no run of a SuperLink."""
+        raise AttributeError("an in-process grid belongs to no run")
+
+    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):  # type: ignore[no-untyped-def]
+        """Create a message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids."""
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Accept requests and give each an id."""
+        ids = []
+        for message in messages:
+            self._pushed += 1
+            ids.append(f"inline-{self._pushed}")
+            self._waiting[ids[-1]] = self.kept(message)
+            for metadata in (message.metadata, self._waiting[ids[-1]].metadata):
+                metadata.__dict__["_message_id"] = ids[-1]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to the requests with these ids."""
+        return [self.answer(self._waiting.pop(number)) for number in message_ids if number in self._waiting]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Push requests and return their replies in the same order."""
+        return self.pull_messages(self.push_messages(messages))
+
+
+class InlineGrid(LocalGrid):
+    """A grid that calls the ClientApp directly, without Ray and without a server; each node has a partition number."""
+
+    def __init__(self, client_app: ClientApp, nodes: int, stop: threading.Event | None = None) -> None:
+        super().__init__(nodes)
+        self._client_app, self._stop = client_app, stop
+        self._contexts = {
+            node: Context(
+                run_id=RUN_ID,
+                node_id=node,
+                node_config={"partition-id": node - 1, "num-partitions": nodes},
+                state=RecordDict(),
+                run_config={},
+            )
+            for node in self._nodes
+        }
+        self._nodes = self._contexts
+
+    def answer(self, message: Message) -> Message:
+        """Run the ClientApp."""
+        if self._stop is not None and self._stop.is_set():
+            raise UserError("the run was stopped")
+        try:
+            return self._client_app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            # As Flower does it: one site's failure is an error reply, and the others go on.
+            return Message(Error(CLIENT_APP_RAISED, type(error).__name__), reply_to=message)
 
 
 def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: bool = True) -> None:
@@ -33,7 +119,6 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
         UserError: what the ServerApp could not do, or that the run was stopped.
     """
     from clients.app import app as client_app
-    from fl_dpbayes.run.inline_grid import InlineGrid
     from server.app import app as server_app
 
     context = Context(

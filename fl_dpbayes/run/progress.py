@@ -127,14 +127,7 @@ def end_of_events(path: Path) -> int:
 
 
 def follow(reader: EventReader, rounds: int, console: Console, is_running: Callable[[], bool]) -> None:
-    """Show a run's events until it is over.
-
-    Args:
-        reader: of the file to which the server appends.
-        rounds: number of rounds planned.
-        console: where to show.
-        is_running: whether more may come.
-    """
+    """Show a run's events until it is over."""
     display = Display(console, rounds)
     with Live(
         get_renderable=display.render, console=console, refresh_per_second=4, transient=True, redirect_stdout=False,

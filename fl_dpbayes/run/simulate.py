@@ -55,18 +55,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
 
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
-    """Run the scenario of a run directory, from its checkpoint where it has one.
-
-    Args:
-        scenario: the scenario that lies in the folder.
-        engine: `flower` or `inline`.
-        folder: the run directory, locked, with scenario and site files.
-        console: where progress goes.
-
-    Raises:
-        UserError: if the run failed.
-        Stopped: if an interrupt ended it.
-    """
+    """Run the scenario of a run directory, from its checkpoint where it has one."""
     console.print(f"[bold]{scenario.name}[/bold]: {counted(len(scenario.sites), 'site')}, "
                   f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}")  # fmt: skip
     if scenario.privacy.kind == "none":
@@ -94,11 +83,7 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
 
 
 def check_machine(resources: Resources) -> None:
-    """Check that the apps are ours and that the device is here.
-
-    Raises:
-        UserError: naming a collision, or the device.
-    """
+    """Check that the apps are ours and that the device is here."""
     import clients
     import server
 

@@ -35,16 +35,7 @@ SQLITE_HEADER = b"SQLite format 3\0"
 
 
 def create_ledger(site_file: Path, console: Console) -> None:
-    """Make a site's ledger and its second place, or a further cohort in it; nothing is overwritten.
-
-    Args:
-        site_file: the site's TOML file.
-        console: where to print.
-
-    Raises:
-        UserError: if no request may have the cohort's delta, the cohort is there already, its records are those of
-            another cohort, they are not as the site file describes them, or a file cannot be used.
-    """
+    """Make a site's ledger and its second place, or a further cohort in it; nothing is overwritten."""
     record = _read_site(site_file)
     settings = _settings_of(record, site_file)
     # Made for good, so not with what every request is refused for.
@@ -64,15 +55,7 @@ def create_ledger(site_file: Path, console: Console) -> None:
 
 
 def repair_ledger(site_file: Path, console: Console) -> None:
-    """Make the second place of a site's ledger anew, where it is lost or unreadable or the ledger was moved.
-
-    Args:
-        site_file: the site's TOML file.
-        console: where to print.
-
-    Raises:
-        UserError: if the ledger is missing, damaged or behind its second place.
-    """
+    """Make the second place of a site's ledger anew, where it is lost or unreadable or the ledger was moved."""
     settings = _settings_of(_read_site(site_file), site_file)
     with _as_user_errors(settings):
         repaired = repair_witness(ledger_place(settings))
@@ -81,15 +64,7 @@ def repair_ledger(site_file: Path, console: Console) -> None:
 
 
 def show_ledger(site_file: Path, console: Console) -> None:
-    """Print what a site's cohort has spent, and its reservations.
-
-    Args:
-        site_file: the site's TOML file.
-        console: where to print.
-
-    Raises:
-        UserError: if the site has no ledger yet, or it cannot be read.
-    """
+    """Print what a site's cohort has spent, and its reservations."""
     with _ledger_of(site_file) as ledger:
         console.print(_budget_line(ledger.cohort), markup=False)
         for entry in ledger.entries():
@@ -105,18 +80,7 @@ def show_ledger(site_file: Path, console: Console) -> None:
 
 
 def verify_ledger(site_file: Path, console: Console) -> int:
-    """Check a site's ledger and print what is wrong.
-
-    Args:
-        site_file: the site's TOML file.
-        console: where to print.
-
-    Returns:
-        Exit status: 0 if the ledger is sound, 1 if not.
-
-    Raises:
-        UserError: if the site has no ledger yet.
-    """
+    """Check a site's ledger and print what is wrong."""
     try:
         with _ledger_of(site_file) as ledger:
             problems = ledger.verify()

@@ -98,18 +98,7 @@ def predict_records(
 def evaluate_records(
     run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, *, as_json: bool
 ) -> None:
-    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
-
-    Args:
-        run_dir: a run directory.
-        data: the records with labels, see `read_new_records`.
-        console: where the table goes.
-        data_dir: as for `predict_records`.
-        as_json: print JSON instead of a table.
-
-    Raises:
-        UserError: if the run or the data cannot be read, do not fit, or labels are missing.
-    """
+    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so."""
     found = _predict(run_dir, data, data_dir, labelled=True)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:

@@ -1,10 +1,7 @@
 """A Grid of made-up sites that answer at once: what the server does with many large replies, without training."""
 
-from collections.abc import Iterable
-
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.task import Task
@@ -13,61 +10,28 @@ from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header, request_digest, write_header
+from fl_dpbayes.run.inline_engine import LocalGrid
 
 UNITS = 1000
 
 
-class SyntheticGrid(Grid):
+class SyntheticGrid(LocalGrid):
     """Nodes 1 .. K, each a site whose samples are standard normal draws; a reply is made when it is pulled.
 
     Of a request only its header is kept, as on a server whose messages leave the process.
     """
 
     def __init__(self, sites: int, task: Task, seed: int) -> None:
-        self._sites, self._task = sites, task
-        self._generator = np.random.default_rng(seed)
-        self._waiting: dict[str, Message] = {}
-        self._pushed = 0
+        super().__init__(sites)
+        self._task, self._generator = task, np.random.default_rng(seed)
 
-    def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
-        """Do nothing: there is one run."""
+    def kept(self, message: Message) -> Message:
+        """Return the header alone."""
+        given, header = message.metadata, RecordDict({"config": message.content.config_records["config"]})
+        return Message(header, given.dst_node_id, given.message_type, ttl=given.ttl, group_id=given.group_id)
 
-    @property
-    def run(self):  # type: ignore[no-untyped-def]
-        """Refuse: these sites belong to no run of a SuperLink."""
-        raise AttributeError("a synthetic grid belongs to no run")
-
-    def create_message(self, content, message_type, dst_node_id, group_id, ttl=None):  # type: ignore[no-untyped-def]
-        """Create a message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the node ids."""
-        return list(range(1, self._sites + 1))
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep the headers of requests and give each an id."""
-        ids = []
-        for message in messages:
-            self._pushed += 1
-            given = message.metadata
-            header = RecordDict({"config": message.content.config_records["config"]})
-            kept = Message(header, given.dst_node_id, given.message_type, ttl=given.ttl, group_id=given.group_id)
-            ids.append(f"synthetic-{self._pushed}")
-            for metadata in (given, kept.metadata):
-                metadata.__dict__["_message_id"] = ids[-1]
-            self._waiting[ids[-1]] = kept
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Make up the replies to the requests with these ids."""
-        return [self._reply(self._waiting.pop(number)) for number in message_ids if number in self._waiting]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Push requests and return their replies in the same order."""
-        return self.pull_messages(self.push_messages(messages))
-
-    def _reply(self, asked: Message) -> Message:
+    def answer(self, asked: Message) -> Message:
+        """Make up a reply."""
         metadata, content = asked.metadata, RecordDict()
         if metadata.message_type == "query":
             content["config"] = ConfigRecord({"record": write_header(self._card(metadata.dst_node_id))})

@@ -10,7 +10,7 @@ from fl_dpbayes.privacy.check_statement import checked_statement, epsilon_bounds
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, write_history
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
-from fl_dpbayes.privacy.planned_stretch import planned_stretch
+from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement
 
@@ -173,20 +173,10 @@ def test_sampler_without_a_temperature_has_temperature_zero() -> None:
 
 
 def test_free_steps_of_many_kinds_do_not_hide_the_planned_ones() -> None:
-    own = (GaussianEvent(1.0, 0.1, 50),)
-    real = epsilon_bounds(own, 1e-3, "add_or_remove_one")[0]
-    junk = tuple(GaussianEvent(1e4 + number, 0.05, 1) for number in range(1000))
-    history = (*own, *junk)
-    mu = gdp_mu(history, "add_or_remove_one")
-
-    def statement(epsilon: float) -> PrivacyStatement:
-        return PrivacyStatement(
-            cohort="c", unit="patient", units=100, adjacency="add_or_remove_one", delta=1e-3, epsilon=epsilon,
-            epsilon_method="pld", mu=mu.mu, mu_kind=mu.kind, steps=1050, budget=10.0,
-            history=tuple((event.noise_multiplier, event.sampling_rate, event.steps) for event in history),
-            seeded=False,
-        )  # fmt: skip
-
-    checked_statement(statement(1.1 * real), own, own, None, 1e-3)
+    history = (*OWN, *(GaussianEvent(1e4 + number, 0.05, 1) for number in range(1000)))
+    real = epsilon_bounds(OWN, DELTA, "add_or_remove_one")[0]
+    mu = gdp_mu(history).mu
+    base = stated(OWN, history=write_history(history), steps=1020, mu=mu)
+    checked_statement(base.model_copy(update={"epsilon": 1.1 * real}), OWN, OWN, None, DELTA)
     with pytest.raises(ValueError, match="its history costs"):
-        checked_statement(statement(0.5 * real), own, own, None, 1e-3)
+        checked_statement(base.model_copy(update={"epsilon": 0.5 * real}), OWN, OWN, None, DELTA)

@@ -2,12 +2,11 @@
 
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved
-from fl_dpbayes.privacy.ledger.state import PARTS, Cohort, Spending
-from fl_dpbayes.privacy.ledger.witness import LedgerPlace
+from fl_dpbayes.privacy.ledger.state import PARTS, Cohort
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from tests.ledgers import RUN, open_ledger, spending
 
 EPSILON, DELTA = 3.0, 1e-5
 COHORT = Cohort("cohort", "patient", EPSILON, DELTA, "add_or_remove_one")
@@ -18,24 +17,11 @@ HISTORIES = {
 }
 
 
-def place_of(path, durability="normal"):
-    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
-
-
-def open_ledger(path, cohort, durability):
-    """Open a ledger, made on first use."""
-    place = place_of(path, durability)
-    try:
-        return Ledger.create(place, cohort)
-    except UserError:
-        return Ledger.open(place, cohort)
-
-
-def spend(ledger: Ledger, part: str, run: str = "a" * 16):
+def spend(ledger: Ledger, part: str, run: str = RUN):
     history = HISTORIES[part]
     steps = history[0].steps
-    spending = Spending(part, run, 1, part, run + part, part, history, 0, steps)
-    reserved = ledger.reserve(spending)
+    request = spending(1, part=part, run=run, purpose=part, plan=history, steps=steps)
+    reserved = ledger.reserve(request)
     if isinstance(reserved, Reserved):
         ledger.commit(reserved.reservation, b"reply")
     return reserved
@@ -43,7 +29,7 @@ def spend(ledger: Ledger, part: str, run: str = "a" * 16):
 
 @pytest.mark.parametrize("order", [PARTS, PARTS[::-1]])
 def test_each_part_costs_what_it_would_alone_whatever_the_others_spent(tmp_path, order) -> None:
-    with open_ledger(tmp_path / "together.sqlite", COHORT, "normal") as ledger:
+    with open_ledger(tmp_path / "together.sqlite", COHORT) as ledger:
         for part in order:
             assert spend(ledger, part).steps == HISTORIES[part][0].steps
         together = {part: ledger.spent(part).epsilon for part in PARTS}
@@ -53,7 +39,7 @@ def test_each_part_costs_what_it_would_alone_whatever_the_others_spent(tmp_path,
 
 
 def test_a_part_that_is_spent_leaves_the_others_theirs(tmp_path) -> None:
-    with open_ledger(tmp_path / "one.sqlite", COHORT, "normal") as ledger:
+    with open_ledger(tmp_path / "one.sqlite", COHORT) as ledger:
         for number in range(9):
             answer = spend(ledger, "recalibration", f"{number}" * 16)
         assert isinstance(answer, Refused)

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import re
-import sqlite3
 
 import pytest
 from rich.console import Console
@@ -13,25 +12,11 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import LedgerSettings, Policy, SiteFile, Split, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.privacy.ledger.state import Cohort, Spending
-from fl_dpbayes.privacy.ledger.witness import LedgerPlace
+from fl_dpbayes.privacy.ledger.state import Cohort
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.run.site_ledger import create_ledger, export_ledger, repair_ledger, show_ledger, verify_ledger
-
-
-def place_of(path, durability="normal"):
-    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
-
-
-def open_ledger(path, cohort, durability):
-    """Open a ledger, made on first use."""
-    place = place_of(path, durability)
-    try:
-        return Ledger.create(place, cohort)
-    except UserError:
-        return Ledger.open(place, cohort)
+from tests.ledgers import complete, execute, open_ledger, spending
 
 
 @pytest.fixture
@@ -50,13 +35,10 @@ def site_file(tmp_path):
 @pytest.fixture
 def spent_site(site_file):
     cohort = Cohort("ward [7]", "patient", 3.0, 1e-5, "add_or_remove_one")
-    with open_ledger(site_file.parent / "ledger.sqlite", cohort, "normal") as ledger:
-        for round_ in (1, 2):
-            plan = (GaussianEvent(8.0, 1.0, 20),)
-            spending = Spending("train", "ab" * 8, round_, "train", str(round_), "p", plan, (round_ - 1) * 5, 5)
-            reserved = ledger.reserve(spending)
-            if round_ == 1:
-                ledger.commit(reserved.reservation, b"reply")
+    with open_ledger(site_file.parent / "ledger.sqlite", cohort) as ledger:
+        plan = (GaussianEvent(8.0, 1.0, 20),)
+        complete(ledger, spending(1, run="ab" * 8, plan=plan))
+        ledger.reserve(spending(2, run="ab" * 8, plan=plan))
     return site_file
 
 
@@ -95,9 +77,7 @@ def test_sound_ledger_verifies_with_status_0(spent_site):
     "statement", ["UPDATE chain SET content = replace(content, '5', '1')", "UPDATE reply SET body = x'00'"]
 )
 def test_changed_ledger_verifies_with_status_1(spent_site, statement):
-    with sqlite3.connect(spent_site.parent / "ledger.sqlite") as connection:
-        connection.execute(statement)
-    connection.close()
+    execute(spent_site.parent / "ledger.sqlite", statement)
     console = _console()
     assert verify_ledger(spent_site, console) == 1
     assert "changed" in console.file.getvalue()

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import shutil
-import sqlite3
 
 import numpy as np
 import pytest
@@ -17,38 +16,15 @@ from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, Spending
-from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS, this_process
+from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
+from tests.ledgers import DEAD, OTHER_RUN, PLAN, RUN, complete, execute, open_ledger, place_of, spending
 
 DELTA = 1e-5
 # The budget holds 25 steps of noise multiplier 10 at sampling rate 1.
 COHORT = Cohort("cohort a", "patient", gdp_epsilon(math.sqrt(25.5) / 10, DELTA), DELTA, "add_or_remove_one")
-PLAN = (GaussianEvent(10.0, 1.0, 20),)
-# Our process id had another process before us.
-DEAD = this_process().rpartition(":")[0] + ":0"
-RUN, OTHER_RUN = "a" * 16, "b" * 16
-
-
-def place_of(path, durability="normal"):
-    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
-
-
-def open_ledger(path, cohort, durability):
-    """Open a ledger, made on first use."""
-    place = place_of(path, durability)
-    try:
-        return Ledger.create(place, cohort)
-    except UserError:
-        return Ledger.open(place, cohort)
-
-
-def _spending(round_=1, *, run=RUN, plan=PLAN, first_step=None, steps=5, part="train", request=None, purpose="train"):
-    first_step = (round_ - 1) * 5 if first_step is None else first_step
-    request = f"{run}{round_}{steps}" if request is None else request
-    return Spending(part, run, round_, purpose, request, f"plan {plan}", plan, first_step, steps)
 
 
 @pytest.fixture
@@ -58,22 +34,15 @@ def path(tmp_path):
 
 @pytest.fixture
 def ledger(path):
-    with open_ledger(path, COHORT, "normal") as opened:
+    with open_ledger(path, COHORT) as opened:
         yield opened
 
 
-def _complete(ledger, spending, reply=b"reply"):
-    reserved = ledger.reserve(spending)
-    assert isinstance(reserved, Reserved)
-    ledger.commit(reserved.reservation, reply)
-    return reserved
-
-
 def test_reserved_steps_count_before_they_run_and_whatever_becomes_of_them(ledger):
-    first = ledger.reserve(_spending(1))
+    first = ledger.reserve(spending(1))
     assert ledger.spent("train").steps == 5
     ledger.fail(first.reservation)
-    second = ledger.reserve(_spending(2))
+    second = ledger.reserve(spending(2))
     ledger.commit(second.reservation, b"reply")
     assert ledger.spent("train").steps == 10
     assert [row.state for row in ledger.rows()] == ["failed", "done"]
@@ -81,92 +50,79 @@ def test_reserved_steps_count_before_they_run_and_whatever_becomes_of_them(ledge
 
 
 def test_same_request_gets_its_stored_reply_for_free(ledger):
-    _complete(ledger, _spending(1), b"first reply")
-    assert ledger.reserve(_spending(1)) == StoredReply(b"first reply")
+    complete(ledger, spending(1), b"first reply")
+    assert ledger.reserve(spending(1)) == StoredReply(b"first reply")
     assert ledger.spent("train").steps == 5
 
 
 def test_another_request_in_the_same_round_is_refused(ledger):
-    _complete(ledger, _spending(1))
-    assert ledger.reserve(_spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
-    ledger.fail(ledger.reserve(_spending(2)).reservation)
-    assert ledger.reserve(_spending(2, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
+    complete(ledger, spending(1))
+    assert ledger.reserve(spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
+    ledger.fail(ledger.reserve(spending(2)).reservation)
+    assert ledger.reserve(spending(2, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
     assert ledger.spent("train").steps == 10
 
 
 def test_another_plan_in_the_same_run_is_refused(ledger):
-    _complete(ledger, _spending(1))
+    complete(ledger, spending(1))
     quieter = (GaussianEvent(20.0, 1.0, 20),)
-    assert ledger.reserve(_spending(2, plan=quieter)) == Refused(RefusalCode.PLAN_CHANGED, "plan")
-    stated_otherwise = dataclasses.replace(_spending(2), plan_digest="other")
+    assert ledger.reserve(spending(2, plan=quieter)) == Refused(RefusalCode.PLAN_CHANGED, "plan")
+    stated_otherwise = dataclasses.replace(spending(2), plan_digest="other")
     assert ledger.reserve(stated_otherwise) == Refused(RefusalCode.PLAN_CHANGED, "plan")
-    assert isinstance(ledger.reserve(_spending(2, plan=quieter, run=OTHER_RUN)), Reserved)
+    assert isinstance(ledger.reserve(spending(2, plan=quieter, run=OTHER_RUN)), Reserved)
     assert ledger.planned("train", RUN, "train").history == PLAN
     assert ledger.planned("train", "c" * 16, "train") is None
 
 
 def test_no_later_round_repeats_a_step_of_the_plan(ledger):
-    _complete(ledger, _spending(1))
+    complete(ledger, spending(1))
     again = Refused(RefusalCode.POLICY_DENIED, "first_step")
-    assert ledger.reserve(_spending(2, first_step=0)) == again
-    assert ledger.reserve(_spending(2, first_step=4)) == again
-    ledger.fail(ledger.reserve(_spending(2, first_step=10)).reservation)
-    assert ledger.reserve(_spending(3, first_step=6)) == again
-    assert isinstance(ledger.reserve(_spending(3, first_step=5)), Reserved)
+    assert ledger.reserve(spending(2, first_step=0)) == again
+    assert ledger.reserve(spending(2, first_step=4)) == again
+    ledger.fail(ledger.reserve(spending(2, first_step=10)).reservation)
+    assert ledger.reserve(spending(3, first_step=6)) == again
+    assert isinstance(ledger.reserve(spending(3, first_step=5)), Reserved)
 
 
 def test_request_whose_process_still_works_is_not_charged_twice(ledger):
-    ledger.reserve(_spending(1))
-    assert ledger.reserve(_spending(1)) == Refused(RefusalCode.ALREADY_RESERVED, "round")
+    ledger.reserve(spending(1))
+    assert ledger.reserve(spending(1)) == Refused(RefusalCode.ALREADY_RESERVED, "round")
     assert ledger.spent("train").steps == 5
 
 
 def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost(ledger, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ledger_module, "this_process", lambda: DEAD)
-        first = ledger.reserve(_spending(1))
-    assert ledger.reserve(_spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
-    again = ledger.reserve(_spending(1))
+        first = ledger.reserve(spending(1))
+    assert ledger.reserve(spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
+    again = ledger.reserve(spending(1))
     assert (again.reservation, again.steps) == (first.reservation, first.steps)
     assert again.head == ledger.head() != first.head
-    assert ledger.reserve(_spending(1)) == Refused(RefusalCode.ALREADY_RESERVED, "round"), "its process is this one now"
+    assert ledger.reserve(spending(1)) == Refused(RefusalCode.ALREADY_RESERVED, "round"), "its process is this one now"
     ledger.commit(again.reservation, b"at last")
     with pytest.raises(LedgerError, match="is done"):
         ledger.commit(first.reservation, b"the cut attempt was not dead after all")
-    assert ledger.reserve(_spending(1)) == StoredReply(b"at last")
+    assert ledger.reserve(spending(1)) == StoredReply(b"at last")
     assert (ledger.spent("train").steps, ledger.spent("train").method) == (5, "pld")
     assert [row.takeovers for row in ledger.rows()] == [1]
     assert ledger.verify() == []
 
 
-def test_work_that_keeps_dying_is_charged_again(ledger, monkeypatch):
+def test_repeating_work_that_failed_is_charged_again(ledger, monkeypatch):
     monkeypatch.setattr(ledger_module, "this_process", lambda: DEAD)
-    reservations = [ledger.reserve(_spending(1)).reservation for _ in range(MOST_TAKEOVERS + 2)]
-    assert len(set(reservations[:-1])) == 1
-    assert reservations[-1] != reservations[0]
-    assert ledger.spent("train").steps == 10
-
-
-@pytest.mark.parametrize("end", ["of a process without a name", "failed"])
-def test_repeating_work_that_did_not_complete_is_charged_again(ledger, monkeypatch, end):
-    monkeypatch.setattr(ledger_module, "this_process", lambda: DEAD if end == "failed" else "")
-    first = ledger.reserve(_spending(1))
-    if end == "failed":
-        ledger.fail(first.reservation)
-    again = ledger.reserve(_spending(1))
-    assert isinstance(again, Reserved)
-    assert again.reservation != first.reservation
-    ledger.commit(again.reservation, b"at last")
-    assert ledger.reserve(_spending(1)) == StoredReply(b"at last")
+    first = ledger.reserve(spending(1))
+    ledger.fail(first.reservation)
+    assert complete(ledger, spending(1), b"at last").reservation != first.reservation
+    assert ledger.reserve(spending(1)) == StoredReply(b"at last")
     spent = ledger.spent("train")
     assert (spent.steps, spent.method) == (10, "gdp filter")
 
 
 def test_the_longest_prefix_runs_and_then_nothing(ledger):
     for round_ in (1, 2, 3, 4):
-        assert _complete(ledger, _spending(round_)).steps == 5
-    assert _complete(ledger, _spending(1, run=OTHER_RUN, steps=8, first_step=0)).steps == 5
-    assert ledger.reserve(_spending(2, run=OTHER_RUN)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+        assert complete(ledger, spending(round_)).steps == 5
+    assert complete(ledger, spending(1, run=OTHER_RUN, steps=8, first_step=0)).steps == 5
+    assert ledger.reserve(spending(2, run=OTHER_RUN)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
     spent = ledger.spent("train")
     assert (spent.steps, spent.method, spent.mu.kind) == (25, "gdp filter", "exact")
     assert spent.epsilon <= COHORT.epsilon
@@ -176,28 +132,15 @@ def test_the_longest_prefix_runs_and_then_nothing(ledger):
 def test_refusal_leaves_no_trace(ledger):
     silent = (GaussianEvent(0.0, 1.0, 20),)
     head = ledger.head()
-    assert ledger.reserve(_spending(1, plan=silent)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+    assert ledger.reserve(spending(1, plan=silent)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
     assert ledger.head() == head
-    assert isinstance(ledger.reserve(_spending(1)), Reserved)
-
-
-def test_parts_have_a_budget_each(ledger):
-    _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
-    reserved = _complete(
-        ledger, _spending(1, part="test", purpose="evaluate", plan=(GaussianEvent(5.0, 1.0, 1),), steps=1)
-    )
-    assert reserved.steps == 1
-    assert ledger.spent("train").steps == 25
-    assert ledger.spent("test").steps == 1
-    assert ledger.spent("test").epsilon == pytest.approx(gdp_epsilon(0.2, DELTA), rel=1e-9)
+    assert isinstance(ledger.reserve(spending(1)), Reserved)
 
 
 def test_one_evaluation_each_round_is_charged_each_time(ledger):
     plan = (GaussianEvent(10.0, 1.0, 1),)
     for round_ in (1, 2, 3):
-        _complete(
-            ledger, _spending(round_, part="test", purpose=f"evaluate {round_}", plan=plan, first_step=0, steps=1)
-        )
+        complete(ledger, spending(round_, part="test", purpose=f"evaluate {round_}", plan=plan, first_step=0, steps=1))
     spent = ledger.spent("test")
     assert (spent.steps, spent.method) == (3, "gdp filter")
     assert spent.epsilon == pytest.approx(gdp_epsilon(math.sqrt(3) / 10, DELTA), rel=1e-9)
@@ -207,13 +150,13 @@ def test_one_subsampled_run_is_accounted_by_its_loss_distribution_and_a_second_b
     cohort = dataclasses.replace(COHORT, epsilon=4.0)
     sigmas = np.linspace(1.2, 1.6, 20)
     plan = history_of_steps(sigmas, 0.1)
-    with open_ledger(path, cohort, "normal") as ledger:
+    with open_ledger(path, cohort) as ledger:
         for round_ in (1, 2):
-            _complete(ledger, _spending(round_, plan=plan))
+            complete(ledger, spending(round_, plan=plan))
         alone = ledger.spent("train")
         assert (alone.method, alone.mu.kind) == ("pld", "clt")
         assert alone.epsilon == pld_epsilon(history_of_steps(sigmas[:10], 0.1), DELTA)
-        _complete(ledger, _spending(1, run=OTHER_RUN, plan=plan))
+        complete(ledger, spending(1, run=OTHER_RUN, plan=plan))
         both = ledger.spent("train")
         assert (both.method, both.steps) == ("rdp filter", 15)
         assert pld_epsilon(both.history, DELTA) < both.epsilon <= 4.0
@@ -222,21 +165,21 @@ def test_one_subsampled_run_is_accounted_by_its_loss_distribution_and_a_second_b
 def test_a_run_that_was_cut_off_leaves_its_unused_steps_to_the_next(path):
     plan = (GaussianEvent(1.0, 0.1, 400),)
     cohort = dataclasses.replace(COHORT, epsilon=pld_epsilon((GaussianEvent(1.0, 0.1, 100),), DELTA) + 1e-6)
-    with open_ledger(path, cohort, "normal") as ledger:
-        _complete(ledger, _spending(1, plan=plan, steps=30, first_step=0))
-        assert _complete(ledger, _spending(1, run=OTHER_RUN, plan=plan, steps=100, first_step=0)).steps == 70
+    with open_ledger(path, cohort) as ledger:
+        complete(ledger, spending(1, plan=plan, steps=30, first_step=0))
+        assert complete(ledger, spending(1, run=OTHER_RUN, plan=plan, steps=100, first_step=0)).steps == 70
         spent = ledger.spent("train")
         assert (spent.method, spent.steps) == ("pld", 100)
         assert spent.epsilon == pld_epsilon((GaussianEvent(1.0, 0.1, 100),), DELTA)
-        assert ledger.reserve(_spending(1, run="c" * 16, plan=plan)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+        assert ledger.reserve(spending(1, run="c" * 16, plan=plan)) == Refused(RefusalCode.BUDGET_EXHAUSTED)
         assert ledger.verify() == []
 
 
 def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(path):
     plan = (GaussianEvent(0.9, 0.1, 60), GaussianEvent(3.0, 0.1, 60))
     cohort = dataclasses.replace(COHORT, epsilon=pld_epsilon((GaussianEvent(0.9, 0.1, 50),), DELTA) + 1e-6)
-    with open_ledger(path, cohort, "normal") as ledger:
-        assert _complete(ledger, _spending(2, plan=plan, steps=60, first_step=60)).steps == 50
+    with open_ledger(path, cohort) as ledger:
+        assert complete(ledger, spending(2, plan=plan, steps=60, first_step=60)).steps == 50
         assert pld_epsilon((plan[0], GaussianEvent(3.0, 0.1, 50)), DELTA) > cohort.epsilon
         spent = ledger.spent("train")
         assert (spent.method, spent.steps) == ("pld", 50)
@@ -245,11 +188,11 @@ def test_a_run_that_skipped_its_noisy_steps_never_reports_more_than_the_budget(p
 
 def test_ledger_outlives_its_process_state(path):
     with open_ledger(path, COHORT, "full") as ledger:
-        _complete(ledger, _spending(1), b"kept")
+        complete(ledger, spending(1), b"kept")
         head = ledger.head()
     with open_ledger(path, COHORT, "full") as ledger:
         assert ledger.head() == head
-        assert ledger.reserve(_spending(1), echoed_head=head) == StoredReply(b"kept")
+        assert ledger.reserve(spending(1), echoed_head=head) == StoredReply(b"kept")
     with Ledger.open_existing(place_of(path), COHORT.name) as ledger:
         assert ledger.cohort == COHORT
 
@@ -259,18 +202,18 @@ def test_ledger_outlives_its_process_state(path):
      ("unit", "record"), ("split", "another")],
 )  # fmt: skip
 def test_a_cohort_keeps_its_budget(path, field, value):
-    open_ledger(path, COHORT, "normal").close()
+    open_ledger(path, COHORT).close()
     with pytest.raises(UserError, match=field) as caught:
-        open_ledger(path, dataclasses.replace(COHORT, **{field: value}), "normal")
+        open_ledger(path, dataclasses.replace(COHORT, **{field: value}))
     assert repr(value) in str(caught.value)
     assert repr(getattr(COHORT, field)) in str(caught.value)
 
 
 def test_cohorts_in_one_file_do_not_share_a_budget(path, ledger):
-    _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
-    with open_ledger(path, dataclasses.replace(COHORT, name="cohort b"), "normal") as other:
+    complete(ledger, spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
+    with open_ledger(path, dataclasses.replace(COHORT, name="cohort b")) as other:
         assert other.spent("train").steps == 0
-        assert isinstance(other.reserve(_spending(1)), Reserved)
+        assert isinstance(other.reserve(spending(1)), Reserved)
     assert ledger.spent("train").steps == 25
 
 
@@ -279,7 +222,7 @@ def _version(fingerprint, units=()):
 
 
 def test_corrected_records_open_no_new_budget(ledger):
-    _complete(ledger, _spending(1))
+    complete(ledger, spending(1))
     for fingerprint in ("f1", "f1", "f2"):
         ledger.record_data_version(_version(fingerprint))
     assert [version.fingerprint for version in ledger.state().data_versions] == ["f1", "f2"]
@@ -302,7 +245,7 @@ def test_cohort_with_the_units_of_another_is_neither_made_nor_used(path, ledger)
 
 
 def test_ledger_is_made_once(path, ledger):
-    _complete(ledger, _spending(1))
+    complete(ledger, spending(1))
     with pytest.raises(UserError, match="holds cohort 'cohort a' already: nothing is made or overwritten"):
         Ledger.create(place_of(path), COHORT)
     assert ledger.spent("train").steps == 5
@@ -317,11 +260,7 @@ def _emptied(path, copy):
 
 
 def _dropped(path, copy):
-    with sqlite3.connect(path) as connection:
-        for table in ("chain", "reply", "secret"):
-            connection.execute(f"DROP TABLE {table}")
-        connection.execute("PRAGMA user_version = 0")
-    connection.close()
+    execute(path, *(f"DROP TABLE {table}" for table in ("chain", "reply", "secret")), "PRAGMA user_version = 0")
 
 
 def _made_anew(path, copy):
@@ -329,9 +268,7 @@ def _made_anew(path, copy):
 
 
 def _foreign(path, copy):
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE patients (name TEXT)")
-    connection.close()
+    execute(path, "CREATE TABLE patients (name TEXT)")
 
 
 @pytest.mark.parametrize(
@@ -349,11 +286,11 @@ def _foreign(path, copy):
 def test_ledger_that_is_not_what_its_second_place_knows_is_refused_until_it_is_put_back(
     path, tmp_path, replace, reason
 ):
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(1))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(1))
     shutil.copy(path, tmp_path / "older.sqlite")
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(2))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(2))
     newest = path.rename(tmp_path / "newest.sqlite")
     if replace is _dropped:
         shutil.copy(newest, path)
@@ -370,42 +307,42 @@ def test_ledger_that_is_not_what_its_second_place_knows_is_refused_until_it_is_p
     newest.rename(path)
     with Ledger.open(place_of(path), COHORT) as ledger:
         assert ledger.spent("train").steps == 10
-        assert isinstance(ledger.reserve(_spending(3)), Reserved)
+        assert isinstance(ledger.reserve(spending(3)), Reserved)
 
 
 def test_open_ledger_that_is_put_back_meanwhile_is_refused_at_its_next_change(path, tmp_path):
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(1))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(1))
     shutil.copytree(path.parent, tmp_path / "copy")
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(2))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(2))
     older = LedgerPlace(tmp_path / "copy" / path.name, place_of(path).witness, "normal")
     with Ledger.open_existing(older, COHORT.name) as ledger:
         with pytest.raises(LedgerError, match="lacks entry"):
-            ledger.reserve(_spending(2))
+            ledger.reserve(spending(2))
         assert ledger.spent("train").steps == 5
         assert "lacks entry" in ledger.verify()[0]
 
 
 def test_both_put_back_are_noticed_by_the_servers_head(path, tmp_path):
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(1))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(1))
     shutil.copytree(path.parent, tmp_path / "older")
-    with open_ledger(path, COHORT, "normal") as ledger:
-        head = _complete(ledger, _spending(2)).head
-        assert isinstance(ledger.reserve(_spending(3), echoed_head=head), Reserved)
+    with open_ledger(path, COHORT) as ledger:
+        head = complete(ledger, spending(2)).head
+        assert isinstance(ledger.reserve(spending(3), echoed_head=head), Reserved)
     shutil.rmtree(path.parent)
     (tmp_path / "older").rename(path.parent)
     with Ledger.open(place_of(path), COHORT) as ledger:
         before = ledger.head()
-        assert ledger.reserve(_spending(2), echoed_head=head) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
+        assert ledger.reserve(spending(2), echoed_head=head) == Refused(RefusalCode.LEDGER_ROLLED_BACK, "ledger_head")
         assert ledger.head() == before
 
 
 @pytest.mark.parametrize("what", ["renamed", "copied"])
 def test_ledger_at_another_path_is_refused_until_its_second_place_is_told(path, what):
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(1))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(1))
     moved = path.with_name("moved.sqlite")
     if what == "renamed":
         path.rename(moved)
@@ -425,8 +362,7 @@ def test_ledger_at_another_path_is_refused_until_its_second_place_is_told(path, 
 
 def test_second_place_behind_a_link_is_told_every_head(path, tmp_path):
     place, elsewhere = place_of(path), tmp_path / "another disk" / "second.json"
-    with open_ledger(path, COHORT, "normal"):
-        pass
+    open_ledger(path, COHORT).close()
     elsewhere.parent.mkdir()
     place.witness.rename(elsewhere)
     place.witness.symlink_to(elsewhere)
@@ -434,14 +370,14 @@ def test_second_place_behind_a_link_is_told_every_head(path, tmp_path):
         Ledger.open(place, COHORT)
     assert repair_witness(place)
     with Ledger.open(place, COHORT) as ledger:
-        _complete(ledger, _spending(1))
+        complete(ledger, spending(1))
         position = ledger.entries()[-1].position
     assert place.witness.is_symlink()
     assert json.loads(elsewhere.read_text())["position"] == position
 
 
 def test_text_of_a_second_place_reaches_no_terminal_raw(path):
-    with open_ledger(path, COHORT, "normal"):
+    with open_ledger(path, COHORT):
         witness = place_of(path).witness
     witness.write_text(json.dumps(json.loads(witness.read_text()) | {"ledger": "\ud800\x1b[31m\n" + "x" * 9000}))
     with pytest.raises(LedgerError) as error:
@@ -450,24 +386,14 @@ def test_text_of_a_second_place_reaches_no_terminal_raw(path):
     assert len(str(error.value)) < 1500
 
 
-def test_emptied_ledger_is_not_taken_for_a_new_one(path):
-    with open_ledger(path, COHORT, "normal"):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM chain")
-    connection.close()
-    with pytest.raises(LedgerError, match=r"lacks entry 1.*newest"):
-        Ledger.open_existing(place_of(path), COHORT.name)
-
-
-def test_ledger_without_its_key_is_damaged(path):
-    with open_ledger(path, COHORT, "normal"):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM secret")
-    connection.close()
+def test_ledger_without_its_entries_or_its_key_is_not_taken_for_a_new_one(path):
+    open_ledger(path, COHORT).close()
+    execute(path, "DELETE FROM secret")
     with Ledger.open_existing(place_of(path), COHORT.name) as ledger:
         assert "secret key is missing" in ledger.verify()[0]
+    execute(path, "DELETE FROM chain")
+    with pytest.raises(LedgerError, match=r"lacks entry 1.*newest"):
+        Ledger.open_existing(place_of(path), COHORT.name)
 
 
 @pytest.mark.parametrize(
@@ -477,14 +403,14 @@ def test_ledger_without_its_key_is_damaged(path):
      b"[" * 60_000, b'{"format":1,"ledger":1,"position":1,"head":"00"}'],
 )  # fmt: skip
 def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_repaired(path, content):
-    with open_ledger(path, COHORT, "normal") as ledger:
-        _complete(ledger, _spending(1))
+    with open_ledger(path, COHORT) as ledger:
+        complete(ledger, spending(1))
         witness = place_of(path).witness
         witness.unlink()
         if content is not None:
             witness.write_bytes(content)
         with pytest.raises(LedgerError, match=r"does not exist: put it back|is unreadable: put it back"):
-            ledger.reserve(_spending(2))
+            ledger.reserve(spending(2))
     with pytest.raises(LedgerError, match="repair"):
         Ledger.open(place_of(path), COHORT)
     with pytest.raises((LedgerError, UserError)):
@@ -497,7 +423,7 @@ def test_second_place_that_is_lost_or_unreadable_stops_the_ledger_until_it_is_re
     assert repair_witness(place_of(path))
     assert not repair_witness(place_of(path))
     with Ledger.open(place_of(path), COHORT) as ledger:
-        assert isinstance(ledger.reserve(_spending(2)), Reserved)
+        assert isinstance(ledger.reserve(spending(2)), Reserved)
 
 
 def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, monkeypatch):
@@ -507,8 +433,8 @@ def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, 
     def crash(*_):
         raise Crash
 
-    with open_ledger(path, COHORT, "normal") as ledger, monkeypatch.context() as patch:
-        first = ledger.reserve(_spending(1))
+    with open_ledger(path, COHORT) as ledger, monkeypatch.context() as patch:
+        first = ledger.reserve(spending(1))
         patch.setattr(ledger_module, "advance_witness", crash)
         with pytest.raises(Crash):
             ledger.commit(first.reservation, b"never sent")
@@ -517,7 +443,7 @@ def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, 
         assert seen["position"] < len(ledger.entries())
         assert ledger.spent("train").steps == 5
         # Before a stored reply leaves, the second place knows of it: it cannot be forgotten and drawn again.
-        assert ledger.reserve(_spending(1)) == StoredReply(b"never sent")
+        assert ledger.reserve(spending(1)) == StoredReply(b"never sent")
         assert json.loads(place_of(path).witness.read_text())["head"] == ledger.head()
 
 
@@ -530,57 +456,50 @@ def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, 
     ],
 )
 def test_changed_entries_stop_the_ledger(path, ledger, statement):
-    _complete(ledger, _spending(1))
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
+    complete(ledger, spending(1))
+    execute(path, statement)
     assert "was changed" in ledger.verify()[0]
-    for action in (lambda: ledger.reserve(_spending(2)), lambda: ledger.spent("train"), ledger.head):
+    for action in (lambda: ledger.reserve(spending(2)), lambda: ledger.spent("train"), ledger.head):
         with pytest.raises(LedgerError, match="was changed"):
             action()
 
 
 @pytest.mark.parametrize("statement", ["UPDATE reply SET body = x'00'", "DELETE FROM reply"])
 def test_changed_reply_is_not_sent(path, ledger, statement):
-    _complete(ledger, _spending(1))
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
+    complete(ledger, spending(1))
+    execute(path, statement)
     assert "reply" in ledger.verify()[0]
     with pytest.raises(LedgerError, match="missing or was changed"):
-        ledger.reserve(_spending(1))
+        ledger.reserve(spending(1))
 
 
 def test_verify_notices_spend_beyond_the_budget(ledger, monkeypatch):
     monkeypatch.setattr(ledger_module, "admitted_steps", lambda rule, spent, requested, budget: 30)
-    _complete(ledger, _spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
+    complete(ledger, spending(1, plan=(GaussianEvent(10.0, 1.0, 30),), steps=30))
     assert "admits only 25" in ledger.verify()[0]
 
 
 def test_only_an_open_reservation_is_completed(ledger):
-    reserved = _complete(ledger, _spending(1))
+    reserved = complete(ledger, spending(1))
     for action in (lambda: ledger.commit(reserved.reservation, b"again"), lambda: ledger.fail(reserved.reservation)):
         with pytest.raises(LedgerError, match="is done"):
             action()
     with pytest.raises(LedgerError, match="is unknown"):
         ledger.fail(99)
-    assert ledger.reserve(_spending(1)) == StoredReply(b"reply")
+    assert ledger.reserve(spending(1)) == StoredReply(b"reply")
 
 
-@pytest.mark.parametrize(("first_step", "steps"), [(-1, 5), (0, 0), (16, 5)])
-def test_steps_outside_the_plan_are_a_mistake(first_step, steps):
-    with pytest.raises(ValueError, match="within the plan's 20 steps"):
-        _spending(1, first_step=first_step, steps=steps)
-
-
-def test_plan_without_a_single_sampling_rate_is_a_mistake():
+def test_steps_outside_the_plan_and_two_sampling_rates_are_mistakes():
+    for first_step, steps in ((-1, 5), (0, 0), (16, 5)):
+        with pytest.raises(ValueError, match="within the plan's 20 steps"):
+            spending(1, first_step=first_step, steps=steps)
     for plan in ((), (GaussianEvent(1.0, 0.1, 10), GaussianEvent(1.0, 0.2, 10))):
         with pytest.raises(ValueError, match="one sampling rate"):
-            _spending(1, plan=plan)
+            spending(1, plan=plan)
 
 
 def test_entries_can_be_hashed_again_by_an_auditor(ledger):
-    _complete(ledger, _spending(1))
+    complete(ledger, spending(1))
     entries = ledger.entries()
     assert [entry.content["kind"] for entry in entries] == ["cohort", "rule", "plan", "reserved", "done"]
     json.dumps([entry.content for entry in entries], allow_nan=False)
@@ -599,9 +518,9 @@ def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(t
     true_spend: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "this_process", lambda: DEAD)
-        with open_ledger(tmp_path_factory.mktemp("ledger") / "l.sqlite", COHORT, "normal") as ledger:
+        with open_ledger(tmp_path_factory.mktemp("ledger") / "l.sqlite", COHORT) as ledger:
             for run, round_, steps, end in requests:
-                answer = ledger.reserve(_spending(round_, run=str(run) * 16, steps=steps))
+                answer = ledger.reserve(spending(round_, run=str(run) * 16, steps=steps))
                 if isinstance(answer, Reserved):
                     # What a dead process left open is worked on again under the same reservation.
                     true_spend[answer.reservation] = answer.steps

@@ -1,41 +1,33 @@
-"""Work that came to no end is charged again unless its process is known to be dead and no reply can have been sent."""
+"""Work that came to no end is charged again unless its process is known to be dead and no reply can have been sent.
 
+A process is known by its name, and what /proc does not tell is not guessed.
+"""
+
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger import takeover
 from fl_dpbayes.privacy.ledger.file import LedgerError, append_entry, transaction
-from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
+from fl_dpbayes.privacy.ledger.ledger import Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending
-from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS, this_process
-from fl_dpbayes.privacy.ledger.witness import LedgerPlace
+from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS, process_status, this_process
 from fl_dpbayes.protocol.refusal import RefusalCode
+from tests.ledgers import DEAD, open_ledger
 
 COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
 SPENDING = Spending("train", "a" * 16, 1, "train", "request", "plan", (GaussianEvent(10.0, 1.0, 5),), 0, 5)
 BOOT, NAMESPACE, PROCESS_ID, START = this_process().split(":")
-DEAD = f"{BOOT}:{NAMESPACE}:{PROCESS_ID}:0"
 BEFORE_THE_POWER_CUT = f"earlier boot:{NAMESPACE}:77:1"
 IN_ANOTHER_CONTAINER = f"{BOOT}:{int(NAMESPACE) + 1}:77:1"
 AT_WORK = Refused(RefusalCode.ALREADY_RESERVED, "round")
-
-
-def place_of(path, durability="normal"):
-    return LedgerPlace(path, path.parent / "witness" / f"{path.name}.json", durability)
-
-
-def open_ledger(path, cohort, durability):
-    """Open a ledger, made on first use."""
-    place = place_of(path, durability)
-    try:
-        return Ledger.create(place, cohort)
-    except UserError:
-        return Ledger.open(place, cohort)
 
 
 @pytest.fixture
@@ -218,3 +210,77 @@ def test_entry_about_work_that_is_not_open_stops_the_ledger(path, kind, end):
         assert f"reservation {reservation}, which is {end}" in problem
         with pytest.raises(LedgerError, match="which is"):
             ledger.reserve(SPENDING)
+
+
+NAME_OF_ANOTHER = (
+    "from fl_dpbayes.privacy.ledger.takeover import this_process; print(this_process(), flush=True); input()"
+)
+
+
+@pytest.fixture
+def other():
+    """A process, and its name."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", NAME_OF_ANOTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+def test_process_is_known_by_its_name(other):
+    process, name = other
+    assert process_status(this_process()) == process_status(name) == "running"
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert process_status(name) == "dead", "a zombie works on nothing"
+    process.wait()
+    assert process_status(name) == "dead"
+
+
+def test_another_boot_is_told_from_another_namespace_and_another_process_of_our_id():
+    assert process_status(DEAD) == "dead"
+    boot, namespace, process_id, start = this_process().split(":")
+    assert process_status(f"other:{namespace}:{process_id}:{start}") == "machine restarted"
+    # Processes of two containers of one machine see the same boot id and not one another.
+    for number in (process_id, "4194303"):
+        assert process_status(f"{boot}:{int(namespace) + 1}:{number}:{start}") == "unknown"
+
+
+@pytest.mark.parametrize("process_id", ["0", "-1", "x", "9" * 30])
+def test_what_is_no_name_is_unknown(process_id):
+    boot, namespace, _, start = this_process().split(":")
+    for name in (f"{boot}:{namespace}:{process_id}:{start}", "", "a:b", f"{boot}:{os.getpid()}:{start}"):
+        assert process_status(name) == "unknown"
+
+
+def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch):
+    process, name = other
+    read = takeover._state_and_start_time
+
+    def hidden(process_id):
+        if process_id != os.getpid():
+            raise FileNotFoundError
+        return read(process_id)
+
+    monkeypatch.setattr(takeover, "_state_and_start_time", hidden)
+    assert process_status(name) == "unknown"
+    process.kill()
+    process.wait()
+    assert process_status(name) == "dead"
+
+
+def test_without_proc_nothing_is_known(other, monkeypatch, tmp_path):
+    _, name = other
+    monkeypatch.setattr(takeover, "_PROC", tmp_path)
+    assert this_process() == ""
+    assert process_status(name) == "unknown"
+
+
+def test_proc_of_another_namespace_names_nobody(monkeypatch, tmp_path):
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    for name in ("sys", str(os.getpid()), str(os.getpid() + 1)):
+        (tmp_path / name).symlink_to(Path("/proc") / (name if name == "sys" else "self"))
+    monkeypatch.setattr(takeover, "_PROC", tmp_path)
+    assert this_process() == ""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ExponentialStepSize, FlatPrior
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
@@ -22,22 +22,9 @@ LEVEL = 1e-6
 
 
 def plan_of(steps: int, sampling_rate: float, pre_noise: float = 0.0) -> TrainingPlan:
-    return TrainingPlan(
-        rounds=1,
-        steps_per_round=steps,
-        burn_in=0,
-        thinning=1,
-        sampler=SGLD(step_size=ExponentialStepSize(initial=0.1, decay=0.9), prior=FlatPrior()),
-        privacy=PrivacyPlan(
-            epsilon=1.0,
-            delta=1e-5,
-            clip_norm=1.7,
-            sampling_rate=sampling_rate,
-            pre_noise=pre_noise,
-            coupling="constant",
-        ),
-        chain_start="broadcast",
-    )
+    sampler = SGLD(step_size=ExponentialStepSize(initial=0.1, decay=0.9), prior=FlatPrior())
+    privacy = {"clip_norm": 1.7, "sampling_rate": sampling_rate, "pre_noise": pre_noise, "coupling": "constant"}
+    return chains.plan_of(sampler, privacy, steps_per_round=steps)
 
 
 def run(plan: TrainingPlan, units: int = 3):
@@ -143,15 +130,6 @@ def test_shuffled_loader_is_found(monkeypatch) -> None:
     for seed in range(5):
         monkeypatch.setattr(minibatch, "poisson_units", shuffled())
         assert {"sizes", "units", "steps"} <= set(sampling_faults(participation(200, 100, 0.25, seed), 0.25))
-
-
-def test_batches_of_a_fixed_size_are_found(monkeypatch) -> None:
-    monkeypatch.setattr(
-        minibatch,
-        "poisson_units",
-        lambda generator, count, rate: np.sort(generator.permutation(count)[: int(rate * count)]),
-    )
-    assert sampling_faults(participation(200, 100, 0.25, 0), 0.25) == ["sizes"]
 
 
 def test_unit_that_is_added_last_moves_no_other_units_draw() -> None:

@@ -1,42 +1,39 @@
-"""From the arguments of `account` and `solve` to the library's calls, checked."""
+"""The work behind `account` and `solve`: options checked, and accounts and solved noise as tables and as JSON."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+from rich.table import Table
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
 from fl_dpbayes.config.sampler import StepSizeSchedule
-from fl_dpbayes.privacy.account import Account, account
-from fl_dpbayes.privacy.events import GaussianEvent, History, read_history
+from fl_dpbayes.privacy.account import SMALL_DELTA, Account, account
+from fl_dpbayes.privacy.events import GaussianEvent, History, read_history, write_history
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
+from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.samplers.planned import step_sizes
 
 # Beyond it the arithmetic has no digits left to count steps with.
 MAX_ACCOUNTED_STEPS = 10**12
 OPTIONS = {"epsilon": "--epsilon", "delta": "--delta", "sampling_rate": "--q", "clip_norm": "--clip-norm",
            "temperature": "--temperature"}  # fmt: skip
+NEIGHBOURS = {
+    "add_or_remove_one": "neighbours differ by adding or removing one unit",
+    "replace_one": "neighbours differ by replacing one unit",
+}
 
 
 def account_of(
-    sigma: float | None, q: float | None, steps: int | None, history: Path | None, delta: float, adjacency: str
+    sigma: float | None, q: float | None, steps: int | None, history: Path | None, delta: float, adjacency: Adjacency
 ) -> Account:
-    """Account for one mechanism or a history file.
-
-    Args:
-        sigma: noise multiplier, with `q` and `steps`; or None.
-        q: sampling rate.
-        steps: number of steps.
-        history: a JSON list of `[noise_multiplier, sampling_rate, steps]` instead of the three.
-        delta: in (0, 1).
-        adjacency: which data sets are neighbours.
-
-    Returns:
-        The account by every method.
+    """Account for `steps` steps of noise multiplier `sigma` at sampling rate `q`, or for the JSON list of `history`.
 
     Raises:
         UserError: if neither or both forms are given, or a value is out of range.
@@ -46,11 +43,8 @@ def account_of(
         raise UserError("give either --sigma, --q and --steps together, or --history FILE")
     if not 0 < delta < 1:
         raise UserError(f"--delta is {delta}: it must lie between 0 and 1")
-    events = _one_event(sigma, q, steps) if history is None else _history_in(history)
-    return account(events, delta, adjacency)  # type: ignore[arg-type]
-
-
-def _one_event(sigma: float | None, q: float | None, steps: int | None) -> History:
+    if history is not None:
+        return account(_history_in(history), delta, adjacency)
     assert sigma is not None
     assert q is not None
     assert steps is not None
@@ -61,7 +55,7 @@ def _one_event(sigma: float | None, q: float | None, steps: int | None) -> Histo
     ):
         if not allowed:
             raise UserError(f"{name} is {value}: it must be {wanted}")
-    return (GaussianEvent(sigma, q, steps),)
+    return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
 
 
 def _history_in(path: Path) -> History:
@@ -81,38 +75,19 @@ def _history_in(path: Path) -> History:
     return events
 
 
-def solved(
-    epsilon: float,
-    delta: float,
-    q: float,
-    steps: int,
-    coupling: str,
-    schedule: str,
-    units: int,
-    clip_norm: float,
-    temperature: float | None,
-    adjacency: str,
-) -> SolvedNoise:
+def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
     """Solve the free parameter of a coupling for a target epsilon.
 
     Args:
-        epsilon: target, > 0.
-        delta: in (0, 1).
-        q: sampling rate, in (0, 1].
-        steps: number of steps, >= 1.
-        coupling: `constant`, `temperature`, `langevin` or `floor`.
+        options: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1, the other couplings take none.
         schedule: step sizes as a TOML table.
+        steps: number of steps, >= 1.
         units: n >= 1.
-        clip_norm: C > 0.
-        temperature: tau of `floor`, None: 1; the other couplings take none.
-        adjacency: which data sets are neighbours.
-
-    Returns:
-        The solved noise.
 
     Raises:
         UserError: if a value is out of range, or the target cannot be met.
     """
+    temperature, coupling = options["temperature"], options["coupling"]
     if not 1 <= steps <= MAX_STEPS:
         raise UserError(f"--steps is {steps}: it must lie between 1 and {MAX_STEPS}")
     if units < 1:
@@ -123,19 +98,11 @@ def solved(
             + ("has no temperature" if coupling == "constant" else "finds its own")
             + ": leave it out, or choose --coupling floor"
         )
+    if temperature is None and coupling == "floor":
+        options = {**options, "temperature": 1.0}
     sizes = _schedule(schedule)
     try:
-        plan = PrivacyPlan.model_validate(
-            {
-                "epsilon": epsilon,
-                "delta": delta,
-                "adjacency": adjacency,
-                "coupling": coupling,
-                "clip_norm": clip_norm,
-                "sampling_rate": q,
-                "temperature": (1.0 if temperature is None else temperature) if coupling == "floor" else None,
-            }
-        )
+        plan = PrivacyPlan.model_validate(options)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         option = OPTIONS.get(str(first["loc"][0]), first["loc"][0])
@@ -166,18 +133,8 @@ def _lower(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
-def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: str) -> SolvedNoise:
-    """Find the largest whole number of steps of equal noise that a target epsilon allows.
-
-    Args:
-        epsilon: target, > 0.
-        delta: in (0, 1).
-        q: sampling rate, in (0, 1].
-        sigma: noise multiplier, > 0.
-        adjacency: which data sets are neighbours.
-
-    Returns:
-        These steps and their cost.
+def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: Adjacency) -> SolvedNoise:
+    """Find the largest number of steps of noise multiplier `sigma` that epsilon allows, and their cost.
 
     Raises:
         UserError: if a value is out of range, or not even one step fits.
@@ -190,8 +147,7 @@ def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacen
     ):
         if not allowed:
             raise UserError(f"{name} is {value}: out of range; see fl-dpbayes solve --help")
-    chosen: Adjacency = "replace_one" if adjacency == "replace_one" else "add_or_remove_one"
-    steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, chosen)
+    steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, adjacency)
     if steps == 0:
         raise UserError(f"not even one step at --sigma {sigma} fits --epsilon {epsilon}: raise one of them")
     history = (GaussianEvent(sigma, q, steps),)
@@ -200,7 +156,79 @@ def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacen
         noise_multiplier=sigma,
         temperature=None,
         history=history,
-        epsilon=pld_epsilon(history, delta, chosen),
+        epsilon=pld_epsilon(history, delta, adjacency),
         delta=delta,
-        adjacency=chosen,
+        adjacency=adjacency,
     )
+
+
+def account_json(found: Account) -> dict[str, Any]:
+    """Write an account as JSON values; infinite is the string "inf"."""
+    epsilons = {"pld": found.epsilon_pld, "rdp": found.epsilon_rdp, "gdp": found.epsilon_gdp}
+    return {
+        "delta": found.delta,
+        "adjacency": found.adjacency,
+        "mu": _json_number(found.mu),
+        "mu_kind": found.mu_kind,
+        "epsilon": {method: _json_number(epsilon) for method, epsilon in epsilons.items()},
+    }
+
+
+def account_table(found: Account) -> Table:
+    """Lay out an account: one row per method, with what its epsilon means."""
+    table = terminal_table(f"epsilon at delta = {found.delta:g}; {NEIGHBOURS[found.adjacency]}")
+    table.add_column("method", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("what it is")
+    tightest = "privacy-loss distribution: the tightest upper bound; this one is reported"
+    table.add_row("PLD", _text(found.epsilon_pld), tightest)
+    if found.epsilon_small_delta is not None:
+        table.add_row("PLD", _text(found.epsilon_small_delta), f"the same at delta = {SMALL_DELTA:g}")
+    table.add_row("RDP", _text(found.epsilon_rdp), "Renyi divergences: an upper bound, looser; filters across runs")
+    table.add_row(f"GDP ({found.mu_kind})", _text(found.epsilon_gdp), _gdp_meaning(found))
+    return table
+
+
+def solve_json(found: SolvedNoise) -> dict[str, Any]:
+    """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
+    parameters = {"noise_multiplier": found.noise_multiplier, "temperature": found.temperature}
+    return {
+        **{name: value for name, value in parameters.items() if value is not None},
+        "epsilon": _json_number(found.epsilon),
+        "delta": found.delta,
+        "history": write_history(found.history),
+    }
+
+
+def solve_table(found: SolvedNoise) -> Table:
+    """Lay out solved noise: the parameter, the noise of the first and the last step, and the cost."""
+    table = terminal_table(f"noise for {len(found.noise_multipliers)} steps; {NEIGHBOURS[found.adjacency]}")
+    table.add_column("quantity")
+    table.add_column("value", justify="right", no_wrap=True)
+    if found.noise_multiplier is not None:
+        table.add_row("noise multiplier", _text(found.noise_multiplier))
+    if found.temperature is not None:
+        table.add_row("temperature", _text(found.temperature))
+    first, last = found.noise_multipliers[0], found.noise_multipliers[-1]
+    table.add_row("noise multiplier, first to last step", f"{_text(first)} to {_text(last)}")
+    table.add_row(f"epsilon at delta = {found.delta:g} (PLD)", _text(found.epsilon))
+    return table
+
+
+def _gdp_meaning(found: Account) -> str:
+    summary = f"Gaussian differential privacy, mu = {_text(found.mu)}"
+    if found.mu_kind == "exact":
+        return f"{summary}: exact, every unit took part in every step"
+    meaning = f"{summary}: central limit, not a guarantee"
+    if 0 < found.epsilon_pld < math.inf and found.epsilon_gdp < found.epsilon_pld:
+        short = 100 * (1 - found.epsilon_gdp / found.epsilon_pld)
+        return f"{meaning}; it under-reports against PLD by {short:.1f} %"
+    return meaning
+
+
+def _text(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"

@@ -8,7 +8,7 @@ from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.solve import solve_noise
-from fl_dpbayes.run.account_tables import account_json, account_table, solve_json, solve_table
+from fl_dpbayes.run.account import account_json, account_table, solve_json, solve_table
 
 
 def shown(table: object) -> str:
