@@ -58,8 +58,8 @@ def recalibration_units(site_file: SiteFile) -> int:
 def check_declaration(declared: int, actual: int, unit: str) -> None:
     """Check that a site holds about as many units as it declares.
 
-    Raises:
-        UserError: if it holds none, or the declared number is off by more than `MAX_DECLARATION_ERROR` of the real one.
+    Raises UserError if it holds none, or the declared number is off by more than `MAX_DECLARATION_ERROR` of the
+    real one.
     """
     if not actual:
         raise UserError("every record is kept for testing, so nothing is left to train on: lower split.test_fraction")

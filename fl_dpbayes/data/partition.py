@@ -32,22 +32,14 @@ def partition_labels(
 ) -> list[Indices]:
     """Divide items over sites by their labels or scores; each item goes to exactly one site.
 
-    Args:
-        labels: (N,), one label per item (a record, or a privacy unit of several records).
-        partition: how to divide; not `natural`, which has nothing to divide.
-        sites: number of sites K, at least 1.
-        generator: draws the order of the items and the partitioner's own seed.
-        scores: (N,), finite, what feature skew sorts by; other kinds do not look at it.
-
-    Returns:
-        K arrays of indices in increasing order, none of them empty.
-
-    Raises:
-        UserError: if the request cannot be met; the text names the scenario's key and the remedy.
-        ValueError: if the partition is natural, or has no scores and needs them.
-
     Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin
     et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
+
+    `labels`: (N,), one label per item (a record, or a privacy unit of several records). `partition`: how to divide;
+    not `natural`, which has nothing to divide. `sites`: number of sites K, at least 1. `scores`: (N,), finite, what
+    feature skew sorts by; other kinds do not look at it. Raises UserError if the request cannot be met; the text
+    names the scenario's key and the remedy. Raises ValueError if the partition is natural, or has no scores and
+    needs them.
     """
     # Importing it takes seconds.
     from flwr_datasets import partitioner as partitioners
@@ -90,8 +82,7 @@ def partition_labels(
 def feature_scores(records: Records, feature: str | None) -> Floats:
     """Return the mean pixel of each image, or one column of a table, (N,), in the units of `records.features`.
 
-    Raises:
-        UserError: if images are given a column, or a table is given none or one that it has not.
+    Raises UserError if images are given a column, or a table is given none or one that it has not.
     """
     if len(records.task.input_shape) == 3:
         if feature is not None:
@@ -112,9 +103,7 @@ def label_total_variation(labels: Indices, parts: list[Indices]) -> float:
 
         (1/K) sum_k (1/2) sum_c |p_k(c) - p(c)|
 
-    Args:
-        labels: (N,).
-        parts: K arrays of indices into `labels`, none empty; the pool is their union.
+    `labels`: (N,). `parts`: K arrays of indices into `labels`, none empty; the pool is their union.
     """
     classes = int(labels.max()) + 1
     return _mean_distance([np.bincount(labels[part], minlength=classes) for part in parts])

@@ -35,9 +35,8 @@ def load(source: HuggingFace, part: OfficialPart) -> Records:
 
     One record per row, in the split's order; grey levels of images are not yet scaled.
 
-    Raises:
-        UserError: if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or has a
-            value that is not allowed.
+    Raises UserError if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or
+    has a value that is not allowed.
     """
     task = source.task
     split = _split(source, source.splits[part])

@@ -16,13 +16,9 @@ from fl_dpbayes.data.records import Records
 def load(source: ImageFolder, part: OfficialPart) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
 
-    Returns:
-        One record per image in alphabetical order, label = position of its class folder; a privacy unit is a patient,
-        or else one image, known by its path inside the folder.
-
-    Raises:
-        UserError: if the folder is absent, has fewer than two classes or no image, an image cannot be read, or a path
-            names no patient.
+    Returns one record per image in alphabetical order, label = position of its class folder; a privacy unit is a
+    patient, or else one image, known by its path inside the folder. Raises UserError if the folder is absent, has
+    fewer than two classes or no image, an image cannot be read, or a path names no patient.
     """
     task = source.task
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
