@@ -191,15 +191,8 @@ class HostileGrid(InlineGrid):
 def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> dict[str, float]:
     """Run a rule's federation once for each case.
 
-    Args:
-        rule: one of RULES.
-        noise: one of NOISES.
-        seed: of partition, noise and sampling.
-        cases: among CASES.
-
-    Returns:
-        Accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody was
-        hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
+    Returns accuracy and NLL at the held-out hospital by case, how many sites a bound on moves touched though nobody
+    was hostile (`shortened`), and how many replies of the attacker were refused (`rejected`).
     """
     values: dict[str, float] = {"rejected": 0.0}
     for case in cases:

@@ -112,18 +112,10 @@ def binned(drawn: TestSets, bins: int) -> Floats:
 def measure(law: str, distortion: str, n: int, noise_std: float, replicates: int, seed: int = 0) -> dict[str, float]:
     """Measure coverage and width of the intervals.
 
-    Args:
-        law: one of CONFIDENCES.
-        distortion: one of DISTORTIONS.
-        n: records of a test set.
-        noise_std: standard deviation of the noise on each released sum; 0: exact sums.
-        replicates: number of test sets.
-        seed: of the draws.
-
-    Returns:
-        Of the debiased RMS error, given the confidences: mean truth, coverage, width, shares of intervals wholly
-        `above` and `below` the truth and of those that hold 0; `spread` is the standard deviation of the number of
-        right answers. With exact sums also the coverage of the other metrics' intervals.
+    `noise_std`: standard deviation of the noise on each released sum; 0: exact sums. Returns of the debiased RMS
+    error, given the confidences: mean truth, coverage, width, shares of intervals wholly `above` and `below` the
+    truth and of those that hold 0; `spread` is the standard deviation of the number of right answers. With exact
+    sums also the coverage of the other metrics' intervals.
     """
     generator = Streams.from_insecure_seed(seed, f"interval-coverage {law} {n} {noise_std}").generator(distortion)
     drawn = draw_test_sets(law, distortion, n, replicates, generator)

@@ -12,14 +12,7 @@ from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import request_digest
 from server.ledger_heads import LedgerHeads
-from server.messages import (
-    EXPIRED,
-    RejectedError,
-    array_bytes,
-    read_reply,
-    rejecting,
-    request_message,
-)
+from server.messages import EXPIRED, RejectedError, array_bytes, read_reply, rejecting, request_message
 from server.roster import Federation, Member
 
 NO_REPLY = "no reply in time"
@@ -30,15 +23,9 @@ CheckedT = TypeVar("CheckedT")
 
 @dataclass(frozen=True)
 class Answer(Generic[CheckedT]):
-    """How one site answered one request.
+    """How one site answered one request, and what the stage made of a reply that is used.
 
-    Attributes:
-        site: its name.
-        status: OK or PARTIAL of a reply that is used, else REFUSED, FAILED or REJECTED.
-        detail: why it is not used, printable.
-        refusal: the site's own.
-        checked: what the stage made of the reply.
-        bytes_up: of its arrays, if it is used.
+    `status` is OK or PARTIAL of one that is used, else REFUSED, FAILED or REJECTED for the reason `detail`, printable.
     """
 
     site: str
@@ -99,15 +86,10 @@ class Exchange(Generic[RequestT, ReplyT]):
         check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
         dropped: Callable[[], None],
     ) -> Iterator[Answer[CheckedT]]:
-        """Take replies one by one, in their order, and name the sites that gave none at the end.
+        """Take replies one by one, in their order; yield the answer of each site that was asked, silent ones last.
 
-        Args:
-            replies: of the grid.
-            check: makes of a reply that answers its request what the stage uses; a ValueError rejects it.
-            dropped: is told of a reply to no open request.
-
-        Yields:
-            The answer of each site that was asked.
+        `check` makes of a reply that answers its request what the stage uses, and rejects it by a ValueError. `dropped`
+        is called for a reply to no open request.
         """
         for reply in replies:
             self._read_message_ids()
@@ -161,8 +143,7 @@ class Exchange(Generic[RequestT, ReplyT]):
 def check_steps(record: TrainReply | RecalibrateReply, request: TrainRequest | RecalibrateRequest) -> None:
     """Check that a reply's steps are the request's, or a prefix of them where it says so.
 
-    Raises:
-        ValueError: if they are not.
+    Raises ValueError if they are not.
     """
     if record.first_step != request.first_step or record.steps > request.steps:
         raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")

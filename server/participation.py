@@ -13,15 +13,8 @@ from server.exchange import NO_REPLY, Answer
 from server.roster import NO_NODE, Member, Roster
 
 # With these a site says that it will not train again in this run.
-FINAL_REFUSALS = frozenset(
-    {
-        RefusalCode.BUDGET_EXHAUSTED,
-        RefusalCode.POLICY_DENIED,
-        RefusalCode.ROLE_DENIED,
-        RefusalCode.PLAN_CHANGED,
-        RefusalCode.NOT_REPEATABLE,
-    }
-)
+_CODES = ("BUDGET_EXHAUSTED", "POLICY_DENIED", "ROLE_DENIED", "PLAN_CHANGED", "NOT_REPEATABLE")
+FINAL_REFUSALS = frozenset(map(RefusalCode, _CODES))
 
 
 class ParticipationState(Config):

@@ -14,10 +14,10 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_counts, counts_warning, planned_multiplier
+from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_warning
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
 from fl_dpbayes.config.recalibration import (
-    PARAMETER_BOUND,
     AnyRecalibrationPlan,
     CountingPlan,
     RecalibrationMap,
@@ -42,8 +42,6 @@ from server.run_record import RunRecord
 
 MESSAGE_TYPE = "train.recalibrate"
 Scope = Literal["federated", "site"]
-# In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
-LARGEST_DEVIATION = 0.5
 
 
 @dataclass(frozen=True)
@@ -77,8 +75,7 @@ def recalibrate_sites(
     Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
     records together. `heads` of the sites' ledgers are brought up to date.
 
-    Returns:
-        The maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
+    Returns the maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:
@@ -183,11 +180,10 @@ class _Fit:
         """Return the maps, and say where they are mostly noise."""
         code = method_code(self._plan.method)
         if isinstance(self._plan, RecalibrationPlan):
-            average: RecalibrationMap | None = self._map(self._plan, self._parameters)
-            own: dict[str, RecalibrationMap | None] = {
-                name: self._map(self._plan, values) for name, values in self._own.items()
-            }
-            noise = self._noise_warning(self._plan, scope)
+            average: RecalibrationMap | None = bounded_map(self._plan, self._parameters)
+            own = {name: bounded_map(self._plan, values) for name, values in self._own.items()}
+            units = {name: statement.units for name, statement in self.statements.items()}
+            noise = noise_warning(self._plan, self._noise_multiplier, units, averaged=scope == "federated")
         else:
             average = code.fit(reduce(merge_noised, self._counted.values()))
             own = {name: code.fit(table) for name, table in self._counted.items()} if scope == "site" else {}
@@ -199,26 +195,3 @@ class _Fit:
             statements=self.statements,
             noise=noise,
         )
-
-    def _map(self, plan: RecalibrationPlan, parameters: npt.NDArray[np.float64]) -> RecalibrationMap:
-        # An average of bounded values may pass the bound by rounding.
-        bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
-        return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
-
-    def _noise_warning(self, plan: RecalibrationPlan, scope: Scope) -> RunWarning | None:
-        """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
-
-        From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
-        (1 - t/T)^2) at a site, and of 1/sqrt(K) of that in the average of K alike.
-        """
-        decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
-        alike = np.sqrt(len(self.statements)) if scope == "federated" else 1.0
-        deviations = {
-            name: plan.step_size * self._noise_multiplier * plan.clip_norm * decay / (statement.units * alike)
-            for name, statement in self.statements.items()
-        }
-        name = max(deviations, key=lambda key: deviations[key])
-        if deviations[name] <= LARGEST_DEVIATION:
-            return None
-        deviation, units = float(deviations[name]), self.statements[name].units
-        return warning("map-noise", name=name, units=units, deviation=deviation, largest=LARGEST_DEVIATION)

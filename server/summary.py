@@ -30,7 +30,7 @@ from fl_dpbayes.config.summary import (
     Traffic,
 )
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.run_convergence import (
+from fl_dpbayes.posterior.convergence import (
     convergence_rows,
     convergence_warnings,
     mixture_warnings,
@@ -54,11 +54,8 @@ PartT = TypeVar("PartT", bound=SummaryPart)
 def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Mapping[str, Any]) -> Summary:
     """Gather everything that a run shows for itself.
 
-    Args:
-        strategy: the run's strategy, after its last round, or after the one at which it stopped.
-        record: what happened.
-        partition: what was measured of the sites' data in a simulation; `label_total_variation`, the mean total
-            variation between training sites' labels and the pooled ones, and `feature_total_variation`, where known.
+    `partition` holds what was measured of the sites' data in a simulation: `label_total_variation`, the mean total
+    variation between training sites' labels and the pooled ones, and `feature_total_variation`, where known.
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import tomli_w
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+from sklearn.datasets import load_digits
 
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
@@ -156,6 +158,9 @@ def record_of(message: Message) -> dict:
     return json.loads(str(message.content["config"]["record"]))
 
 
+read_once = cache(load_digits)
+
+
 @contextmanager
 def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
     """Build federations of the quickstart's sites with few steps; few draws behind references, and no waits for disks.
@@ -165,6 +170,7 @@ def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
     with pytest.MonkeyPatch.context() as patch, task_identity():
         patch.setattr("server.federation.write_report", lambda folder: None)
         patch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
+        patch.setattr("fl_dpbayes.data.sources.digits.load_digits", read_once)
         patch.setattr("os.fsync", lambda descriptor: None)
         yield lambda *overrides, name="run": Federation(
             folder / name, load_scenario("quickstart", [*SMALL, *overrides])

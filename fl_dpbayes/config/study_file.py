@@ -171,8 +171,7 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
 def study_of(content: Mapping[str, Any], origin: str) -> Study:
     """Validate the content of a study file.
 
-    Raises:
-        UserError: with one line that calls the file `origin` and names the key, its value and what is allowed.
+    Raises UserError with one line that calls the file `origin` and names the key, its value and what is allowed.
     """
     study_name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.

@@ -280,6 +280,11 @@ STUDY = (
 paired: the same records and draws.</p>
 {% endif %}
 
+{% if paper.rows %}
+<h2 id="paper">Beside the paper</h2>
+{{ table(paper, "What the paper prints beside what was measured") }}
+{% endif %}
+
 <h2 id="varied">What was varied</h2>
 <dl>{% for name, values in axes.items() %}<dt>{{ name }}</dt><dd>{{ values }}</dd>{% endfor %}</dl>
 {% if failures.rows %}

@@ -10,14 +10,12 @@ from torch import nn
 
 from fl_dpbayes.config.plan import AnyPrivacyPlan
 from fl_dpbayes.models.parameters import trainable_parameters
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped
+from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped, with_pre_noise
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.loss import RecordLoss, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import Way, checked_gradient_rows, rounding_eta, wanted_rows
-from fl_dpbayes.samplers.gradients.pre_noise import with_pre_noise
 from fl_dpbayes.samplers.gradients.stochastic import resampled
-from fl_dpbayes.samplers.gradients.units import per_unit_gradients
-from fl_dpbayes.samplers.gradients.vmap import layer_sizes
+from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from fl_dpbayes.samplers.planned import ChainStreams
 
 _RESOLUTION = 2.0**-53
@@ -26,13 +24,8 @@ _RESOLUTION = 2.0**-53
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
     """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
 
-    Args:
-        generator: a stream of its own.
-        unit_count: number of units.
-        sampling_rate: q in (0, 1].
-
-    Returns:
-        Numbers of the units that join, ascending; often empty where q is small.
+    `unit_count`: number of units. `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending;
+    often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
     return np.flatnonzero(generator.random(unit_count) + _RESOLUTION <= sampling_rate)

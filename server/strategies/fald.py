@@ -5,11 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.averages import average_of_states
-from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature
+from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of
-from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.check_reply import CheckedReply
 from server.roster import Federation
@@ -19,8 +18,6 @@ from server.strategies.strategy import PosteriorStrategy
 AVERAGED = "averaged chain"
 # In standard deviations of the posterior: with as much, a 95 % interval holds the truth 83 times in 100.
 LARGEST_DRIFT = 1.0
-# Sites weigh as their sizes but for rounding.
-EQUAL_WEIGHTS = 1e-9
 
 
 class FALDStrategy(PosteriorStrategy):
@@ -89,15 +86,3 @@ class FALDStrategy(PosteriorStrategy):
     def last(self) -> PosteriorSamples | None:
         """Return the last averaged state of each chain."""
         return self.points_of(AVERAGED)
-
-
-def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[RunWarning, ...]:
-    """Say where the averaged chain of these weights does not target the posterior given all records, each once."""
-    if rule.robust != "none":
-        return (warning("no-temperature", robust=rule.robust),)
-    counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
-    least, most = min(counted, key=lambda site: counted[site]), max(counted, key=lambda site: counted[site])
-    if counted[most] - counted[least] <= EQUAL_WEIGHTS:
-        return ()
-    times = {"most_times": counted[most], "least_times": counted[least]}
-    return (warning("reweighted", most=most, least=least, **times),)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import PVI, prior_scale
-from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.natural import NaturalGaussian
@@ -21,14 +20,6 @@ from server.strategies.strategy import PosteriorStrategy
 
 ENOUGH_EVIDENCE = 0.95
 MOST_STIFFNESS = 0.4
-
-
-def steepest(sampler: Sampler) -> float:
-    """Return the limit of a L / n, step size times precision over units, beyond which a chain on N(m, 1/L) diverges.
-
-    2 (2 - alpha) with friction alpha: 2 for Langevin steps w <- w - a d, 2 (1 + beta) with m <- beta m + d.
-    """
-    return 2 * (2 - sampler.momentum_lost)
 
 
 class PVIStrategy(PosteriorStrategy):
@@ -125,7 +116,9 @@ class PVIStrategy(PosteriorStrategy):
             except ValueError as error:
                 sites = self._fitting(state, sites, round_number, error)
                 continue
-            if self._stiffness(updated) < steepest(self.plan.sampler):
+            # Beyond a L / n = 2 (2 - alpha) with friction alpha, step size times precision over units, a chain on
+            # N(m, 1/L) diverges: beyond 2 for Langevin steps w <- w - a d, 2 (1 + beta) with m <- beta m + d.
+            if self._stiffness(updated) < 2 * (2 - self.plan.sampler.momentum_lost):
                 return updated
             sharpest = max(sites, key=lambda site: updated.factors[site].precision.max())
             self.record.warn(warning("old-factor-too-sharp", sharpest, round=round_number))

@@ -17,7 +17,7 @@ from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.parameters import load_vector, to_vector
 from fl_dpbayes.models.rows import padded
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import book_keeping, units, variational, vmap
+from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.pass_shape import rounding_eta, wanted_rows
 from fl_dpbayes.samplers.gradients.stochastic import resampled
@@ -71,7 +71,6 @@ def passes(monkeypatch):
         (book_keeping, "per_layer_gradients"),
         (variational, "drawn_layers"),
         (vmap, "per_example_gradients"),
-        (units, "per_example_gradients"),
     ):
 
         def watched(original, model, features, *rest):

@@ -58,6 +58,7 @@ def test_run_directory_of_an_averaged_chain_holds_what_the_contract_names(plain)
     assert_meets_the_contract(plain, samples=2)
 
 
+@pytest.mark.slow
 def test_run_directory_of_a_mixture_holds_what_the_contract_names(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
     run = federation("aggregation.rule=mixture")
@@ -105,6 +106,7 @@ def test_flower_result_holds_each_round_and_the_pooled_evaluation(plain) -> None
     assert len(found) == 6 * len(pooled) > 0
 
 
+@pytest.mark.slow
 def test_site_with_a_small_budget_runs_a_prefix_and_the_others_go_on(federation) -> None:
     run = federation("sites.north.epsilon=2.5")
     run.run()
@@ -115,6 +117,7 @@ def test_site_with_a_small_budget_runs_a_prefix_and_the_others_go_on(federation)
     assert others == dict.fromkeys(("south", "east", "west"), "OK")
 
 
+@pytest.mark.slow
 def test_run_ends_well_when_every_budget_is_spent_early(federation) -> None:
     run = federation("simulation.cohort_epsilon=2.5", "training.rounds=6")
     run.run()
@@ -132,6 +135,7 @@ def test_policy_refuses_by_field_and_the_run_says_so(federation) -> None:
     assert any("POLICY_DENIED plan.privacy.epsilon" in warning for warning in run.warnings())
 
 
+@pytest.mark.slow
 def test_silent_site_and_error_reply_are_passed_over(federation) -> None:
     run = federation("resources.round_timeout=0.2")
     run.silence("south")
@@ -225,6 +229,7 @@ def test_sites_with_the_same_patients_are_not_pooled(federation, monkeypatch: py
     assert (run.folder / "report.html").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_one_copy_of_a_held_out_site_is_pooled(federation) -> None:
     run = federation(*COPIES[:4], "sites.noisy-scanner=", "sites.rotated=")
     run.run()

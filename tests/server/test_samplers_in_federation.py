@@ -14,7 +14,7 @@ MIXTURE = "aggregation.rule=mixture"
 OPEN = 'privacy={ kind = "none", sampling_rate = 0.5 }'
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sgld", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federation, kind: str) -> None:
     run = federation(*MODEL, MIXTURE, f"sampler.kind=dp-{kind}")
     run.run()
@@ -30,6 +30,7 @@ def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federatio
     assert all((row["temperature"] is not None) == tempered for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampler_without_privacy_costs_infinity_and_says_so(federation, kind: str) -> None:
     run = federation(*MODEL, MIXTURE, OPEN, f"sampler.kind={kind}", "training.rounds=1")
@@ -60,6 +61,7 @@ def test_state_that_a_site_released_is_where_it_goes_on(federation) -> None:
         assert (second["start/second_moment/1.weight"] > 0).all()
 
 
+@pytest.mark.slow
 def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
     sigma = "privacy.noise_multiplier=20.0"
     one = federation(*MODEL, MIXTURE, sigma, name="one-chain")
@@ -88,6 +90,7 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
         assert both["epsilon"] > alone["epsilon"]
 
 
+@pytest.mark.slow
 def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation) -> None:
     run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5")
     run.run()

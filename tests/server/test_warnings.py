@@ -8,6 +8,8 @@ from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
+from fl_dpbayes.posterior.convergence import ConvergenceSummary, convergence_warnings, mixing_warning
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
@@ -19,6 +21,7 @@ def warnings_of(run) -> list[str]:
     return run.warnings()
 
 
+@pytest.mark.slow
 def test_noise_hotter_than_the_plan_is_said_once(federation) -> None:
     hot = federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", name="hot")
     (text,) = [text for text in warnings_of(hot) if "Privacy needs more noise" in text]
@@ -111,12 +114,14 @@ def test_fedpa_compares_states_in_rounds_without_samples_too(federation, any_dis
     assert any("'1.weight' at site 'west'" in text for text in warnings_of(run))
 
 
+@pytest.mark.slow
 def test_states_of_an_optimiser_are_called_so(federation) -> None:
     texts = warnings_of(federation(*FOUR, "aggregation.rule=mixture", "sampler.kind=dp-sgd"))
     (text,) = texts
     assert "states of the optimiser dp-sgd, not posterior samples" in text
 
 
+@pytest.mark.slow
 def test_heat_of_momentum_is_advised_on_with_friction(federation) -> None:
     texts = warnings_of(
         federation(*WIDE, "privacy.temperature=0.001", "privacy.epsilon=0.1", "sampler.kind=dp-sghmc", name="hot")
@@ -149,7 +154,29 @@ def test_point_estimate_is_called_so_once_and_has_no_epistemic_uncertainty_anywh
     assert "0.0000" not in said.partition("epistemic")[2]
 
 
+@pytest.mark.slow
 def test_mixture_of_sites_at_unequal_temperatures_says_so(federation) -> None:
     said = "the sites' temperatures range from"
     assert any(said in text for text in warnings_of(federation(*FOUR, "aggregation.rule=mixture", name="mixture")))
     assert not any(said in text for text in warnings_of(federation(*FOUR, "aggregation.rule=fald", name="averaged")))
+
+
+def row(site: str, samples: int, r_hat: float) -> dict[str, object]:
+    found = ConvergenceSummary(1, samples, 8, r_hat, r_hat, 0.5, 0.5, 9.0, 9.0)
+    return {"site": site, "samples_per_chain": samples, "warning": mixing_warning(found)}
+
+
+def said(rows: list[dict[str, object]]) -> list[str]:
+    return list(map(sentence, convergence_warnings(rows)))
+
+
+def test_few_samples_are_one_warning_whatever_some_sites_show() -> None:
+    (text,) = said([row("north", 10, 1.0), row("west", 10, 4.0), row("south", 10, 1.0)])
+    assert text.startswith("north, west, south: 10 samples cannot show whether the sampler has mixed: keep at least 50")
+    assert text.endswith("At west they already show that it has not.")
+
+
+def test_other_warnings_stay_apart() -> None:
+    texts = said([row("north", 10, 1.0), row("west", 60, 4.0)])
+    assert [text.partition(":")[0] for text in texts] == ["north", "west"]
+    assert "not mixed" in said([row("north", 10, 4.0), row("west", 10, 4.0)])[0]

@@ -10,6 +10,7 @@ few of them. A clip norm much below 5 cuts the confident errors, which are what 
 quarter of what a twice overconfident model could gain is lost, at 2 a twentieth.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,12 +30,15 @@ from fl_dpbayes.config.recalibration import (
     RecalibrationPlan,
     parameter_count,
 )
+from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.privacy.events import GaussianEvent, History
 
 Labels = npt.NDArray[np.int64]
 # More than the rounding of a norm over a few thousand parameters.
 NORM_ROUNDING = 1e-12
 LARGEST_ETA = 1e-3
+# In log T: probabilities flatter or sharper by a factor of 1.6 by chance.
+LARGEST_DEVIATION = 0.5
 
 
 def log_probabilities(probabilities: Floats) -> Floats:
@@ -152,19 +156,36 @@ def private_fit(
     return PrivateFit(parameters, (GaussianEvent(noise_multiplier, 1.0, steps),))
 
 
+def bounded_map(plan: RecalibrationPlan, parameters: Floats) -> RecalibrationMap:
+    """Return the map of averaged parameters; an average of bounded values may pass the bound by rounding."""
+    bounded = np.clip(parameters, -PARAMETER_BOUND, PARAMETER_BOUND)
+    return RecalibrationMap(method=plan.method, parameters=tuple(map(float, bounded)))
+
+
+def noise_warning(
+    plan: RecalibrationPlan, noise_multiplier: float, units: Mapping[str, int], *, averaged: bool
+) -> RunWarning | None:
+    """Say so where the privacy noise alone moves the parameters too far for the map to be of use.
+
+    From a flat loss, noise alone makes theta a sum of a_t sigma C xi_t / n, of deviation (a sigma C / n) sqrt(sum_t
+    (1 - t/T)^2) at a site of n units, and of 1/sqrt(K) of that in the average of K alike.
+    """
+    decay = np.sqrt(np.square(1 - np.arange(plan.steps) / plan.steps).sum())
+    alike = np.sqrt(len(units)) if averaged else 1.0
+    least = min(units, key=lambda name: units[name])
+    deviation = float(plan.step_size * noise_multiplier * plan.clip_norm * decay / (units[least] * alike))
+    if deviation <= LARGEST_DEVIATION:
+        return None
+    return warning("map-noise", name=least, units=units[least], deviation=deviation, largest=LARGEST_DEVIATION)
+
+
 def rounding_eta(units: float) -> float:
     """Return eta: rounding moves a sum of m contributions by at most eta times the bound of each.
 
         eta = 2 m^2 u,    u = 2^-53,    m = 2 n
 
-    Args:
-        units: n, a public constant near the number of units.
-
-    Returns:
-        eta.
-
-    Raises:
-        ValueError: if it exceeds 0.001: n is above a million.
+    `units`: n, a public constant near the number of units. Raises ValueError if it exceeds 0.001: n is above a
+    million.
     """
     eta = 2 * (2 * units) ** 2 * 2.0**-53
     if eta > LARGEST_ETA:

@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.aggregation import FALD
+from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays
 
+# Sites weigh as their sizes but for rounding.
+EQUAL_WEIGHTS = 1e-9
 Array = npt.NDArray[np.float64]
 _COORDINATES = 256
 # With so many standard errors, a mean of noise is not taken for a drift.
@@ -43,6 +48,18 @@ def averaged_temperature(
     total = sum(site_weights[site] for site in temperatures)
     parts = ((site_weights[site] / total) ** 2 * heat / units[site] for site, heat in temperatures.items())
     return sum(units[site] for site in temperatures) * sum(parts)
+
+
+def target_warnings(rule: FALD, weights: Mapping[str, float], units: Mapping[str, int]) -> tuple[RunWarning, ...]:
+    """Say where the averaged chain of these weights does not target the posterior given all records, each once."""
+    if rule.robust != "none":
+        return (warning("no-temperature", robust=rule.robust),)
+    counted = {site: weights[site] / share for site, share in unit_weights(units).items()}
+    least, most = min(counted, key=lambda site: counted[site]), max(counted, key=lambda site: counted[site])
+    if counted[most] - counted[least] <= EQUAL_WEIGHTS:
+        return ()
+    times = {"most_times": counted[most], "least_times": counted[least]}
+    return (warning("reweighted", most=most, least=least, **times),)
 
 
 @dataclass

@@ -26,9 +26,8 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     seeds. Where a figure is undefined or its cell failed, the pair is left out; over all settings only seeds count
     that have every setting which any seed has.
 
-    Returns:
-        One row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of `pairs`
-        (seeds); the ends are undefined for a single pair.
+    Returns one row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of
+    `pairs` (seeds); the ends are undefined for a single pair.
     """
     axes = [axis.name for axis in study.axes if axis.name != SEED]
     columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]

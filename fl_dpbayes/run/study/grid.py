@@ -39,8 +39,7 @@ def study_cells(study: Study) -> list[StudyCell]:
 
     Cells that share their records follow each other, so that features which are computed once stay in the cache.
 
-    Raises:
-        UserError: if there are too many cells, one is no valid scenario, or two are the same.
+    Raises UserError if there are too many cells, one is no valid scenario, or two are the same.
     """
     count = prod(len(axis.values) for axis in study.axes)
     if count > MAX_CELLS:

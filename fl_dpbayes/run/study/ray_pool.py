@@ -35,8 +35,7 @@ def run_on_ray(jobs: Sequence[CellJob], workers: int, address: str | None) -> Ge
     A job whose process dies is an outcome with an error. Leaving the iterator ends all that was started. At `address`
     is an existing Ray cluster, whose machines have this package and the data; None starts Ray here.
 
-    Raises:
-        UserError: if there is no cluster at the address, or the cells ask for GPUs that are not there.
+    Raises UserError if there is no cluster at the address, or the cells ask for GPUs that are not there.
     """
     with _ray(workers, address):
         _check_gpus(jobs)

@@ -44,22 +44,9 @@ def clipped_sum(
     loss: RecordLoss = summed_cross_entropy,
     rows: int = ROWS,
 ) -> ClippedSum:
-    """Return the sum over records of the clipped gradient of the record's loss.
+    """Sum clipped gradients as `ClippedSumFunction` says; a layer is a Linear or Conv2d.
 
-    Args:
-        module: features (N, *shape) -> outputs (N, ...); `is_supported`, each layer used once in a forward pass.
-        features: records, shape (N, *shape), of the module's type and device.
-        targets: classes (int64) or values (float32), shape (N,).
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
-        clipping: the rule; a layer is a Linear or Conv2d.
-        loss: sum over records of the loss whose gradient is clipped.
-        rows: how many rows every pass has.
-
-    Returns:
-        The clipped sum, in the order of `named_parameters()`; zeros for an empty batch.
-
-    Raises:
-        ValueError: if a layer was used more than once, or not at all.
+    Raises ValueError if a layer was used more than once, or not at all.
     """
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
@@ -75,19 +62,9 @@ def clipped_sum(
 def per_layer_gradients(
     module: nn.Module, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
 ) -> list[LayerGradients]:
-    """Return the gradient of each record's loss by each layer, from one pass over all records.
+    """Return the gradient of each record's loss by each trainable layer, in order, from one pass over N >= 1 records.
 
-    Args:
-        module: `is_supported`.
-        features: records, shape (N, *shape), N >= 1.
-        targets: classes (int64) or values (float32), shape (N,).
-        loss: sum over records of the loss whose gradient is taken.
-
-    Returns:
-        One for each trainable layer, in the order of `named_parameters()`.
-
-    Raises:
-        ValueError: if a layer was used more than once, or not at all.
+    Raises ValueError if a layer was used more than once, or not at all.
     """
     layers, inputs, output_gradients = _backward_to_outputs(module, features, targets, loss)
     return [layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)]

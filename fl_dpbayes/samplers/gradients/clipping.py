@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+import numpy as np
 import torch
 
 from fl_dpbayes.config.clipping import (
@@ -38,16 +39,7 @@ class ClippedSum:
 
 
 def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> ClippedSum:
-    """Add the clipped sums of disjoint parts of a batch, one after the other.
-
-    Args:
-        size: d.
-        device: where the total shall be.
-        sums: of the parts; none for an empty batch.
-
-    Returns:
-        The sum over all parts.
-    """
+    """Add the clipped sums of disjoint parts of a batch, one after the other; none for an empty batch of d zeros."""
     total = torch.zeros(size, dtype=torch.float64, device=device)
     clipped = units = 0
     for each in sums:
@@ -66,16 +58,9 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     The global rule of the source drops to 0 at Z; here it falls to 0 between Z and 2 Z, so that no factor jumps.
     Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et al. 2022 (automatic); McMahan et al. 2018.
 
-    Args:
-        layer_norms: norm of each unit's gradient in each layer, L tensors of shape (N,).
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer`.
-        clipping: the rule.
-
-    Returns:
-        Factors >= 0 for each layer, L tensors of shape (N,), float64.
-
-    Raises:
-        ValueError: if the rule needs another C.
+    `layer_norms`: norm of each unit's gradient in each layer, L tensors of shape (N,). `clip_norm`: C > 0, may be
+    infinite for `flat` and `per-layer`. Returns factors >= 0 for each layer, L tensors of shape (N,), float64.
+    Raises ValueError if the rule needs another C.
     """
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]
@@ -99,13 +84,7 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
 
 
 def count_reduced(factors: Sequence[torch.Tensor]) -> int:
-    """Count the units that lost some of their gradient in some layer: those with a factor below 1.
-
-    Under global clipping these are all units.
-
-    Args:
-        factors: as `clip_factors` gives them.
-    """
+    """Count the units that lost some of their gradient in some layer: those with a factor below 1 (global: all)."""
     return int((reduce(torch.minimum, factors) < 1).sum())
 
 
@@ -118,15 +97,9 @@ def sum_clipped(
 ) -> ClippedSum:
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
-    Args:
-        gradients: one row per unit, shape (N, d), float32.
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer`.
-        clipping: the rule.
-        layer_sizes: number of columns of each layer, from left to right, adding up to d; needed by `per-layer`.
-        real: which rows are units and not padding, shape (N,), bool; all of them if None.
-
-    Returns:
-        The clipped sum.
+    `gradients`: one row per unit, shape (N, d), float32. `clip_norm`: C > 0, may be infinite for `flat` and
+    `per-layer`. `layer_sizes`: number of columns of each layer, from left to right, adding up to d; needed by
+    `per-layer`. `real`: which rows are units and not padding, shape (N,), bool; all of them if None.
     """
     if real is None:
         real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)
@@ -137,15 +110,20 @@ def sum_clipped(
     return ClippedSum(total, count_reduced([each[real] for each in factors]), int(real.sum()))
 
 
+def with_pre_noise(gradients: torch.Tensor, scale: float, generator: np.random.Generator) -> torch.Tensor:
+    """Return g_i + rho xi_i, xi_i ~ N(0, I), for each unit i, shape (U, d), float32; rho >= 0 is the scale.
+
+    The clip comes after it, so the sensitivity stays C and the account of the noise on the sum stands; it buys no
+    privacy of its own, and it biases the clipped mean.
+    """
+    noise = torch.from_numpy(generator.standard_normal(gradients.shape, dtype=np.float32))
+    return gradients + scale * noise.to(gradients.device)
+
+
 def weighted_rows(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return sum_i c_i r_i in float64; a row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
+    """Return sum_i c_i r_i, shape (d,), float64.
 
-    Args:
-        factors: c_i >= 0, shape (N,), float64.
-        rows: r_i, shape (N, d).
-
-    Returns:
-        Shape (d,), float64.
+    A row with c_i = 0 is left out whatever it holds (0 times infinity is NaN).
     """
     kept = (factors > 0)[:, None]
     parts = rows.split(_COLUMNS, dim=1)

@@ -23,7 +23,20 @@ _PROBE_TOLERANCE = 0.05
 
 
 class ClippedSumFunction(Protocol):
-    """A function that returns sum_i clip_C(gradient of record i's loss)."""
+    """A function that returns sum_i clip_C(gradient of record i's loss), zeros for an empty batch.
+
+    Args:
+        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
+        features: records, shape (N, *shape), of the module's type and device.
+        targets: classes (int64) or values (float32), shape (N,).
+        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
+        clipping: the rule.
+        loss: sum over records of the loss whose gradient is clipped.
+        rows: how many rows every pass has.
+
+    Returns:
+        The clipped sum, in the order of `named_parameters()`.
+    """
 
     def __call__(
         self,
@@ -36,18 +49,13 @@ class ClippedSumFunction(Protocol):
         loss: RecordLoss = ...,
         rows: int = ...,
     ) -> ClippedSum:
-        """Sum the clipped gradients of records (N, *shape) with targets (N,), `rows` rows in every pass."""
+        """Sum the clipped gradients."""
         ...
 
 
 @dataclass(frozen=True)
 class GradientEngine:
-    """The chosen way of computing a clipped sum.
-
-    Attributes:
-        name: which way; goes into the run's record.
-        clipped_sum: the function.
-    """
+    """The chosen way of computing a clipped sum, by name and as a function."""
 
     name: Literal["book_keeping", "vmap"]
     clipped_sum: ClippedSumFunction
@@ -57,17 +65,9 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     """Choose the book-keeping engine where it is exact for this module, else `torch.func.vmap`.
 
     Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
-    keeping is therefore chosen only if its sum over two made-up records equals the gradient that autograd gives.
+    keeping is therefore chosen only if its sum over two synthetic records equals the gradient that autograd gives.
 
-    Args:
-        module: features (N, *input_shape) -> outputs (N, ...).
-        input_shape: shape of one record.
-
-    Returns:
-        The engine.
-
-    Raises:
-        UserError: if the module mixes the records of a batch.
+    Raises UserError if the module mixes the records of a batch.
     """
     validate_module(module)
     engine = variational if isinstance(module, VariationalModule) else book_keeping

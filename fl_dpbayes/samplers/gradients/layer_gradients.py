@@ -59,41 +59,29 @@ def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: to
     Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group: the Gram form
     sum_{l,m} (a_l . a_m)(g_l . g_m) if 2 L^2 < o p, else the norm of W_i itself.
 
-    Args:
-        layer: a Linear or a Conv2d with integer zero padding.
-        inputs: what the layer was given, shape (N, ...).
-        output_gradients: gradient of the summed loss at its output, shape (N, ...).
-
-    Returns:
-        The factored gradients, float32, with norms and biases in float64.
+    `layer`: a Linear or a Conv2d with integer zero padding. `inputs`: what the layer was given, shape (N, ...).
+    `output_gradients`: gradient of the summed loss at its output, shape (N, ...).
     """
-    a, g = _positions(layer, inputs.float(), output_gradients.float())
-    positions, p, o = a.shape[2], a.shape[3], g.shape[3]
+    a, g = positions(layer, inputs, output_gradients)
+    length, p, o = a.shape[2], a.shape[3], g.shape[3]
     weights = None
-    if (positions > 1 or a.shape[1] > 1) and 2 * positions**2 >= o * p:
+    if (length > 1 or a.shape[1] > 1) and 2 * length**2 >= o * p:
         weights = g.mT @ a
-        norms = _norm(weights)
-    elif positions == 1 and a.shape[1] == 1:
-        norms = _norm(a) * _norm(g)
+        norms = row_norms(weights)
+    elif length == 1 and a.shape[1] == 1:
+        norms = row_norms(a) * row_norms(g)
     else:
         norms = _gram_norm(a.double(), g.double())
     bias = None if layer.bias is None else g.sum(dim=2, dtype=torch.float64)
     if bias is not None:
-        norms = torch.hypot(norms, _norm(bias))
+        norms = torch.hypot(norms, row_norms(bias))
     return LayerGradients(norms, a, g, weights, bias)
 
 
 def weighted_sum(gradients: LayerGradients, factors: torch.Tensor) -> list[torch.Tensor]:
-    """Return sum_i c_i W_i and, if the layer has a bias, sum_i c_i b_i, in float64.
+    """Return sum_i c_i W_i and, if the layer has a bias, sum_i c_i b_i, flat, in float64, from factors c_i, shape (N,).
 
     A record with c_i = 0 is left out whatever its gradient holds (0 times infinity is NaN).
-
-    Args:
-        gradients: a layer's per-example gradients.
-        factors: c_i, shape (N,), float64.
-
-    Returns:
-        Flat weight gradient and bias gradient, in the layer's own order.
     """
     if gradients.weights is not None:
         weight = weighted_rows(factors, gradients.weights.flatten(1))
@@ -109,23 +97,20 @@ def weighted_sum(gradients: LayerGradients, factors: torch.Tensor) -> list[torch
     return [weight] if gradients.bias is None else [weight, weighted_rows(factors, gradients.bias.flatten(1))]
 
 
-def _positions(
-    layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def positions(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a, shape (N, groups, L, p), and g, shape (N, groups, L, o), float32; a convolution's are patches."""
+    inputs, output_gradients = inputs.float(), output_gradients.float()
     if isinstance(layer, nn.Linear):
-        count = len(inputs)
-        return (
-            inputs.reshape(count, 1, -1, layer.in_features),
-            output_gradients.reshape(count, 1, -1, layer.out_features),
-        )
+        a = inputs.reshape(len(inputs), 1, -1, layer.in_features)
+        return a, output_gradients.reshape(len(inputs), 1, -1, layer.out_features)
     assert isinstance(layer, nn.Conv2d)
     patches = functional.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
     a = patches.unflatten(1, (layer.groups, -1)).mT
-    g = output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
-    return a, g
+    return a, output_gradients.flatten(2).unflatten(1, (layer.groups, -1)).mT
 
 
-def _norm(values: torch.Tensor) -> torch.Tensor:
+def row_norms(values: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean norm of each row, shape (N,), float64."""
     return torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
 
 

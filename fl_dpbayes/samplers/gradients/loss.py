@@ -11,29 +11,23 @@ RecordLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum over records of -log softmax(logits)_label, in float32 also for half-precision modules.
+    """Return the sum over records of -log softmax(logits)_label in nats, in float32 also for half-precision modules.
 
     Args:
         logits: shape (N, classes).
         labels: classes, shape (N,), int64.
-
-    Returns:
-        Scalar tensor in nats.
     """
     return functional.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 def summed_gaussian_negative_log_likelihood(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum over records of -log N(target; m, v), where the module gives (m, log v) for each record.
+    """Return the sum over records of -log N(target; m, v) in nats, where the module gives (m, log v) for each record.
 
     -log N = (log v + (target - m)^2 / v + log 2 pi) / 2, in float32 also for half-precision modules.
 
     Args:
         outputs: mean and log variance, shape (N, 2).
         targets: shape (N,), float32.
-
-    Returns:
-        Scalar tensor in nats.
     """
     mean, log_variance = outputs.float().unbind(dim=1)
     squares = (targets.float() - mean).square() * (-log_variance).exp()
@@ -41,15 +35,9 @@ def summed_gaussian_negative_log_likelihood(outputs: torch.Tensor, targets: torc
 
 
 def mean_over_draws(loss: RecordLoss) -> RecordLoss:
-    """Turn a loss of outputs (N, K) into one of outputs (N, draws, K): the mean over draws of each record's loss.
+    """Turn a summed loss of outputs (N, K) into one of outputs (N, draws, K), each record's the mean over draws.
 
     This is the expected loss under the draws, as in Bayes by backprop (Blundell et al. 2015, eq. 2).
-
-    Args:
-        loss: a summed loss of outputs (N, K).
-
-    Returns:
-        A summed loss of outputs (N, draws, K).
     """
 
     def averaged(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -33,15 +33,10 @@ class MaskedModule(StochasticModule, Protocol):
 def resampled(
     module: nn.Module, features: torch.Tensor, generator: np.random.Generator
 ) -> tuple[nn.Module, torch.Tensor]:
-    """Draw a module's randomness for one batch.
+    """Draw a module's randomness for one batch of records (N, *shape), from a stream of its own.
 
-    Args:
-        module: any module; one that is not stochastic is returned as it is.
-        features: all the batch's records, shape (N, *shape).
-        generator: a stream of its own.
-
-    Returns:
-        A module with the same trainable parameters, and its inputs (N, ...), which may be cut at will.
+    Returns A module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that
+    is not stochastic is returned as it is.
     """
     if isinstance(module, StochasticModule):
         module.resample(generator, len(features))

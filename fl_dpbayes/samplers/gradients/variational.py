@@ -52,22 +52,12 @@ def clipped_sum(
     loss: RecordLoss = _MEAN_CROSS_ENTROPY,
     rows: int = ROWS,
 ) -> ClippedSum:
-    """Return the sum over records of the clipped gradient, by mean and spread together, of the record's loss.
+    """Sum clipped gradients by mean and spread together, as `ClippedSumFunction` says, means first.
 
-    Args:
-        module: a variational module, `is_supported`, resampled, each layer used once in a forward pass.
-        features: records, shape (N, *shape), of the module's type and device.
-        targets: classes (int64) or values (float32), shape (N,).
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
-        clipping: the rule; a layer's means are one layer and its spreads another.
-        loss: sum over records of the loss of outputs (N, draws, K).
-        rows: how many records every pass has, each once per draw.
+    The module is a variational one, resampled; a layer's means are one layer and its spreads another. `rows` records
+    are in a pass, each once per draw.
 
-    Returns:
-        The clipped sum, means first; zeros for an empty batch.
-
-    Raises:
-        ValueError: if a layer was used more than once, or not at all, or the module was not resampled.
+    Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
     """
     assert isinstance(module, VariationalModule)
 
@@ -87,19 +77,9 @@ def clipped_sum(
 def drawn_layers(
     module: VariationalModule, features: torch.Tensor, targets: torch.Tensor, loss: RecordLoss
 ) -> list[DrawnLayer]:
-    """Return the gradient of each record's loss by each layer's means and spreads, from one pass over all records.
+    """Return the gradient of each record's loss by each layer's means and spreads, from one pass over N >= 1 records.
 
-    Args:
-        module: `is_supported`, resampled.
-        features: records, shape (N, *shape), N >= 1.
-        targets: classes (int64) or values (float32), shape (N,).
-        loss: sum over records of the loss of outputs (N, draws, K).
-
-    Returns:
-        One for each trainable layer, in factored form.
-
-    Raises:
-        ValueError: if a layer was used more than once, or not at all, or the module was not resampled.
+    Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
     """
     draws, count = module.draws, len(features)
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in module.shapes))

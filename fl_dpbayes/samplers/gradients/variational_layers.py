@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from fl_dpbayes.samplers.gradients.clipping import weighted_rows
-from fl_dpbayes.samplers.gradients.layer_gradients import LARGEST_CANCELLATION
+from fl_dpbayes.samplers.gradients.layer_gradients import LARGEST_CANCELLATION, positions, row_norms
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _TINY = torch.finfo(torch.float32).tiny
@@ -66,16 +66,10 @@ class DrawnLayer:
 def drawn_outputs(
     layer: nn.Module, rows: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor | None
 ) -> torch.Tensor:
-    """Apply a layer under S weight draws to S batches at once.
+    """Apply a layer under S weight draws to S batches at once, rows of draw 1 first.
 
-    Args:
-        layer: a Linear or Conv2d; gives stride, padding, dilation and groups.
-        rows: inputs of draw 1, then of draw 2, ..., shape (S N, ...).
-        weights: shape (S, *weight shape).
-        biases: shape (S, o), or None.
-
-    Returns:
-        Outputs in the order of the rows, shape (S N, ...).
+    `layer`: a Linear or Conv2d; gives stride, padding, dilation and groups. `rows`: inputs, shape (S N, ...).
+    `weights`: shape (S, *weight shape). `biases`: shape (S, o), or None.
     """
     draws = len(weights)
     if isinstance(layer, nn.Linear):
@@ -104,30 +98,15 @@ def drawn_layer(
     weight_slopes: torch.Tensor,
     bias_slopes: torch.Tensor | None,
 ) -> DrawnLayer:
-    """Bring a layer's inputs and output gradients into factored form.
+    """Bring a layer's inputs and output gradients into factored form, float32.
 
-    Args:
-        layer: a Linear, or a Conv2d with integer zero padding.
-        rows: what the layer was given, draw by draw, shape (S N, ...).
-        output_gradients: gradient of the summed loss at its output, shape (S N, ...).
-        weight_slopes: E of the weight, shape (S, *weight shape).
-        bias_slopes: E of the bias, shape (S, o), or None.
-
-    Returns:
-        The factored gradients, float32.
+    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what the layer was given, draw by draw, shape
+    (S N, ...). `output_gradients`: gradient of the summed loss at its output, shape (S N, ...). `weight_slopes`: E
+    of the weight, shape (S, *weight shape). `bias_slopes`: E of the bias, shape (S, o), or None.
     """
     draws = len(weight_slopes)
-    rows, output_gradients = rows.float(), output_gradients.float()
-    if isinstance(layer, nn.Linear):
-        groups = 1
-        a = rows.reshape(len(rows), 1, -1, layer.in_features)
-        g = output_gradients.reshape(len(rows), 1, -1, layer.out_features)
-    else:
-        assert isinstance(layer, nn.Conv2d)
-        groups = layer.groups
-        patches = functional.unfold(rows, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # type: ignore[arg-type]
-        a = patches.unflatten(1, (groups, -1)).mT
-        g = output_gradients.flatten(2).unflatten(1, (groups, -1)).mT
+    a, g = positions(layer, rows, output_gradients)
+    groups = a.shape[1]
     a, input_scale = _scaled(a.unflatten(0, (draws, -1)))
     g, output_scale = _scaled(g.unflatten(0, (draws, -1)))
     weight_slopes = weight_slopes.float().reshape(draws, groups, g.shape[-1], a.shape[-1])
@@ -142,16 +121,12 @@ def drawn_layer(
 def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
     """Return upper bounds, tight to rounding, on the norms of each record's gradient by mean and by spread.
 
-    Args:
-        layer: factored gradients.
-
-    Returns:
-        Two tensors of shape (N,), float64: weight and bias together; not finite where the gradient is not.
+    Two tensors of shape (N,), float64: weight and bias together; not finite where the gradient is not.
     """
     if layer.formed is None:
         by_mean, by_spread = _mean_norms(layer), _spread_norms(layer)
     else:
-        by_mean, by_spread = (_row_norms(weights) for weights in layer.formed)
+        by_mean, by_spread = (row_norms(weights) for weights in layer.formed)
     scale = layer.input_scale * layer.output_scale
     by_mean, by_spread = by_mean * scale, by_spread * scale
     if layer.bias_slopes is not None:
@@ -165,17 +140,10 @@ def norms(layer: DrawnLayer) -> tuple[torch.Tensor, torch.Tensor]:
 def weighted_sums(
     layer: DrawnLayer, mean_factors: torch.Tensor, spread_factors: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the sums over records of c_i M_i and k_i R_i, weight and, if there is one, bias.
+    """Return the sums over records of c_i M_i and of k_i R_i, weight and, if there is one, bias, flat, float64.
 
-    A record with factor 0 is left out whatever its gradient holds (0 times infinity is NaN).
-
-    Args:
-        layer: factored gradients.
-        mean_factors: c_i, shape (N,), float64.
-        spread_factors: k_i, shape (N,), float64.
-
-    Returns:
-        Flat parts by mean, and by spread, float64.
+    The factors c_i (mean) and k_i (spread) have shape (N,), float64. A record with factor 0 is left out whatever its
+    gradient holds (0 times infinity is NaN).
     """
     scales = layer.input_scale * layer.output_scale
     for_mean, for_spread = _coefficients(mean_factors, scales), _coefficients(spread_factors, scales)
@@ -256,10 +224,6 @@ def _upper_root(squares: torch.Tensor, lengths: torch.Tensor, draws: int, terms:
     return (squares.clamp(min=0.0) + roundings * _ROUNDING * lengths.square()).sqrt()
 
 
-def _row_norms(values: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(values.flatten(1), dim=1, dtype=torch.float64)
-
-
 def _norms_of_sums(gradients: torch.Tensor) -> torch.Tensor:
-    lengths = _row_norms(gradients.abs().sum(0))
-    return _upper_root(_row_norms(gradients.sum(0)).square(), lengths, draws=len(gradients), terms=0)
+    lengths = row_norms(gradients.abs().sum(0))
+    return _upper_root(row_norms(gradients.sum(0)).square(), lengths, draws=len(gradients), terms=0)

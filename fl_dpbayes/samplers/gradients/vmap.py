@@ -1,4 +1,4 @@
-"""Per-example gradients of any module without cross-example operations, by `torch.func`."""
+"""Gradients of any module without cross-example operations, by `torch.func`: of records, units, and clipped sums."""
 
 import torch
 from torch import nn
@@ -19,14 +19,9 @@ def per_example_gradients(
 ) -> torch.Tensor:
     """Return the gradient of each record's loss.
 
-    Args:
-        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
-        features: records, shape (N, *shape), of the module's type and device.
-        targets: classes (int64) or values (float32), shape (N,).
-        loss: sum over records of the loss whose gradient is taken.
-
-    Returns:
-        Shape (N, d), float32, columns in the order of `named_parameters()`; (0, d) for no record.
+    `module`: features (N, *shape) -> outputs (N, ...), no cross-example operation. `features`: records, shape (N,
+    *shape), of the module's type and device. `targets`: classes (int64) or values (float32), shape (N,). Returns
+    shape (N, d), float32, columns in the order of `named_parameters()`; (0, d) for no record.
     """
     parameters = {name: parameter.detach() for name, parameter in trainable_parameters(module).items()}
     if len(targets) == 0:
@@ -39,15 +34,32 @@ def per_example_gradients(
     return torch.cat([gradients[name].reshape(len(targets), -1).float() for name in parameters], dim=1)
 
 
+def per_unit_gradients(
+    module: nn.Module,
+    features: torch.Tensor,
+    targets: torch.Tensor,
+    unit_index: torch.Tensor,
+    units: int,
+    loss: RecordLoss = summed_cross_entropy,
+    rows: int = ROWS,
+) -> torch.Tensor:
+    """Return the gradient of each unit, shape (U, d), float32: the sum over its records, as `per_example_gradients`.
+
+    `unit_index` has the unit of each record, 0 .. U - 1, shape (N,), int64. A unit with one record that is not finite
+    has a gradient that is not finite, and is discarded whole by the clip.
+    """
+    # What padding has for a gradient goes to a unit of its own, after the others.
+    gradients = features.new_zeros((units + 1, sum(layer_sizes(module))), dtype=torch.float32)
+    for part, part_targets, part_index, real in pieces(rows, features, targets, unit_index):
+        owners = torch.where(real, part_index, units)
+        gradients.index_add_(0, owners, per_example_gradients(module, part, part_targets, loss))
+    return gradients[:units]
+
+
 def fitting_rows(module: nn.Module, wanted: int) -> int:
     """Return how many rows a pass may have whose gradients are materialised.
 
-    Args:
-        module: the model.
-        wanted: a multiple of 64.
-
-    Returns:
-        The largest multiple of 64 up to `wanted` whose gradients take at most 128 MiB, or 1.
+    The largest multiple of 64 up to `wanted`, itself one, whose gradients take at most 128 MiB, or 1.
     """
     size = sum(parameter.numel() for parameter in trainable_parameters(module).values())
     return min(wanted, _MAX_ELEMENTS // max(1, size) // ROWS * ROWS) or 1
@@ -72,20 +84,7 @@ def clipped_sum(
     loss: RecordLoss = summed_cross_entropy,
     rows: int = ROWS,
 ) -> ClippedSum:
-    """Return the sum over records of the clipped gradient of the record's loss, materialising gradients.
-
-    Args:
-        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
-        features: records, shape (N, *shape), of the module's type and device.
-        targets: classes (int64) or values (float32), shape (N,).
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
-        clipping: the rule.
-        loss: sum over records of the loss whose gradient is clipped.
-        rows: how many rows every pass has.
-
-    Returns:
-        The clipped sum, in the order of `named_parameters()`; zeros for an empty batch.
-    """
+    """Sum clipped gradients as `ClippedSumFunction` says, materialising gradients."""
     sizes = layer_sizes(module)
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +16,7 @@ from fl_dpbayes import cli
 from fl_dpbayes.run.flower_processes import descendants
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.study import study as engine
-from fl_dpbayes.run.study.cell import CellJob, CellOutcome, run_cell
+from fl_dpbayes.run.study.cell import CellOutcome
 
 STUDY = """
 seed = 1
@@ -60,20 +60,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     with pytest.raises(SystemExit) as stop:
         cli.main()
     return int(stop.value.code or 0)
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run cells in this process, and note which."""
-    ran: list[str] = []
-
-    def run_here(jobs: Sequence[CellJob], workers: int, address: str | None) -> Iterator[CellOutcome]:
-        for job in jobs:
-            ran.append(job.cell.title)
-            yield run_cell(job)
-
-    monkeypatch.setattr(engine, "run_on_ray", run_here)
-    return ran
 
 
 @pytest.mark.slow
@@ -243,3 +229,38 @@ def test_a_study_whose_file_was_changed_is_not_gone_on_with(
     assert run(monkeypatch, "--resume", out) == 2
     assert "journal.jsonl is missing or damaged, or an older version" in capsys.readouterr().err
     assert here == ["seed 1"]
+
+
+# Prints the ports that answer at another address of this machine than 127.0.0.1: those that are open to everybody.
+PROGRAM = """
+import contextlib, pathlib, socket, sys
+import ray
+from fl_dpbayes.run.study.cell import CellJob
+from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.run.study.ray_pool import run_on_ray
+from fl_dpbayes.config.study_file import load_study
+
+def answers(address, port):
+    with socket.socket() as probe:
+        return probe.connect_ex((address, port)) == 0
+
+# A folder that is a file: the cell fails at once.
+job = CellJob(study_cells(load_study("noniid"))[0], pathlib.Path(sys.argv[1]), None, False)
+with contextlib.closing(run_on_ray([job], 1, None)) as outcomes:
+    assert next(outcomes).error
+    node = ray.nodes()[0]
+    gcs_port = int(ray.get_runtime_context().gcs_address.rsplit(":", 1)[1])
+    ports = [gcs_port, node["NodeManagerPort"], node["ObjectManagerPort"]]
+    assert all(answers("127.0.0.1", port) for port in ports), ports
+    print("open:", [port for port in ports if answers("127.0.0.2", port)])
+"""
+
+
+@pytest.mark.slow
+def test_ray_listens_on_the_loopback_address_only(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(blocked)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "open: []" in done.stdout, done.stdout + done.stderr[-2000:]

@@ -20,7 +20,7 @@ from fl_dpbayes.config.scenario import scenario_folder
 from fl_dpbayes.config.study_file import Study, study_of
 from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
-from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
@@ -99,13 +99,19 @@ EDITS: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, edit) -> None:
+@pytest.fixture
+def kept(tmp_path: Path) -> tuple[StudyCell, Path]:
+    """A finished cell and its file."""
     cell, summary = made_up()[1][0].cell, made_up()[1][0].summary
     (tmp_path / "cells").mkdir()
     keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
     assert finished_cell(tmp_path, cell) is not None
-    path = tmp_path / "cells" / f"{cell.digest}.json"
+    return cell, tmp_path / "cells" / f"{cell.digest}.json"
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, kept: tuple[StudyCell, Path], edit) -> None:
+    cell, path = kept
     content = read_sealed_json(path)
     edit(content)
     write_sealed_json(path, content)
@@ -114,11 +120,8 @@ def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, edit
     assert finished_cell(tmp_path, cell) is None
 
 
-def test_a_cell_whose_figure_was_edited_is_run_again(tmp_path: Path) -> None:
-    cell, summary = made_up()[1][0].cell, made_up()[1][0].summary
-    (tmp_path / "cells").mkdir()
-    keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
-    path = tmp_path / "cells" / f"{cell.digest}.json"
+def test_a_cell_whose_figure_was_edited_is_run_again(tmp_path: Path, kept: tuple[StudyCell, Path]) -> None:
+    cell, path = kept
     content = json.loads(path.read_text())
     content["summary"]["calibration"][0]["accuracy"] = 0.99
     path.write_text(json.dumps(content))
@@ -148,20 +151,16 @@ def test_further_lists_become_tables_of_their_own() -> None:
     assert further_table(study, cells, "subgroups").empty
 
 
-def test_bounds_of_an_area_are_printed_beside_its_mean() -> None:
-    study, cells = made_up()
-    study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
-    console = Console(width=200, file=io.StringIO())
-    show_study(study, result_table(study, cells), pd.DataFrame(), console)
-    assert "[0.6000, 0.8000]" in console.file.getvalue()
-
-
-def test_bounds_of_an_area_stand_beside_it() -> None:
+def test_bounds_of_an_area_stand_beside_it_and_are_printed() -> None:
     study, cells = made_up()
     whole, detection = result_table(study, cells), further_table(study, cells, "shift_detection")
     assert set(zip(whole["auroc_low"], whole["auroc_high"], strict=True)) == {(0.6, 0.8)}
     ends = ["low", "high", "interval_low", "interval_high"]
     assert detection[ends].drop_duplicates().to_numpy().tolist() == [[0.4, 0.6, 0.3, 0.7]]
+    study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
+    console = Console(width=200, file=io.StringIO())
+    show_study(study, whole, pd.DataFrame(), console)
+    assert "[0.6000, 0.8000]" in console.file.getvalue()
 
 
 def test_differences_pair_seeds_and_average_within_them() -> None:

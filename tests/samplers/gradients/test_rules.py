@@ -19,8 +19,7 @@ from fl_dpbayes.samplers.gradients.loss import (
     summed_cross_entropy,
     summed_gaussian_negative_log_likelihood,
 )
-from fl_dpbayes.samplers.gradients.units import per_unit_gradients
-from fl_dpbayes.samplers.gradients.vmap import layer_sizes
+from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 
 ENGINES = [book_keeping, vmap]
 RULES = ["flat", "global", "automatic", "per-layer"]

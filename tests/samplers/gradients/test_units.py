@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.samplers.gradients.clipping import sum_clipped
-from fl_dpbayes.samplers.gradients.pre_noise import with_pre_noise
-from fl_dpbayes.samplers.gradients.units import per_unit_gradients
+from fl_dpbayes.samplers.gradients.clipping import sum_clipped, with_pre_noise
+from fl_dpbayes.samplers.gradients.vmap import per_unit_gradients
 
 
 @pytest.fixture(scope="module")
