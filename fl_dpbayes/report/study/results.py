@@ -154,14 +154,8 @@ def label_text(value: object) -> str:
 def read_study(folder: Path) -> StudyResults:
     """Read the folder of a study.
 
-    Args:
-        folder: holds `study.json`, `study.toml` and the tables as CSV.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        UserError: if a file is missing or damaged.
+    `folder`: holds `study.json`, `study.toml` and the tables as CSV. Raises UserError if a file is missing or
+    damaged.
     """
     path = folder / RECORD_FILE
     again = f"write it again with  fl-dpbayes study --resume {folder}"
