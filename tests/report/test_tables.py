@@ -8,12 +8,12 @@ from fl_dpbayes.report.tables import calibration_table, privacy_table
 
 @pytest.fixture
 def privacy(shown):
-    return lambda summary: privacy(summary)
+    return lambda summary: shown(privacy_table(parse_summary(summary)))
 
 
 @pytest.fixture
 def calibration(shown):
-    return lambda summary: calibration(summary)
+    return lambda summary: shown(calibration_table(parse_summary(summary)))
 
 
 def test_privacy_table_shows_numbers_and_fits(summary, privacy):
