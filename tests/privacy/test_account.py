@@ -70,7 +70,7 @@ def test_no_method_property_cares_about_order_grouping_or_free_events(history: H
 @pytest.mark.parametrize("rate", [0.0, 1e-12, 0.01, 0.5, 1.0])
 @pytest.mark.parametrize("sigma", [0.0, 1e-300, 1e-160, 1e-10, 1e-3, 0.05, 1.0, 1e6, 1e300, math.inf])
 def test_no_history_raises_or_gives_nan(sigma: float, rate: float, adjacency: str) -> None:
-    for steps in (0, 1, 1000, 10**6):
+    for steps in (0, 1, 10**6):
         result = account((GaussianEvent(sigma, rate, steps),), 1e-6, adjacency)  # type: ignore[arg-type]
         values = [result.mu, result.epsilon_pld, result.epsilon_rdp, result.epsilon_gdp]
         assert not np.isnan(values).any()
