@@ -45,17 +45,8 @@ def recalibrate_posterior(
 
     The part is disjoint from those for training and testing, so it has a budget of its own.
 
-    Args:
-        site_file: the site.
-        request: what is asked.
-        message: the Flower message that carries the posterior's samples.
-
-    Returns:
-        The reply, and the array `noised` of a count of bins.
-
-    Raises:
-        RefusedError: with the code and the request's field.
-        LedgerError: if the ledger cannot be used; nothing was then released.
+    Returns the reply, and the array `noised` of a count of bins. Raises RefusedError with the code and the
+    request's field. Raises LedgerError if the ledger cannot be used; nothing was then released.
     """
     check_recalibration_policy(site_file, request)
     samples = read_predictors(message, request.model, request.task, {PREDICTOR: request.weights}, request.arrays)
