@@ -80,8 +80,8 @@ def loud_plan(
 ) -> TrainingPlan:
     """Return a plan of the same sampler, prior, clipping rule and chains with little noise, to read sums by.
 
-    Its whole cost is admitted. The bound of global clipping keeps its ratio to C. A step moves the state by about `move`;
-    `rounds` are of all chains together, at least.
+    Its whole cost is admitted. The bound of global clipping keeps its ratio to C. A step moves the state by about
+    `move`; `rounds` are of all chains together, at least.
     """
     privacy = plan.privacy
     assert isinstance(privacy, PrivacyPlan)
