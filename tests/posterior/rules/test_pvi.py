@@ -4,6 +4,7 @@ import pytest
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.pvi import PVIState, update, update_from_samples
 from fl_dpbayes.report.warnings import sentence
+from tests.analytic_targets import assert_within_standard_errors, random_samples
 
 
 def likelihood(problem, site):
@@ -95,7 +96,7 @@ def test_absent_sites_keep_their_factor(linear_gaussian):
     assert set(state.factors) == set()
 
 
-def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal, random_samples, assert_within_standard_errors):
+def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal):
     generator = np.random.default_rng(4)
     prior = NaturalGaussian(np.full(3, 1 / orthogonal.prior_scale**2), np.zeros(3))
     means, precisions = [], []
