@@ -30,16 +30,7 @@ from server.strategies.strategy import PosteriorStrategy
 
 
 def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity: float | None) -> dict[str, Any]:
-    """Gather everything that a run shows for itself.
-
-    Args:
-        strategy: the run's strategy, after its last round, or after the one at which it stopped.
-        record: what happened.
-        heterogeneity: mean total variation between training sites' labels and the pooled ones, where known.
-
-    Returns:
-        The summary.
-    """
+    """Gather everything that a run shows for itself."""
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members
     bank, chains = strategy.bank, strategy.chain_names()

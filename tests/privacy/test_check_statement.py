@@ -10,7 +10,7 @@ from fl_dpbayes.privacy.check_statement import checked_statement, epsilon_bounds
 from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, write_history
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
-from fl_dpbayes.privacy.planned_stretch import planned_stretch
+from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.train import PrivacyStatement
 

@@ -8,7 +8,7 @@ import numpy as np
 from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
-from fl_dpbayes.privacy.audit_statistics import Check, Question, mean_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
@@ -76,9 +76,7 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))
         where = f"a unit of {records} record{'s'[: records - 1]}, {math.sqrt(max(0.0, squared)):.4g} C"
         findings.append(mean_test(squared - 1, deviation, where, unit=1.0, slack=SLACK, one_sided=True))
-    return verdicts(
-        "one unit", [Question("one unit moves the sum by at most C, all layers together", findings)], FALSE_ALARM
-    )
+    return verdicts("one unit", {"one unit moves the sum by at most C, all layers together": findings}, FALSE_ALARM)
 
 
 def audit_rounding(scenario: Scenario) -> list[Check]:

@@ -50,8 +50,7 @@ ADAM_STEP = 1e-5
 def private_settings(scenario: Scenario) -> PrivacyPlan:
     """Return a scenario's privacy settings.
 
-    Raises:
-        UserError: if the scenario has none, so that there is nothing to audit.
+    Raises UserError if the scenario has none, so that there is nothing to audit.
     """
     if not isinstance(scenario.privacy, PrivacyPlan):
         raise UserError("privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit")
@@ -85,14 +84,7 @@ def loud_plan(
 
     Its whole cost is admitted. The bound of global clipping keeps its ratio to C.
 
-    Args:
-        plan: the scenario's own.
-        clip_norm: C.
-        sampling_rate: q.
-        noise_multiplier: sigma of every step.
-        move: how far a step moves the state, about.
-        rounds: of all chains together, at least.
-        steps_per_round: of each.
+    `rounds`: of all chains together, at least.
     """
     privacy = plan.privacy
     assert isinstance(privacy, PrivacyPlan)
@@ -155,8 +147,7 @@ class Reading:
 def train(course: Course, start: Arrays, round_number: int, first_step: int, steps: int) -> tuple[TrainReply, Arrays]:
     """Have a site train a stretch of steps from a start state, and return its reply and what it releases.
 
-    Raises:
-        UserError: if the site does not train.
+    Raises UserError if the site does not train.
     """
     request = TrainRequest(
         run=f"{course.run:032x}",
