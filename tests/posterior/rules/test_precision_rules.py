@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.natural import NaturalGaussian, from_moments
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.consensus import weighted_average
 from fl_dpbayes.posterior.rules.product import product
@@ -25,7 +25,7 @@ def test_closed_form_is_the_exact_posterior(linear_gaussian, share):
     joined = product(linear_gaussian.factors(share), prior_scale=linear_gaussian.prior_scale, prior_share=share)
     mean, covariance = linear_gaussian.posterior
     np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(joined.covariance, covariance, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(np.linalg.inv(joined.precision), covariance, rtol=0, atol=1e-10)
 
 
 def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
@@ -33,7 +33,7 @@ def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
     joined = product(factors, prior_scale=orthogonal.prior_scale, prior_share=1.0)
     mean, covariance = orthogonal.posterior
     np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(np.diag(joined.covariance), covariance, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(1 / joined.precision, np.diag(covariance), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("share", [1 / 4, 1.0])
@@ -42,7 +42,7 @@ def test_empty_sites_return_the_prior_limit(share):
     scale = 1.7
     empty = [NaturalGaussian(np.full(3, share / scale**2), np.zeros(3))] * 4
     joined = product(empty, prior_scale=scale, prior_share=share)
-    np.testing.assert_allclose(joined.covariance, scale**2, rtol=1e-12)
+    np.testing.assert_allclose(1 / joined.precision, scale**2, rtol=1e-12)
     np.testing.assert_allclose(joined.mean, 0, atol=1e-12)
 
 
@@ -65,10 +65,11 @@ def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, 
 
 
 def test_golden_product_of_two():
-    pair = [from_moments(np.array([0.0]), np.array([1.0])), from_moments(np.array([4.0]), np.array([4.0]))]
+    # N(0, 1) and N(4, 4).
+    pair = [NaturalGaussian(np.array([1.0]), np.array([0.0])), NaturalGaussian(np.array([0.25]), np.array([1.0]))]
     joined = product(pair, prior_scale=math.inf, prior_share=0.0)
     assert joined.mean == pytest.approx(0.8)
-    assert joined.covariance == pytest.approx(0.8)
+    assert 1 / joined.precision == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal"])

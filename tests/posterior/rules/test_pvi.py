@@ -36,7 +36,7 @@ def test_fixed_point_is_the_exact_posterior(linear_gaussian):
         state = update(state, answers, damping=0.5)
     mean, covariance = linear_gaussian.posterior
     np.testing.assert_allclose(state.posterior.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(state.posterior.covariance, covariance, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(np.linalg.inv(state.posterior.precision), covariance, rtol=0, atol=1e-10)
 
 
 def test_sequential_updates_reach_the_same_posterior(linear_gaussian):
@@ -104,7 +104,9 @@ def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal):
         samples = {}
         for site in orthogonal.sites:
             tilted = NaturalGaussian(np.diag(prior.precision) + orthogonal.information[site], orthogonal.evidence[site])
-            samples[site] = random_samples((tilted.mean, tilted.covariance), 400, generator, temperature=1.7)
+            samples[site] = random_samples(
+                (tilted.mean, np.linalg.inv(tilted.precision)), 400, generator, temperature=1.7
+            )
         state = update_from_samples(PVIState(prior), samples, damping=1.0)
         assert (state.warnings, state.noisy_factors) == ((), ())
         means.append(state.posterior.mean)

@@ -34,6 +34,11 @@ def public_section(path: Path, more: str = "") -> str:
     return f"public={{kind='file', path='{path}', statement='{STATEMENT}'{more}}}"
 
 
+def any_public(path: Path) -> None:
+    """Write a file that fits: a simulation whose file does not is refused before its server begins."""
+    np.savez(path, features=np.zeros((1, 64)), labels=np.zeros(1, int))
+
+
 def write_public(run, path: Path) -> None:
     part = held_back(run, "spare")
     np.savez(path, features=part.features, labels=part.labels)
@@ -41,6 +46,7 @@ def write_public(run, path: Path) -> None:
 
 def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
     path = tmp_path / "public.npz"
+    any_public(path)
     run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
     write_public(run, path)
     return run
@@ -52,7 +58,7 @@ def module_of(run):
 
 def site_predictions(run, features) -> list[np.ndarray]:
     bank = PosteriorBank(run.folder / "bank")
-    samples = [bank.samples(site) for site in ("north", "south", "east", "west")]
+    samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
     return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
 
 
@@ -143,7 +149,7 @@ def test_order_of_a_sites_hidden_units_does_not_matter(federation, rule: str) ->
     permuted.grid.change = lambda request, reply: _permuted(permuted, request, reply)
     for run in (plain, permuted):
         run.run()
-    banks = [PosteriorBank(run.folder / "bank").samples("south").arrays for run in (plain, permuted)]
+    banks = [PosteriorBank(run.folder / "bank").stored("south").in_memory().arrays for run in (plain, permuted)]
     assert not np.allclose(banks[0]["1.weight"], banks[1]["1.weight"], atol=1e-3)
     features = held_back(plain, "spare").features
     np.testing.assert_allclose(predictions(plain, features), predictions(permuted, features), atol=1e-4)
@@ -176,9 +182,11 @@ def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     federation, tmp_path: Path, arrays, more: str, rule: str, said: str
 ) -> None:
     path = tmp_path / "public.npz"
+    any_public(path)
+    run = federation(f"aggregation={{{rule}, {public_section(path, more)}}}")
+    path.unlink()
     if arrays is not None:
         np.savez(path, **arrays)
-    run = federation(f"aggregation={{{rule}, {public_section(path, more)}}}")
     with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
