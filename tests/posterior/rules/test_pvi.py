@@ -103,7 +103,7 @@ def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal):
     for _ in range(40):
         samples = {}
         for site in orthogonal.sites:
-            tilted = NaturalGaussian(np.diag(prior.precision) + orthogonal.information[site], orthogonal.evidence[site])
+            moments = orthogonal.moments(site, 1.0)
             samples[site] = random_samples(
                 (tilted.mean, np.linalg.inv(tilted.precision)), 400, generator, temperature=1.7
             )

@@ -34,22 +34,22 @@ def public_section(path: Path, more: str = "") -> str:
     return f"public={{kind='file', path='{path}', statement='{STATEMENT}'{more}}}"
 
 
-def any_public(path: Path) -> None:
-    """Write a file that fits: a simulation whose file does not is refused before its server begins."""
-    np.savez(path, features=np.zeros((1, 64)), labels=np.zeros(1, int))
-
-
 def write_public(run, path: Path) -> None:
     part = held_back(run, "spare")
     np.savez(path, features=part.features, labels=part.labels)
 
 
 def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
-    path = tmp_path / "public.npz"
-    any_public(path)
+    path = fitting_file(tmp_path)
     run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
     write_public(run, path)
     return run
+
+
+def fitting_file(folder: Path) -> Path:
+    """Write what fits, for a simulation is planned only then."""
+    np.savez(folder / "public.npz", features=np.zeros((4, 64)), labels=np.zeros(4, np.int64))
+    return folder / "public.npz"
 
 
 def module_of(run):
@@ -181,12 +181,13 @@ def _permuted(run, request: Message, reply: Message) -> Message:
 def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     federation, tmp_path: Path, arrays, more: str, rule: str, said: str
 ) -> None:
-    path = tmp_path / "public.npz"
-    any_public(path)
-    run = federation(f"aggregation={{{rule}, {public_section(path, more)}}}")
-    path.unlink()
-    if arrays is not None:
-        np.savez(path, **arrays)
+    path = fitting_file(tmp_path)
+    section = f"aggregation={{{rule}, {public_section(path, more)}}}"
+    run = federation(section)
+    path.unlink() if arrays is None else np.savez(path, **arrays)
+    with pytest.raises(UserError, match=said):
+        federation(section, name="planned")
+    # A server whose sites hold their own data plans no simulation.
     with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
