@@ -103,10 +103,7 @@ def test_samples_reach_the_posterior_of_a_diagonal_problem(orthogonal):
     for _ in range(40):
         samples = {}
         for site in orthogonal.sites:
-            moments = orthogonal.moments(site, 1.0)
-            samples[site] = random_samples(
-                (tilted.mean, np.linalg.inv(tilted.precision)), 400, generator, temperature=1.7
-            )
+            samples[site] = random_samples(orthogonal.moments(site, 1.0), 400, generator, temperature=1.7)
         state = update_from_samples(PVIState(prior), samples, damping=1.0)
         assert (state.warnings, state.noisy_factors) == ((), ())
         means.append(state.posterior.mean)
