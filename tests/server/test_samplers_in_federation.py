@@ -64,17 +64,12 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
     sigma = "privacy.noise_multiplier=20.0"
     one = federation(*MODEL, MIXTURE, sigma, name="one-chain")
     two = federation(*MODEL, MIXTURE, sigma, "training.chains=2", name="two-chains")
-    starts = {}
-
-    def keep(request, reply):
-        if request.metadata.message_type == "train":
-            number = int(request.metadata.group_id)
-            starts.setdefault(number, []).append(request.content["arrays"]["start/parameters/1.weight"].numpy())
-        return reply
-
-    two.grid.change = keep
     one.run()
     two.run()
+    starts = {}
+    for message in two.requests("train"):
+        start = message.content["arrays"]["start/parameters/1.weight"].numpy()
+        starts.setdefault(int(message.metadata.group_id), []).append(start)
     assert sorted(starts) == [1, 2, 3, 4]
     assert all(np.array_equal(start, starts[1][0]) for start in starts[1])
     assert all(np.array_equal(start, starts[3][0]) for start in starts[3])
