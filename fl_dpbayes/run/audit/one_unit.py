@@ -69,8 +69,8 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
             units=1,
         )
         course = Course(site, scenario.model, plan, 1)
-        slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
-        sums = [read_stretch(course, slots, step + 1, step, 1).mean for step in range(plan.total_steps)]
+        vectors = {"parameters": start, "spread": np.full(len(start), SPREAD)}
+        sums = [read_stretch(course, vectors, step + 1, step, 1).mean for step in range(plan.total_steps)]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))
