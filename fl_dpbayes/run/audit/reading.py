@@ -41,8 +41,6 @@ from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 Array = npt.NDArray[np.float64]
 
 ROUNDING = float(np.finfo(np.float32).eps)
-
-
 MOST_CHAINS = 4
 ADAM_STEP = 1e-5
 
@@ -82,9 +80,8 @@ def loud_plan(
 ) -> TrainingPlan:
     """Return a plan of the same sampler, prior, clipping rule and chains with little noise, to read sums by.
 
-    Its whole cost is admitted. The bound of global clipping keeps its ratio to C.
-
-    `rounds`: of all chains together, at least.
+    Its whole cost is admitted. The bound of global clipping keeps its ratio to C. A step moves the state by about
+    `move`; `rounds` are of all chains together, at least.
     """
     privacy = plan.privacy
     assert isinstance(privacy, PrivacyPlan)
@@ -194,6 +191,12 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
         rounding=(resolution + ROUNDING * np.abs(drift)) * scale,
         sample_apart=_sample_apart(plan, first_step + reply.steps - 1, released),
     )
+
+
+def read_all(course: Course, start: Mapping[str, Array], length: int) -> list[Reading]:
+    """Read every stretch of so many steps of a plan, each from the same start and in a round of its own."""
+    firsts = range(0, course.plan.total_steps, length)
+    return [read_stretch(course, start, first // length + 1, first, length) for first in firsts]
 
 
 def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float:

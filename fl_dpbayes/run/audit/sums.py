@@ -32,7 +32,7 @@ from fl_dpbayes.run.audit.gradients import (
     synthetic_records,
     unit_gradient,
 )
-from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_stretch
+from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_all
 
 Array = npt.NDArray[np.float64]
 
@@ -147,10 +147,8 @@ def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tu
             rounds=REQUESTS,
             steps_per_round=length,
         )
-        course = Course(crowd.site, scenario.model, plan, run + number)
         rows = []
-        for first_step in range(0, plan.total_steps, length):
-            reading = read_stretch(course, crowd.start, first_step // length + 1, first_step, length)
+        for reading in read_all(Course(crowd.site, scenario.model, plan, run + number), crowd.start, length):
             counts = reading.mean @ inverse
             left = float(np.square(reading.mean - counts @ crowd.shares).sum()) / reading.noise_std**2
             rows.append(Count(reading, counts, left))
