@@ -14,8 +14,7 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_chain
-from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
