@@ -40,17 +40,10 @@ def evaluate_predictors(
 ) -> tuple[EvaluateReply, SentArrays]:
     """Measure each predictor on the site's test records, and let out what the site's policy allows.
 
-    Args:
-        site_file: the site; its policy says whether sums leave exactly (public test data), noised, or not at all.
-        request: the predictors' weights and what they must fit.
-        message: the Flower message that carries their arrays.
-
-    Returns:
-        The reply and its arrays `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`.
-
-    Raises:
-        RefusedError: NOT_SENT where the policy lets nothing out; BAD_REQUEST if arrays do not fit; what the ledger
-            refuses.
+    `site_file`: the site; its policy says whether sums leave exactly (public test data), noised, or not at all.
+    Returns the reply and its arrays `<predictor>/<table>`, with subgroups also `group-<i>/<predictor>/<table>`.
+    Raises RefusedError NOT_SENT where the policy lets nothing out; BAD_REQUEST if arrays do not fit; what the
+    ledger refuses.
     """
     release = site_file.policy.evaluation_release
     if release == "none":
@@ -124,12 +117,8 @@ def _prior_corrected(
 def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest) -> tuple[tuple[Group, ...], int]:
     """Choose the subgroups that fit into a reply: whole attributes, in order.
 
-    Args:
-        groups: attribute -> subgroup of each test record, (N,) text.
-        request: its predictors and classes say how large the tables of one subgroup are.
-
-    Returns:
-        The subgroups (attribute, value), and how many are left out.
+    `groups`: attribute -> subgroup of each test record, (N,) text. Returns the subgroups (attribute, value), and
+    how many are left out.
     """
     tables = to_arrays(empty(request.task.classes)).values()
     most = most_groups(len(request.measured) * sum(table.nbytes for table in tables))
@@ -153,15 +142,9 @@ def count_predictions(
 ) -> dict[str, CalibrationStatistics]:
     """Count the predictions for a part's records, and for those of each subgroup.
 
-    Args:
-        predictor: its name.
-        part: labelled records.
-        groups: subgroups of them.
-        probabilities: class probabilities, (N, C).
-        uncertainty: epistemic, aleatoric and total uncertainty of each record, (N,), nats, or none of them.
-
-    Returns:
-        `<predictor>` -> statistics of all records, `group-<i>/<predictor>` -> those of subgroup i.
+    `probabilities`: class probabilities, (N, C). `uncertainty`: epistemic, aleatoric and total uncertainty of each
+    record, (N,), nats, or none of them. Returns `<predictor>` -> statistics of all records, `group-<i>/<predictor>`
+    -> those of subgroup i.
     """
 
     def counted(chosen: slice | npt.NDArray[np.bool_]) -> CalibrationStatistics:

@@ -71,8 +71,7 @@ def guarded(handler: Handler) -> Handler:
 def read_request(message: Message, kind: type[MessageT]) -> MessageT:
     """Read and validate the header of a request.
 
-    Raises:
-        RefusedError: BAD_REQUEST with the first bad field.
+    Raises RefusedError BAD_REQUEST with the first bad field.
     """
     config = message.content.config_records.get("config", ConfigRecord())
     try:
@@ -84,8 +83,7 @@ def read_request(message: Message, kind: type[MessageT]) -> MessageT:
 def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[np.float32]]:
     """Decode the float32 arrays of a request, exactly those of the given names and shapes.
 
-    Raises:
-        RefusedError: BAD_REQUEST, before any array of unexpected size is decoded.
+    Raises RefusedError BAD_REQUEST, before any array of unexpected size is decoded.
     """
     record = message.content.array_records.get("arrays", ArrayRecord())
     try:

@@ -31,17 +31,8 @@ def release_noised(
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
     its own.
 
-    Args:
-        site_file: the site.
-        site: its records; every unit counts at most `policy.max_test_records_per_unit` of them.
-        request: what is asked, with its noise multiplier.
-        measure: computes the statistics, called only once they are paid for.
-
-    Returns:
-        The reply and its arrays `<predictor>/noised`.
-
-    Raises:
-        RefusedError: POLICY_DENIED with the field, or what the ledger refuses.
+    `site`: its records; every unit counts at most `policy.max_test_records_per_unit` of them. Returns the reply and
+    its arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
     """
     settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
     if settings is None:

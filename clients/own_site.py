@@ -22,9 +22,7 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
     simulation has no such key but a partition number; only there does the message say in which folder the virtual
     sites lie.
 
-    Raises:
-        RefusedError: SITE_NOT_CONFIGURED if the node has neither.
-        UserError: if the file is not valid.
+    Raises RefusedError SITE_NOT_CONFIGURED if the node has neither. Raises UserError if the file is not valid.
     """
     own = context.node_config.get("site-file")
     if own:
@@ -43,8 +41,7 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
 def card_of(site_file: SiteFile) -> SiteCard:
     """Write a site's card from its file alone, without reading a record.
 
-    Raises:
-        UserError: if the declared prevalence does not fit the number of classes.
+    Raises UserError if the declared prevalence does not fit the number of classes.
     """
     task = site_file.source.task
     check_prevalence_classes("prevalence", site_file.prevalence, task.classes)

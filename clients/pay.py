@@ -27,19 +27,8 @@ def pay(
 ) -> tuple[MessageT, SentArrays]:
     """Reserve what a request asks to spend, do the work, and store its reply; the same request gets that reply again.
 
-    Args:
-        ledger: the site's.
-        spending: what is asked.
-        echoed_head: the head of the ledger that the request echoes.
-        kind: of the reply, which has the field `ledger_head`.
-        work: does what the reservation admits, and returns the reply and its arrays. Where it fails, what was reserved
-            stays spent.
-
-    Returns:
-        The reply with the ledger's head after it, and its arrays.
-
-    Raises:
-        RefusedError: what the ledger refuses, by code and field.
+    `kind`: of the reply, which has the field `ledger_head`. Raises RefusedError what the ledger refuses, by code
+    and field.
     """
     match ledger.reserve(spending, echoed_head):
         case StoredReply(body):
@@ -66,8 +55,7 @@ def pack_reply(reply: Config, arrays: SentArrays) -> bytes:
 def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArrays]:
     """Read a stored reply back, the inverse of `pack_reply`.
 
-    Raises:
-        ValueError: if the bytes are not such a file.
+    Raises ValueError if the bytes are not such a file.
     """
     header_size = int.from_bytes(body[:8], "little")
     metadata = json.loads(body[8 : 8 + header_size])["__metadata__"]
@@ -77,11 +65,8 @@ def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArray
 def privacy_statement(ledger: Ledger, part: Part, units: int, *, seeded: bool) -> PrivacyStatement:
     """State what a part of the site's cohort has spent, from the ledger alone; infinite values are None.
 
-    Args:
-        ledger: the site's ledger.
-        part: of the units; the parts are disjoint and each has the whole budget.
-        units: the declared number of the part's units.
-        seeded: whether noise follows from a seed, so that nothing is private.
+    `part`: of the units; the parts are disjoint and each has the whole budget. `units`: the declared number of the
+    part's units.
     """
     spent, cohort = ledger.spent(part), ledger.cohort
     return PrivacyStatement(

@@ -18,13 +18,9 @@ from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
 def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
     """Check a training request against the site file.
 
-    Returns:
-        Shapes of the model's parameters, by name.
-
-    Raises:
-        RefusedError: ROLE_DENIED at a site that does not train or has no ledger; POLICY_DENIED with the field that
-            exceeds the policy, or a delta that is not the cohort's or not surely below 1/n; BAD_REQUEST if the model
-            cannot be built or the reply would be too large to store.
+    Raises RefusedError ROLE_DENIED at a site that does not train or has no ledger; POLICY_DENIED with the field
+    that exceeds the policy, or a delta that is not the cohort's or not surely below 1/n; BAD_REQUEST if the model
+    cannot be built or the reply would be too large to store.
     """
     policy, privacy, settings = site_file.policy, request.plan.privacy, site_file.ledger
     if site_file.role != "train" or settings is None or site_file.units < 1:
@@ -57,10 +53,9 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
 def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest) -> None:
     """Check a recalibration request against the site file; the policy's limits for a run hold for it too.
 
-    Raises:
-        RefusedError: ROLE_DENIED at a site that does not train, keeps no share for recalibration or has no ledger;
-            POLICY_DENIED with the field that exceeds the policy, or a delta that is not the cohort's or not surely
-            below 1/n.
+    Raises RefusedError ROLE_DENIED at a site that does not train, keeps no share for recalibration or has no
+    ledger; POLICY_DENIED with the field that exceeds the policy, or a delta that is not the cohort's or not surely
+    below 1/n.
     """
     policy, plan, settings = site_file.policy, request.plan, site_file.ledger
     if settings is None or recalibration_units(site_file) < 1:

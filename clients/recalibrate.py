@@ -14,7 +14,7 @@ from clients.policy import check_recalibration_policy
 from clients.request_arrays import read_predictors
 from fl_dpbayes.calibration.recalibration.descent import private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, noised_to_arrays, sensitivity
+from fl_dpbayes.calibration.release import NoisedTable, noised_to_arrays, sensitivity
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
@@ -45,17 +45,8 @@ def recalibrate_posterior(
 
     The part is disjoint from those for training and testing, so it has a budget of its own.
 
-    Args:
-        site_file: the site.
-        request: what is asked.
-        message: the Flower message that carries the posterior's samples.
-
-    Returns:
-        The reply, and the array `noised` of a count of bins.
-
-    Raises:
-        RefusedError: with the code and the request's field.
-        LedgerError: if the ledger cannot be used; nothing was then released.
+    Returns the reply, and the array `noised` of a count of bins. Raises RefusedError with the code and the
+    request's field. Raises LedgerError if the ledger cannot be used; nothing was then released.
     """
     check_recalibration_policy(site_file, request)
     samples = read_predictors(message, request.model, request.task, {PREDICTOR: request.weights}, request.arrays)
@@ -85,7 +76,7 @@ def recalibrate_posterior(
                 capped = capped_units(part, site_file.policy.max_test_records_per_unit)
                 exact = method_code(request.plan.method).count(predict(capped), capped.labels)
                 most = site_file.policy.max_test_records_per_unit
-                noise_std = noise_multiplier * sensitivity(SENT_COLUMNS, max_records_per_unit=most)
+                noise_std = noise_multiplier * sensitivity(most)
                 noised = exact + noise_std * generator.standard_normal(exact.shape)
                 arrays = noised_to_arrays(NoisedTable(noised, noise_std))
             else:

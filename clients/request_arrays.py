@@ -21,11 +21,8 @@ from fl_dpbayes.protocol.wire import arrays_digest
 def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> tuple[Arrays, Arrays]:
     """Decode and check a training request's arrays, `start/<name>` and, where the plan asks for it, `cavity/<name>`.
 
-    Returns:
-        The start state `<vector>/<name>`, and the cavity `mean/<name>`, `precision/<name>`, empty where there is none.
-
-    Raises:
-        RefusedError: BAD_REQUEST with the field that does not fit.
+    Returns the start state `<vector>/<name>`, and the cavity `mean/<name>`, `precision/<name>`, empty where there
+    is none. Raises RefusedError BAD_REQUEST with the field that does not fit.
     """
     expected = prefixed("start", request.plan.sampler.state_shapes(shapes))
     if request.cavity is not None:
@@ -57,18 +54,8 @@ def read_predictors(
 ) -> Arrays:
     """Read the posterior samples of all predictors and check them against the request.
 
-    Args:
-        message: the request.
-        model: architecture of the samples.
-        task: shape of a record and number of classes.
-        predictors: name -> one weight per sample.
-        digest: of the arrays, as the request states it.
-
-    Returns:
-        Arrays `<predictor>/<name>` of shape (M, *shape).
-
-    Raises:
-        RefusedError: BAD_REQUEST if names, shapes or digest differ.
+    `task`: shape of a record and number of classes. `predictors`: name -> one weight per sample. Returns arrays
+    `<predictor>/<name>` of shape (M, *shape). Raises RefusedError BAD_REQUEST if names, shapes or digest differ.
     """
     parameter_shapes = model_shapes(model, task)
     shapes: dict[str, tuple[int, ...]] = {}

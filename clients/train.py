@@ -52,17 +52,9 @@ def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) ->
     The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same
     request again gets the stored reply.
 
-    Args:
-        site_file: the site.
-        request: what is asked.
-        message: the Flower message that carries the start state `start/<name>`, and `cavity/<name>`.
-
-    Returns:
-        The reply, and its arrays `samples/<name>` and `last/<name>`.
-
-    Raises:
-        RefusedError: with the code and the request's field.
-        LedgerError: if the ledger cannot be used; nothing was then released.
+    `message`: the Flower message that carries the start state `start/<name>`, and `cavity/<name>`. Returns the
+    reply, and its arrays `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the request's
+    field. Raises LedgerError if the ledger cannot be used; nothing was then released.
     """
     shapes = check_training_policy(site_file, request)
     carried = read_start(request, message, shapes)

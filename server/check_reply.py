@@ -14,8 +14,7 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
-from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, planned_chain
-from fl_dpbayes.privacy.planned_stretch import PlannedStretch, planned_stretch
+from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
@@ -60,8 +59,7 @@ def check_train_reply(
     `shapes` are those of the model's parameters, `previous` is the last accepted statement of the site's spending in
     this run. Samples get the weights and temperatures that the plan gives them.
 
-    Raises:
-        ValueError: naming the first difference; nothing of the reply may then be used.
+    Raises ValueError naming the first difference; nothing of the reply may then be used.
     """
     if record.privacy.units != card.units or record.privacy.adjacency != request.plan.privacy.adjacency:
         raise ValueError("its privacy statement does not fit the site's card or the request")
@@ -91,8 +89,7 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     Everything in the bound is public: the request, its start, and the units that the site declares. An honest chain
     stays within it but for one stretch in 10^12.
 
-    Raises:
-        ValueError: naming how far the state lies and how far a chain can get.
+    Raises ValueError naming how far the state lies and how far a chain can get.
     """
     steps = reply.last_step + 1 - request.first_step
     bound = reachable(request, units, start, steps)
@@ -158,8 +155,7 @@ def _norm(arrays: Iterable[npt.NDArray]) -> float:
 def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
     """Check that no round's reply is larger than a message may be; rounds are the chunks in which samples travel.
 
-    Raises:
-        UserError: with the largest reply's size and the remedies.
+    Raises UserError with the largest reply's size and the remedies.
     """
     largest = _largest_reply(plan, federation.parameters)
     if largest > MAX_REPLY_BYTES:
@@ -175,8 +171,7 @@ def check_room(plan: TrainingPlan, federation: Federation, sites: int) -> None:
 
     Asked before it, so that no privacy is spent in vain.
 
-    Raises:
-        UserError: with the folder, the space that is left and the space that it takes.
+    Raises UserError with the folder, the space that is left and the space that it takes.
     """
     needed = (2 * sites + 1) * (_largest_reply(plan, federation.parameters) + ROUND_BYTES)
     free = shutil.disk_usage(federation.run_folder).free

@@ -109,8 +109,7 @@ class Checkpoint(Config):
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> None:
     """Replace a run's checkpoint by what is known, and the server state, after a round.
 
-    Raises:
-        UserError: if it cannot be written.
+    Raises UserError if it cannot be written.
     """
     with replaced_atomically(folder / CHECKPOINT_FILE) as partial:
         write_arrays(partial, state, sealable({_KEY: checkpoint.model_dump_json()}))

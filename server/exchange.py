@@ -143,8 +143,7 @@ class Exchange(Generic[RequestT, ReplyT]):
 def check_steps(record: TrainReply | RecalibrateReply, request: TrainRequest | RecalibrateRequest) -> None:
     """Check that a reply's steps are the request's, or a prefix of them where it says so.
 
-    Raises:
-        ValueError: if they are not.
+    Raises ValueError if they are not.
     """
     if record.first_step != request.first_step or record.steps > request.steps:
         raise ValueError(f"it ran steps {record.first_step}+{record.steps}, not {request.first_step}+{request.steps}")

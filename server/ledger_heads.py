@@ -32,8 +32,7 @@ class KnownHeads(Config):
 def read_heads(path: Path | None) -> dict[str, str]:
     """Read the heads that earlier runs saw, by site; none if there is no file or no path.
 
-    Raises:
-        UserError: if the file is not what `LedgerHeads.keep` writes.
+    Raises UserError if the file is not what `LedgerHeads.keep` writes.
     """
     # A link that leads nowhere is a lost file, and not one that never was.
     if path is None or not (path.exists() or path.is_symlink()):

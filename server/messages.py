@@ -32,8 +32,7 @@ def rejecting() -> Iterator[None]:
     Checks raise a ValueError that names what is wrong. Nothing else should come, but what a site sends must not choose
     which of our mistakes ends the run of all others.
 
-    Raises:
-        RejectedError: with the reason.
+    Raises RejectedError with the reason.
     """
     try:
         yield
@@ -92,9 +91,8 @@ def request_message(
 def read_reply(reply: Message, kind: type[MessageT], node_id: int) -> MessageT | Refusal:
     """Read and validate the record of the reply of the node that was asked, or the refusal that came instead.
 
-    Raises:
-        ValueError: if the reply is an error, comes from another node (an error that the grid itself made may), or
-            carries no valid record.
+    Raises ValueError if the reply is an error, comes from another node (an error that the grid itself made may), or
+    carries no valid record.
     """
     if reply.has_error():
         raise ValueError(f"error code {reply.error.code}")
@@ -111,8 +109,7 @@ def read_arrays(
 ) -> dict[str, npt.NDArray]:
     """Decode the arrays of a reply, which must be those of these names and shapes and this type, and finite.
 
-    Raises:
-        ValueError: at the first difference, before anything is allocated.
+    Raises ValueError at the first difference, before anything is allocated.
     """
     record = message.content.array_records.get("arrays", ArrayRecord())
     return read_sent_arrays(record, {name: (shape, np.dtype(dtype)) for name, shape in shapes.items()})

@@ -75,8 +75,7 @@ def recalibrate_sites(
     Every round starts from the average of the last one, so rounds of one step each are one descent on all sites'
     records together. `heads` of the sites' ledgers are brought up to date.
 
-    Returns:
-        The maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
+    Returns the maps of the posterior's predictions, or None if the scenario asks for none or no site answered.
     """
     scenario = federation.scenario
     if scenario.recalibration is None:

@@ -121,12 +121,9 @@ def connected_nodes(grid: Grid, expected: int, settled: float | None = None) -> 
 def call_roster(grid: Grid, node_ids: Sequence[int], scenario: Scenario, simulation_folder: str) -> Roster:
     """Ask every node for its card.
 
-    Returns:
-        The members, as the scenario orders them, others after these alphabetically; a node that did not answer, repeats
-        a name, declares too few units or has another task than most is left out.
-
-    Raises:
-        UserError: if no site that trains answered.
+    Returns the members, as the scenario orders them, others after these alphabetically; a node that did not answer,
+    repeats a name, declares too few units or has another task than most is left out. Raises UserError if no site
+    that trains answered.
     """
     timeout = scenario.resources.round_timeout
     members, left_out, answered = _cards(grid, node_ids, {}, scenario, simulation_folder, timeout)

@@ -17,12 +17,18 @@ SMALL = [
 ]  # fmt: skip
 
 
-def run(*arguments: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    captured = capsys.readouterr()
-    return int(caught.value.code or 0), captured.out, captured.err
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line: its status, what it prints, and what it prints as errors."""
+
+    def of(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(caught.value.code or 0), captured.out, captured.err
+
+    return of
 
 
 SOLVE = ["solve", "--epsilon", "1", "--delta", "1e-5", "--q", ".1", "--steps", "9"]
@@ -68,9 +74,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_one_line_with_status_two(name: str, capsys, monkeypatch) -> None:
+def test_wrong_input_is_one_line_with_status_two(name: str, run) -> None:
     arguments, expected = WRONG[name]
-    status, _, error = run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+    status, _, error = run(*arguments)
     assert status == 2
     assert expected in error
     assert "Traceback" not in error
@@ -82,33 +88,33 @@ def test_wrong_input_is_one_line_with_status_two(name: str, capsys, monkeypatch)
     [("[[1, 0.1]]", "row 0 is [1, 0.1]"), ("{", "is not JSON"), ("{}", "expected a JSON list"),
      ("[[1, 0.1, 1e23]]", "its steps exceed 1e+12"), ("[[-1, 0.1, 1]]", "noise_multiplier is -1"), ("", "is not JSON")],
 )  # fmt: skip
-def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_path: Path, run) -> None:
     path = tmp_path / "steps.json"
     path.write_text(content)
-    status, _, error = run(*ACCOUNT, "--history", str(path), capsys=capsys, monkeypatch=monkeypatch)
+    status, _, error = run(*ACCOUNT, "--history", str(path))
     assert status == 2
     assert f"--history {path}" in error
     assert expected in error
 
 
-def test_unknown_option_and_choice_are_refused_by_name(capsys, monkeypatch) -> None:
+def test_unknown_option_and_choice_are_refused_by_name(run) -> None:
     for arguments in (["simulate", "quickstart", "--engin", "x"], ["simulate", "quickstart", "--engine", "spark"]):
-        status, _, error = run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
+        status, _, error = run(*arguments)
         assert status == 2
         assert arguments[2] in error or arguments[3] in error
 
 
-def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, run) -> None:
     (tmp_path / "precious").write_text("x")
-    status, _, error = run("simulate", "quickstart", "--out", str(tmp_path), capsys=capsys, monkeypatch=monkeypatch)
+    status, _, error = run("simulate", "quickstart", "--out", str(tmp_path))
     assert status == 2
     assert "is not empty" in error
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_internal_fault_shows_no_traceback(capsys, monkeypatch) -> None:
+def test_internal_fault_shows_no_traceback(monkeypatch, run) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
-    status, _, error = run("simulate", "quickstart", capsys=capsys, monkeypatch=monkeypatch)
+    status, _, error = run("simulate", "quickstart")
     assert status == 1
     assert "Traceback" not in error
     assert "ZeroDivisionError" in error
@@ -135,53 +141,35 @@ def test_every_command_has_help_with_an_example() -> None:
                 assert f"Example: fl-dpbayes bench {name}" in result.output
 
 
-def test_help_describes_every_argument(capsys, monkeypatch) -> None:
+def test_help_describes_every_argument(run) -> None:
     for path in commands_of(cli.commands()):
-        _, shown, _ = run(*path, "--help", capsys=capsys, monkeypatch=monkeypatch)
+        _, shown, _ = run(*path, "--help")
         arguments = shown.partition("Arguments")[2].partition("Options")[0]
         if arguments:
             text = arguments.replace("[required]", "")
             assert all(len(line.split()) > 5 for line in text.splitlines() if "* " in line), (path, arguments)
 
 
-def test_account_json_has_the_contracts_keys(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["x", "account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json"]
-    )
-    with pytest.raises(SystemExit):
-        cli.main()
-    answer = json.loads(capsys.readouterr().out)
+def test_account_json_has_the_contracts_keys(run) -> None:
+    _, printed, _ = run("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
+    answer = json.loads(printed)
     assert answer.keys() == {"delta", "adjacency", "mu", "mu_kind", "epsilon"}
     assert answer["epsilon"].keys() == {"pld", "rdp", "gdp"}
     assert answer["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
 
 
-def test_solve_json_meets_its_target(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["x", "solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json"]
-    )
-    with pytest.raises(SystemExit):
-        cli.main()
-    answer = json.loads(capsys.readouterr().out)
+def test_solve_json_meets_its_target(run) -> None:
+    _, printed, _ = run("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
+    answer = json.loads(printed)
     assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
     assert 2 * 0.999 <= answer["epsilon"] <= 2
 
 
-def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, run) -> None:
     from sklearn.datasets import load_digits
 
     out = tmp_path / "run"
-    status, printed, _ = run(
-        "simulate",
-        "quickstart",
-        "--engine",
-        "inline",
-        "--out",
-        str(out),
-        *SMALL,
-        capsys=capsys,
-        monkeypatch=monkeypatch,
-    )
+    status, printed, _ = run("simulate", "quickstart", "--engine", "inline", "--out", str(out), *SMALL)
     assert status == 0
     assert "Privacy spent" in printed
     assert "report.html" in printed
@@ -189,25 +177,25 @@ def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, capsys, monkeypa
     data = tmp_path / "new.npz"
     np.savez(data, features=digits.images[:50].astype(np.float32) / 16, labels=digits.target[:50])
     table = tmp_path / "predictions.csv"
-    status, *_ = run("predict", str(out), str(data), "--out", str(table), capsys=capsys, monkeypatch=monkeypatch)
+    status, *_ = run("predict", str(out), str(data), "--out", str(table))
     assert status == 0
     lines = table.read_text().splitlines()
     assert len(lines) == 51
     values = np.array([[float(cell) for cell in line.split(",")[2:12]] for line in lines[1:]])
     np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-4)
-    status, printed, _ = run("evaluate", str(out), str(data), "--json", capsys=capsys, monkeypatch=monkeypatch)
+    status, printed, _ = run("evaluate", str(out), str(data), "--json")
     assert status == 0
     assert json.loads(printed)["n"] == 50
-    status, _, error = run("predict", str(out), str(tmp_path / "no.csv"), capsys=capsys, monkeypatch=monkeypatch)
+    status, _, error = run("predict", str(out), str(tmp_path / "no.csv"))
     assert status == 2
     assert "does not exist: give a .csv, .parquet or .npz file" in error
 
 
 @pytest.mark.parametrize("command", [["report"], ["predict", "x.csv"], ["evaluate", "x.csv"]])
-def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(command, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(command, tmp_path: Path, run) -> None:
     (tmp_path / "scenario.toml").write_text("")
     name, *data = command
-    status, _, error = run(name, str(tmp_path), *data, capsys=capsys, monkeypatch=monkeypatch)
+    status, _, error = run(name, str(tmp_path), *data)
     assert status == 2
     assert f"is not finished: go on with  fl-dpbayes simulate --resume {tmp_path}" in error
 
@@ -217,14 +205,11 @@ def test_help_starts_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_solve_for_steps_finds_the_largest_number_that_fits(capsys, monkeypatch) -> None:
+def test_solve_for_steps_finds_the_largest_number_that_fits(run) -> None:
     from fl_dpbayes.privacy.events import GaussianEvent
     from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 
-    status, printed, _ = run(
-        "solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json",
-        capsys=capsys, monkeypatch=monkeypatch,
-    )  # fmt: skip
+    status, printed, _ = run("solve", "--epsilon", "2", "--q", ".1", "--sigma", "2", "--delta", "1e-5", "--json")
     assert status == 0
     ((sigma, rate, steps),) = json.loads(printed)["history"]
     assert pld_epsilon((GaussianEvent(sigma, rate, steps),), 1e-5) <= 2

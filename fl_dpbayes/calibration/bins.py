@@ -53,12 +53,9 @@ def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np
 
     The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20 from 1 - 1e-30.
 
-    Args:
-        confidence: p, any shape, each in [0, 1].
-        rest: the probability of everything else, of the same shape; 1 - p but for rounding.
-
-    Returns:
-        Indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
+    `confidence`: p, any shape, each in [0, 1]. `rest`: the probability of everything else, of the same shape; 1 - p
+    but for rounding. Returns indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1]
+    - 1].
     """
     fine = bin_index(confidence, FINE_BINS)
     from_below = np.searchsorted(END_EDGES, confidence, side="right")

@@ -25,8 +25,7 @@ MAX_RECORDS = 1e12
 def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
     """Return probabilities (N, C >= 2), rows that sum to 1 within 1e-6, as float64; rounding above 1 is cut.
 
-    Raises:
-        ValueError: if they are of another shape, NaN, outside [0, 1], or rows do not sum to 1.
+    Raises ValueError if they are of another shape, NaN, outside [0, 1], or rows do not sum to 1.
     """
     probability = np.asarray(probabilities, np.float64)
     if probability.ndim != 2 or probability.shape[1] < 2:
@@ -50,8 +49,7 @@ def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
 def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray[np.int64]:
     """Return labels (N,), integers or whole floats 0 .. C - 1, as int64.
 
-    Raises:
-        ValueError: if their number differs from N or one is not a class.
+    Raises ValueError if their number differs from N or one is not a class.
     """
     label = np.asarray(labels)
     if label.shape != (count,):
@@ -64,8 +62,7 @@ def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray
 def check_truth(truth: npt.ArrayLike, probability: Floats) -> Floats:
     """Return true class probabilities as float64 after checking them as predictions are.
 
-    Raises:
-        ValueError: if they are no probabilities, or of another shape than the predictions.
+    Raises ValueError if they are no probabilities, or of another shape than the predictions.
     """
     law = check_probabilities(truth)
     if law.shape != probability.shape:
@@ -81,9 +78,8 @@ def check_uncertainty(
 ) -> dict[str, Floats]:
     """Return epistemic, aleatoric and total entropy (N,) by name, nats; those of a single sample where none is given.
 
-    Raises:
-        ValueError: if only some are given, shapes differ, one is negative or not finite, or total differs from
-            aleatoric + epistemic.
+    Raises ValueError if only some are given, shapes differ, one is negative or not finite, or total differs from
+    aleatoric + epistemic.
     """
     given = {"epistemic": epistemic, "aleatoric": aleatoric, "total": total}
     parts = {name: np.asarray(values, np.float64) for name, values in given.items() if values is not None}

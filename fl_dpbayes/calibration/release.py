@@ -7,42 +7,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.calibration.bins import CONFIDENCE_OUTCOME, OUTCOME, Floats, coarsen
+from fl_dpbayes.calibration.bins import OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.check import MAX_RECORDS
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 
 SENT_COLUMNS = OUTCOME + 1
 
 
-def sensitivity(columns: int, *, class_wise: int = 0, max_records_per_unit: int = 1) -> float:
-    """Return the L2 sensitivity of released tables to adding or removing one privacy unit.
+def sensitivity(max_records_per_unit: int = 1) -> float:
+    """Return m sqrt(3), the L2 sensitivity of a released table to adding or removing one privacy unit.
 
-    A record adds (1, p, y, p^2, p y), each at most 1, to one cell of the top-label table: at most k for the first k
-    columns, squared. To the class-wise tables it adds C counts of 1 and, as sum_c p_c = sum_c y_c = 1, at most 1 for
-    each other column: C + k - 1. A unit of m records moves the sums by at most m times as much:
-
-        m sqrt(k)    or, with C class-wise tables,    m sqrt(k + C + k - 1)
-
-    Examples: k = 3 alone sqrt(3); k = 5 with ten classes sqrt(19).
-
-    Args:
-        columns: k, how many leading columns of each table are sent, 1 to 5.
-        class_wise: C, how many class-wise tables are sent beside the top-label table; 0 for none.
-        max_records_per_unit: m, the cap on records that a unit contributes; the caller enforces it.
-
-    Returns:
-        The sensitivity; it is attained by records that are right with certainty.
+    A record adds (1, p, y), each at most 1, to one cell, and all three where it is right with certainty; a unit of up
+    to m records, a cap that the caller enforces, moves the sums by at most m times as much.
 
     Raises:
-        ValueError: if an argument is outside its range.
+        ValueError: if m is below 1.
     """
-    if not 1 <= columns <= CONFIDENCE_OUTCOME + 1 or class_wise < 0 or max_records_per_unit < 1:
-        raise ValueError(
-            f"columns is {columns} (allowed 1 to 5), class_wise {class_wise} (0 or more), max_records_per_unit "
-            f"{max_records_per_unit} (1 or more)"
-        )
-    squared = columns + (class_wise + columns - 1 if class_wise else 0)
-    return max_records_per_unit * math.sqrt(squared)
+    if max_records_per_unit < 1:
+        raise ValueError(f"max_records_per_unit is {max_records_per_unit}: it must be 1 or more")
+    return max_records_per_unit * math.sqrt(SENT_COLUMNS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +63,7 @@ def noised_table(
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier is {noise_multiplier}: it must be a positive number")
     exact = coarsen(statistics.top_label, bins)[:, :SENT_COLUMNS]
-    noise_std = noise_multiplier * sensitivity(SENT_COLUMNS, max_records_per_unit=max_records_per_unit)
+    noise_std = noise_multiplier * sensitivity(max_records_per_unit)
     return NoisedTable(exact + noise_std * generator.standard_normal(exact.shape), noise_std)
 
 
@@ -103,8 +86,7 @@ def noised_to_arrays(table: NoisedTable) -> dict[str, Floats]:
 def noised_from_arrays(arrays: Mapping[str, npt.NDArray], bins: int, noise_std: float) -> NoisedTable:
     """Read a noisy table of the agreed number of bins that came in a message, the arrays of `noised_to_arrays`.
 
-    Raises:
-        ValueError: if names, shape or type differ, or a value is not finite or larger than any test set.
+    Raises ValueError if names, shape or type differ, or a value is not finite or larger than any test set.
     """
     if set(arrays) != {"noised"}:
         raise ValueError(f"a noised release holds the array 'noised', not {sorted(map(str, arrays))[:5]}")

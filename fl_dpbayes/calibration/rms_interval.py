@@ -33,15 +33,11 @@ def debiased_mean_square_gap(table: Floats, noise_std: Floats | float = 0.0) -> 
 
     sum_b (n_b / N) [(p_b - y_b)^2 - 2 s_b^2 / n_b^2 - y_b (1 - y_b) / (n_b - 1)] over bins with n_b >= 2.
 
-    Args:
-        table: sums of 1, p, y per bin, shape (..., B, >= 3), with at least one record.
-        noise_std: s_b, standard deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for
-            exact sums.
-
-    Returns:
-        The estimate, shape (...). Bins of one record count in N and contribute nothing.
-
     Source: Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, definition 5.2 (s = 0).
+
+    `table`: sums of 1, p, y per bin, shape (..., B, >= 3), with at least one record. `noise_std`: s_b, standard
+    deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns the
+    estimate, shape (...). Bins of one record count in N and contribute nothing.
     """
     n = np.maximum(table[..., COUNT], 2.0)
     y = np.clip(table[..., OUTCOME] / n, 0, 1)

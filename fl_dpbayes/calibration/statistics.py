@@ -167,8 +167,7 @@ def rest_of(probability: Floats) -> Floats:
 def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
     """Add the statistics of two disjoint sets of records.
 
-    Raises:
-        ValueError: if the numbers of classes differ.
+    Raises ValueError if the numbers of classes differ.
     """
     if first.classes != second.classes:
         raise ValueError(f"cannot merge statistics of {first.classes} and {second.classes} classes")
@@ -187,15 +186,8 @@ def to_arrays(statistics: CalibrationStatistics) -> dict[str, Floats]:
 def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationStatistics:
     """Read statistics that came in a message, and refuse any that no set of records could have produced.
 
-    Args:
-        arrays: exactly the arrays of `to_arrays`.
-        classes: number of classes C >= 2 that the task has.
-
-    Returns:
-        The validated statistics.
-
-    Raises:
-        ValueError: if a name, shape or type differs, a value is not finite, or the sums contradict each other.
+    `arrays`: exactly the arrays of `to_arrays`. `classes`: number of classes C >= 2 that the task has. Raises
+    ValueError if a name, shape or type differs, a value is not finite, or the sums contradict each other.
     """
     shapes = {name: array.shape for name, array in to_arrays(empty(classes)).items()}
     if set(arrays) != set(shapes):

@@ -70,13 +70,9 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
     `ece` is the raw top-label error over `join_small_bins`, release noise included; so is `ece_if_calibrated`, with
     which it is to be compared. `rms_debiased` has the variance of the noise taken out.
 
-    Args:
-        table: noisy table.
-        generator: source of the draws behind `ece_if_calibrated`.
-
-    Returns:
-        n, accuracy, ece with its reference, rms_debiased, and intervals of accuracy and rms_debiased; all but n are
-        None where the noise hides the records. Other metrics do not follow from what was sent: None.
+    `generator`: source of the draws behind `ece_if_calibrated`. Returns n, accuracy, ece with its reference,
+    rms_debiased, and intervals of accuracy and rms_debiased; all but n are None where the noise hides the records.
+    Other metrics do not follow from what was sent: None.
     """
     count, _, correct = map(float, table.sums.sum(axis=0))
     n = max(0, round(count))

@@ -185,18 +185,10 @@ class FedPA(Rule):
     own_rounds = True
     shows_mixing = False
     needs_temperature = True
+    of_gaussian_prior = "measures in standard deviations of"
     rule: Literal["fedpa"]
     shrinkage: Annotated[float, Field(ge=0)] = 1.0
     learning_rate: PositiveFloat | None = None
-
-    def check(self, sampler: Sampler, training_sites: int) -> None:
-        """Check also that the prior is a Gaussian."""
-        super().check(sampler, training_sites)
-        if not isinstance(sampler.prior, GaussianPrior):
-            raise ValueError(
-                "aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind "
-                f"is {sampler.prior.kind!r}: choose prior.kind 'gaussian'"
-            )
 
 
 class PVI(Rule):
@@ -212,6 +204,7 @@ class PVI(Rule):
     chain_per_round = True
     shows_mixing = False
     needs_temperature = True
+    of_gaussian_prior = "refines"
     rule: Literal["pvi"]
     damping: Annotated[float, Field(gt=0, le=1)] | None = None
     draws: Draws = 100
@@ -248,15 +241,6 @@ class PVI(Rule):
         return TrainingPlan.model_validate(
             plan.model_dump() | {"chains": plan.rounds, "rounds": 1, "prior_source": "cavity", "prior_share": 1.0}
         )
-
-    def check(self, sampler: Sampler, training_sites: int) -> None:
-        """Check also that the prior is a Gaussian."""
-        super().check(sampler, training_sites)
-        if not isinstance(sampler.prior, GaussianPrior):
-            raise ValueError(
-                f"aggregation.rule 'pvi' refines a Gaussian prior, and sampler.prior.kind is {sampler.prior.kind!r}: "
-                "choose prior.kind 'gaussian'"
-            )
 
 
 class DistillingRule(Rule):

@@ -10,7 +10,7 @@ from pydantic import Field
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.sampler import Sampler
+from fl_dpbayes.config.sampler import GaussianPrior, Sampler
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None
@@ -70,6 +70,7 @@ class Rule(Config):
         joins_temperatures: samples keep the temperatures of their sites.
         shows_mixing: the mixing of the sites' chains, or of the averaged one, bears on the result.
         needs_temperature: it uses the spread of samples, which must have a temperature.
+        of_gaussian_prior: what it does with the prior, where that must be a Gaussian.
     """
 
     whole_prior: ClassVar[bool] = False
@@ -80,6 +81,7 @@ class Rule(Config):
     joins_temperatures: ClassVar[bool] = False
     shows_mixing: ClassVar[bool] = True
     needs_temperature: ClassVar[bool] = False
+    of_gaussian_prior: ClassVar[str] = ""
 
     rule: str
 
@@ -143,6 +145,11 @@ class Rule(Config):
             raise ValueError(
                 f"aggregation.rule {self.rule!r} needs the spread of samples at a known temperature, which "
                 f"sampler.kind {sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
+            )
+        if self.of_gaussian_prior and not isinstance(sampler.prior, GaussianPrior):
+            raise ValueError(
+                f"aggregation.rule {self.rule!r} {self.of_gaussian_prior} a Gaussian prior, and sampler.prior.kind is "
+                f"{sampler.prior.kind!r}: choose prior.kind 'gaussian'"
             )
         if self.cap is not None and cannot_be_kept(self.cap, training_sites):
             least = math.ceil(1e6 / training_sites) / 1e6

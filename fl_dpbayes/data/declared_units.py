@@ -58,8 +58,8 @@ def recalibration_units(site_file: SiteFile) -> int:
 def check_declaration(declared: int, actual: int, unit: str) -> None:
     """Check that a site holds about as many units as it declares.
 
-    Raises:
-        UserError: if it holds none, or the declared number is off by more than `MAX_DECLARATION_ERROR` of the real one.
+    Raises UserError if it holds none, or the declared number is off by more than `MAX_DECLARATION_ERROR` of the
+    real one.
     """
     if not actual:
         raise UserError("every record is kept for testing, so nothing is left to train on: lower split.test_fraction")
@@ -71,11 +71,7 @@ def check_declaration(declared: int, actual: int, unit: str) -> None:
 
 
 def check_most_units(site_file: SiteFile, part: Part, actual: int) -> None:
-    """Check that a part holds no more units than `most_units` lets expect.
-
-    Raises:
-        UserError: if it does.
-    """
+    """Check that a part holds no more units than `most_units` lets expect, or raise UserError."""
     most = most_units(site_file, part)
     if actual > most * (1 + 1e-9):
         raise UserError(

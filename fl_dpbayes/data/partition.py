@@ -28,46 +28,52 @@ MAX_ATTEMPTS = 50
 
 
 def partition_labels(
-    labels: Indices,
-    partition: Partition,
-    sites: int,
-    generator: np.random.Generator,
-    scores: Floats | None = None,
+    labels: Indices, partition: Partition, sites: int, generator: np.random.Generator, scores: Floats | None = None
 ) -> list[Indices]:
     """Divide items over sites by their labels or scores; each item goes to exactly one site.
 
-    Args:
-        labels: (N,), one label per item (a record, or a privacy unit of several records).
-        partition: how to divide; not `natural`, which has nothing to divide.
-        sites: number of sites K, at least 1.
-        generator: draws the order of the items and the partitioner's own seed.
-        scores: (N,), finite, what feature skew sorts by; other kinds do not look at it.
-
-    Returns:
-        K arrays of indices in increasing order, none of them empty.
-
-    Raises:
-        UserError: if the request cannot be met; the text names the scenario's key and the remedy.
-        ValueError: if the partition is natural, or has no scores and needs them.
-
     Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin
     et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
+
+    `labels`: (N,), one label per item (a record, or a privacy unit of several records). `partition`: how to divide;
+    not `natural`, which has nothing to divide. `sites`: number of sites K, at least 1. `scores`: (N,), finite, what
+    feature skew sorts by; other kinds do not look at it. Raises UserError if the request cannot be met; the text
+    names the scenario's key and the remedy. Raises ValueError if the partition is natural, or has no scores and
+    needs them.
     """
+    # Importing it takes seconds.
+    from flwr_datasets import partitioner as partitioners
+
     _check_feasible(labels, partition, sites)
     order = generator.permutation(len(labels))
+    shuffled = labels[order]
     match partition:
         case IIDPartition():
-            parts = _iid(labels[order], sites)
+            parts = _deal(shuffled, partitioners.IidPartitioner(num_partitions=sites), sites)
         case DirichletPartition():
-            parts = _dirichlet(labels[order], partition, sites, generator)
+            dirichlet = partitioners.DirichletPartitioner(
+                num_partitions=sites,
+                partition_by="label",
+                alpha=partition.alpha,
+                min_partition_size=partition.min_records,
+                seed=_seed(generator),
+            )
+            try:
+                parts = _deal(shuffled, dirichlet, sites)
+            except ValueError:
+                raise _no_division(partition, len(labels), sites) from None
         case ClassesPartition():
-            parts = _classes(labels[order], partition, sites, generator)
+            parts = _classes(shuffled, partition.classes_per_site, sites, generator)
         case QuantityPartition():
-            parts = _quantity(labels[order], partition, sites, generator)
+            sizes = _sizes(len(labels), partition, sites, generator)
+            parts = _deal(shuffled, partitioners.SizePartitioner(partition_sizes=sizes), sites)
         case FeaturePartition():
             if scores is None:
                 raise ValueError("feature skew needs a score for each item")
-            parts = _feature(scores[order], partition, sites, generator)
+            continuous = partitioners.ContinuousPartitioner(
+                num_partitions=sites, partition_by="score", strictness=partition.strictness, seed=_seed(generator)
+            )
+            parts = _deal(_standard(scores[order], partition), continuous, sites, column="score")
         case NaturalPartition():
             raise ValueError("a natural partition has nothing to divide: select records by their natural site")
     return [np.sort(order[part]) for part in parts]
@@ -76,8 +82,7 @@ def partition_labels(
 def feature_scores(records: Records, feature: str | None) -> Floats:
     """Return the mean pixel of each image, or one column of a table, (N,), in the units of `records.features`.
 
-    Raises:
-        UserError: if images are given a column, or a table is given none or one that it has not.
+    Raises UserError if images are given a column, or a table is given none or one that it has not.
     """
     if len(records.task.input_shape) == 3:
         if feature is not None:
@@ -98,9 +103,7 @@ def label_total_variation(labels: Indices, parts: list[Indices]) -> float:
 
         (1/K) sum_k (1/2) sum_c |p_k(c) - p(c)|
 
-    Args:
-        labels: (N,).
-        parts: K arrays of indices into `labels`, none empty; the pool is their union.
+    `labels`: (N,). `parts`: K arrays of indices into `labels`, none empty; the pool is their union.
     """
     classes = int(labels.max()) + 1
     return _mean_distance([np.bincount(labels[part], minlength=classes) for part in parts])
@@ -150,40 +153,20 @@ def _check_feasible(labels: Indices, partition: Partition, sites: int) -> None:
             )
 
 
-def _iid(labels: Indices, sites: int) -> list[Indices]:
-    from flwr_datasets.partitioner import IidPartitioner
-
-    return _deal(labels, IidPartitioner(num_partitions=sites), sites)
+def _seed(generator: np.random.Generator) -> int:
+    return int(generator.integers(2**31))
 
 
-def _dirichlet(
-    labels: Indices, partition: DirichletPartition, sites: int, generator: np.random.Generator
-) -> list[Indices]:
-    from flwr_datasets.partitioner import DirichletPartitioner
-
-    partitioner = DirichletPartitioner(
-        num_partitions=sites,
-        partition_by="label",
-        alpha=partition.alpha,
-        min_partition_size=partition.min_records,
-        seed=int(generator.integers(2**31)),
-    )
-    try:
-        return _deal(labels, partitioner, sites)
-    except ValueError:
-        raise _no_division(partition, len(labels), sites) from None
-
-
-def _classes(labels: Indices, partition: ClassesPartition, sites: int, generator: np.random.Generator) -> list[Indices]:
+def _classes(labels: Indices, classes_per_site: int, sites: int, generator: np.random.Generator) -> list[Indices]:
     from flwr_datasets.partitioner import PathologicalPartitioner
 
     for _ in range(MAX_ATTEMPTS):
         partitioner = PathologicalPartitioner(
             num_partitions=sites,
             partition_by="label",
-            num_classes_per_partition=partition.classes_per_site,
+            num_classes_per_partition=classes_per_site,
             class_assignment_mode="first-deterministic",
-            seed=int(generator.integers(2**31)),
+            seed=_seed(generator),
         )
         try:
             parts = _deal(labels, partitioner, sites)
@@ -192,7 +175,7 @@ def _classes(labels: Indices, partition: ClassesPartition, sites: int, generator
         # The partitioner drops the classes that no site drew; only a division that keeps every record will do.
         if sum(map(len, parts)) == len(labels):
             return parts
-    return _classes_in_turn(labels, partition.classes_per_site, sites, generator)
+    return _classes_in_turn(labels, classes_per_site, sites, generator)
 
 
 def _classes_in_turn(
@@ -219,24 +202,18 @@ def _classes_in_turn(
     return [np.concatenate(part) for part in parts]
 
 
-def _quantity(
-    labels: Indices, partition: QuantityPartition, sites: int, generator: np.random.Generator
-) -> list[Indices]:
-    from flwr_datasets.partitioner import SizePartitioner
-
+def _sizes(count: int, partition: QuantityPartition, sites: int, generator: np.random.Generator) -> list[int]:
     for _ in range(MAX_ATTEMPTS):
         shares = generator.dirichlet(np.full(sites, partition.alpha))
-        ends = np.round(np.cumsum(shares) * len(labels)).astype(int)
-        ends[-1] = len(labels)
+        ends = np.round(np.cumsum(shares) * count).astype(int)
+        ends[-1] = count
         sizes = np.diff(ends, prepend=0)
         if sizes.min() >= partition.min_records:
-            return _deal(labels, SizePartitioner(partition_sizes=sizes.tolist()), sites)
-    raise _no_division(partition, len(labels), sites)
+            return sizes.tolist()
+    raise _no_division(partition, count, sites)
 
 
-def _feature(scores: Floats, partition: FeaturePartition, sites: int, generator: np.random.Generator) -> list[Indices]:
-    from flwr_datasets.partitioner import ContinuousPartitioner
-
+def _standard(scores: Floats, partition: FeaturePartition) -> Floats:
     spread = scores.std()
     if not spread > 0:
         what = "mean pixel" if partition.feature is None else f"value of {partition.feature!r}"
@@ -244,14 +221,8 @@ def _feature(scores: Floats, partition: FeaturePartition, sites: int, generator:
             f"partition.kind is 'feature', but all {len(scores)} records have the same {what}: choose another "
             "partition.feature or another partition"
         )
-    partitioner = ContinuousPartitioner(
-        num_partitions=sites,
-        partition_by="score",
-        strictness=partition.strictness,
-        seed=int(generator.integers(2**31)),
-    )
     # The partitioner takes small values for equal ones.
-    return _deal((scores - scores.mean()) / spread, partitioner, sites, column="score")
+    return (scores - scores.mean()) / spread
 
 
 def _no_division(partition: DirichletPartition | QuantityPartition, count: int, sites: int) -> UserError:

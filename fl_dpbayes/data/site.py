@@ -29,7 +29,7 @@ class SiteSplit:
         labels: int64, (N,).
         unit_index: int64, (N,), each record's unit as a number in 0 .. unit_count - 1.
         unit_count: how many privacy units the part holds.
-        truth: float64, (N, classes), the labels' own probabilities where records are made up, else None.
+        truth: float64, (N, classes), the labels' own probabilities where records are synthetic, else None.
         groups: attribute -> (N,) text, each record's subgroup.
         unit_names: (unit_count,), the names of the units, as the source has them; None where nobody asks.
     """
@@ -77,31 +77,27 @@ def load_site(site_file: SiteFile) -> Site:
         records = apply_shift(records, site_file.shift, np.random.default_rng(site_file.shift_seed))
     _check_records(records)
     check_prevalence_classes("prevalence", site_file.prevalence, records.task.classes)
-    recalibration = None
+    parts: dict[Part, SiteSplit] = {"test": _part(records)}
     if site_file.role == "train":
         split, units = site_file.split, records.units.tolist()
         in_test = in_test_part(units, split.key, split.test_fraction)
         in_recalibration = in_recalibration_part(units, split.key, split.test_fraction, split.recalibration_fraction)
-        train, test = _part(records.subset(~in_test & ~in_recalibration)), _part(records.subset(in_test))
+        parts = {"train": _part(records.subset(~in_test & ~in_recalibration)), "test": _part(records.subset(in_test))}
         if split.recalibration_fraction:
-            recalibration = _part(records.subset(in_recalibration))
-    else:
-        train, test = None, _part(records)
-    check_declaration(site_file.units, (test if train is None else train).unit_count, records.unit)
-    parts: dict[Part, SiteSplit | None] = {"train": train, "test": test, "recalibration": recalibration}
+            parts["recalibration"] = _part(records.subset(in_recalibration))
+    check_declaration(site_file.units, next(iter(parts.values())).unit_count, records.unit)
     for name, part in parts.items():
-        if part is not None:
-            check_most_units(site_file, name, part.unit_count)
+        check_most_units(site_file, name, part.unit_count)
     return Site(
         name=site_file.name,
         role=site_file.role,
         task=records.task,
         unit=records.unit,
         units=site_file.units,
-        train=train,
-        test=test,
+        train=parts.get("train"),
+        test=parts["test"],
         shift=shift_label(site_file.shift),
-        recalibration=recalibration,
+        recalibration=parts.get("recalibration"),
         recalibration_units=recalibration_units(site_file),
     )
 
@@ -164,12 +160,5 @@ def _check_records(records: Records) -> None:
 
 def _part(records: Records) -> SiteSplit:
     distinct, unit_index = np.unique(records.units, return_inverse=True)
-    return SiteSplit(
-        records.features,
-        records.labels,
-        unit_index.astype(np.int64),
-        len(distinct),
-        truth=records.truth,
-        groups=records.groups,
-        unit_names=distinct,
-    )
+    index = unit_index.astype(np.int64)
+    return SiteSplit(records.features, records.labels, index, len(distinct), records.truth, records.groups, distinct)

@@ -38,8 +38,7 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
 def cohort_of(site_file: SiteFile) -> Cohort:
     """Describe the cohort of a site file, without reading a record.
 
-    Raises:
-        UserError: if the site file names no ledger.
+    Raises UserError if the site file names no ledger.
     """
     settings, split = _settings(site_file), site_file.split
     # A site that does not train keeps every unit for testing.
@@ -106,16 +105,11 @@ def data_version(site: Site, key: bytes) -> DataVersion:
     The ledger's heads leave the site and are hashes over all that it holds. Without the key, whoever knows all
     records but one could try out the last one until the head fits.
 
-    Args:
-        site: its records, after selection and preprocessing.
-        key: the ledger's secret key, 1 to 64 bytes.
-
-    Returns:
-        The fingerprint of all parts, and a sketch of their units: by name where the source names them (a patient
-        column), else by content.
-
     Source:
         RFC 7693 for keyed BLAKE2b.
+
+    `key`: the ledger's secret key, 1 to 64 bytes. Returns the fingerprint of all parts, and a sketch of their
+    units: by name where the source names them (a patient column), else by content.
     """
     whole = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
     units: list[str] = []

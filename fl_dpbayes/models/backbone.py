@@ -61,13 +61,9 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     A request names weights by digest only, so it can make a site read nothing but a file which that site placed in the
     folder. Pickled files are read in torch's weights-only mode, which runs no code.
 
-    Args:
-        features: architecture, digest of the weights and image size.
-        folder: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not needed for
-            torchvision's own download.
-
-    Raises:
-        UserError: if no file has that digest, the file is no state of this architecture, or the download fails.
+    `folder`: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not needed for
+    torchvision's own download. Raises UserError if no file has that digest, the file is no state of this
+    architecture, or the download fails.
     """
     with torch.device("meta"):
         network = torchvision.models.get_model(features.architecture, weights=None)
@@ -128,8 +124,7 @@ def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
 def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:
     """Read the file that `stored_weights` finds: name -> values, not yet checked, and its path, for an error.
 
-    Raises:
-        UserError: if no file has that digest, or it holds other things than weights by name.
+    Raises UserError if no file has that digest, or it holds other things than weights by name.
     """
     path = stored_weights(digest, folder, key)
     try:

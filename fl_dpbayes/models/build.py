@@ -76,8 +76,7 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
 
     `input_shape` is that of a record, or (D,) of its features.
 
-    Raises:
-        UserError: if the architecture cannot take records of this shape.
+    Raises UserError if the architecture cannot take records of this shape.
     """
     # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
     with torch.device("meta"):

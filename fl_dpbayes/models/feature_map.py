@@ -63,16 +63,9 @@ def checked_feature_map(
 ) -> FeatureMap:
     """Prepare a map whose passes have a number of rows at which each row stands alone.
 
-    Args:
-        key: what decides the features, apart from the device.
-        input_shape: of a record.
-        output_shape: (D,).
-        transform: a batch (N, *input_shape) -> (N, D), on `device`.
-        most_records: how many rows a pass may have, >= 1; the largest power of 2 up to it is used.
-        device: where it runs.
-
-    Raises:
-        RowsDependError: if a single row does not give the same features twice.
+    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `most_records`: how many
+    rows a pass may have, >= 1; the largest power of 2 up to it is used. Raises RowsDependError if a single row does
+    not give the same features twice.
     """
 
     def stand_alone(count: int) -> bool:

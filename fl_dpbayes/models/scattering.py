@@ -79,12 +79,7 @@ class Scattering:
 def scattering(height: int, width: int, *, scales: int, angles: int, device: str | torch.device = "cpu") -> Scattering:
     """Prepare the transform for images of height and width in pixels, each at least 2 * 2^scales.
 
-    Args:
-        height: of the images.
-        width: of the images.
-        scales: J, the number of octaves; coefficients are local averages over about 2^J pixels.
-        angles: L, the number of orientations in half a turn.
-        device: where it runs.
+    `scales`: J, the number of octaves; coefficients are local averages over about 2^J pixels.
     """
     stride = 2**scales
     (top, bottom), (left, right) = _margins(height, stride), _margins(width, stride)

@@ -60,18 +60,12 @@ def coordinate_median(states: Mapping[str, Arrays]) -> Arrays:
 def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     """Return, of each parameter, the mean over sites without the `trimmed` least and the `trimmed` greatest values.
 
-    Args:
-        states: site -> parameter arrays, equal names and shapes.
-        trimmed: how many bad sites it must bear, b >= 0, below half of the sites.
-
-    Returns:
-        Parameter arrays, float32; the mean is taken in float64.
-
-    Raises:
-        ValueError: if nothing is left after trimming.
-
     References:
         Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
+
+    `states`: site -> parameter arrays, equal names and shapes. `trimmed`: how many bad sites it must bear, b >= 0,
+    below half of the sites. Returns parameter arrays, float32; the mean is taken in float64. Raises ValueError if
+    nothing is left after trimming.
     """
     if not 0 <= 2 * trimmed < len(states):
         raise ValueError(f"trimmed is {trimmed} for {len(states)} sites: it must be 0 or more and below half of them")
@@ -94,17 +88,12 @@ def move_factors(
     an honest site's. Of two sites nobody can say which one is bad, and neither is shortened. Planned noise is as long
     in v_k m_k at sites of every size where v_k is proportional to n_k.
 
-    Args:
-        states: site -> what it sent, w_k, at least one; looked at one by one.
-        start: what all of them were sent, w_0.
-        site_weights: site -> v_k >= 0.
-        bound: c, at least 1.
-
-    Returns:
-        Site -> factor in [0, 1), of those that are to be shortened by `shortened`.
-
     References:
         Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding, there to a fixed norm).
+
+    `states`: site -> what it sent, w_k, at least one; looked at one by one. `start`: what all of them were sent,
+    w_0. `site_weights`: site -> v_k >= 0. `bound`: c, at least 1. Returns site -> factor in [0, 1), of those that
+    are to be shortened by `shortened`.
     """
     parts = {site: site_weights[site] * _distance(state, start) for site, state in states.items()}
     longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf

@@ -58,8 +58,7 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
 
     Each warns where its hidden units match those of the first site better in another order.
 
-    Raises:
-        ValueError: if no site sent a sample, or names or shapes differ between sites.
+    Raises ValueError if no site sent a sample, or names or shapes differ between sites.
     """
     shapes = sample_shapes(site_samples)
     reference: tuple[str, npt.NDArray[np.float64]] | None = None
@@ -103,8 +102,7 @@ def at_unit_temperature(chain: Chain) -> Chain:
 def sample_shapes(site_samples: Mapping[str, AnySamples]) -> Shapes:
     """Return the shape of each parameter, from the first site by name that sent a sample.
 
-    Raises:
-        ValueError: if no site sent a sample.
+    Raises ValueError if no site sent a sample.
     """
     for site in sorted(site_samples):
         if len(site_samples[site]):

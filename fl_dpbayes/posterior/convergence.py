@@ -5,14 +5,20 @@ quantities looked at does not prove convergence; and chains of a network may dis
 alike, since permuting hidden units changes the weights and not the function.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.plan import PrivacyPlan
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
+from fl_dpbayes.posterior.rules import predbayes
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import StoredSamples
 
 # Below it too few draws fall into a half for R-hat or the autocorrelation time to mean much: R-hat of one perfectly
 # mixed chain of 50 exceeds 1.1 in 1 % of quantities, of 20 in 8 %.
@@ -20,6 +26,8 @@ ENOUGH_SAMPLES_PER_CHAIN = 50
 CHANCE_SHARE = 0.05
 # The Monte Carlo error of a mean is then a fifth of the posterior's standard deviation.
 FEW_EFFECTIVE_SAMPLES = 30
+# The quantities that are looked at are drawn alike in every run, so that runs can be compared.
+QUANTITIES_SEED = 0
 PROJECTIONS = 32
 COORDINATES = 32
 
@@ -28,18 +36,8 @@ COORDINATES = 32
 class ConvergenceSummary:
     """How well the chains of one site agree, over a fixed set of scalar quantities of the parameters.
 
-    The figures are None where no chain has four samples, or no quantity moves.
-
-    Attributes:
-        chains: number of chains compared.
-        samples_per_chain: how many samples of each were used.
-        quantities: number of scalar quantities that were looked at.
-        r_hat_max: largest rank-normalised split R-hat.
-        r_hat_median: its median.
-        r_hat_above_1_01: share of the quantities with R-hat above 1.01, in [0, 1].
-        r_hat_above_1_1: share of the quantities with R-hat above 1.1, in [0, 1].
-        effective_samples_min: smallest effective sample size, all chains together.
-        effective_samples_median: its median.
+    R-hat is rank-normalised and split, `r_hat_above_` the share of quantities above a value, in [0, 1]; effective
+    sample sizes are of all chains together. They are None where no chain has four samples, or no quantity moves.
     """
 
     chains: int
@@ -61,17 +59,9 @@ def summarise_convergence(
     Chains are cut to their last L samples, L the length of the shortest; a chain with fewer than half the samples of
     the longest (one that the budget cut off) is left out.
 
-    Args:
-        samples: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
-            them, such as a matrix (M, d), are looked at one by one.
-        chains: number of the chain to which each belongs, shape (M,).
-        generator: draws which coordinates and which random projections are looked at; seed it alike to compare runs.
-
-    Returns:
-        The summary.
-
-    Raises:
-        ValueError: if lengths differ.
+    `samples`: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
+    them, such as a matrix (M, d), are looked at one by one. `chains`: number of the chain to which each belongs,
+    shape (M,). Raises ValueError if lengths differ.
     """
     quantities = _quantities(samples, generator)
     if chains.shape != quantities.shape[:1]:
@@ -102,12 +92,7 @@ def summarise_convergence(
 
 
 def mixing_warning(summary: ConvergenceSummary, *, hot: bool = False) -> RunWarning | None:
-    """Say what is wrong with the chains; None where nothing speaks against them.
-
-    Args:
-        summary: from `summarise_convergence`.
-        hot: the run was hotter than planned, so that larger steps are no advice.
-    """
+    """Say what is wrong with the chains, if anything; of a run that is `hot` larger steps are no advice."""
     per_chain, chains = summary.samples_per_chain, summary.chains
     few = warning("few-samples", samples=per_chain, least=ENOUGH_SAMPLES_PER_CHAIN, chains=chains)
     if per_chain < 4:
@@ -138,15 +123,98 @@ def one_sample_warning(samples: int, rule: str = "") -> RunWarning | None:
 
 
 def is_hot(planned: float, mean: float) -> bool:
-    """Say whether privacy's noise made a chain more than 5 % hotter than planned.
+    """Say whether a chain's mean temperature, weighted by step size, is more than 5 % above the planned one.
 
     At temperature T the chain samples p(w | D)^(1/T), whose standard deviations are about sqrt(T) times as wide.
-
-    Args:
-        planned: tau of the couplings `langevin` and `floor`.
-        mean: T_t of a site's chain, its mean weighted by step size.
     """
     return mean > 1.05 * planned
+
+
+def convergence_rows(
+    scenario: Scenario, bank: PosteriorBank, names: Iterable[str], *, hot: bool
+) -> list[dict[str, Any]]:
+    """Summarise the mixing of the chains of these names, sites or the averaged chain; `hot`: hotter than planned.
+
+    Returns:
+        One row per name with the figures and a warning, None where nothing speaks against the chains. No row where the
+        sampler is no Markov chain on the posterior, or the rule makes one point of its states.
+    """
+    # Sites that start anew from the server's state in every round send no chain, and one point needs none.
+    unchained = not scenario.aggregation.shows_mixing or _is_optimiser(scenario)
+    if not scenario.sampler.has_temperature or unchained:
+        return []
+    rows = []
+    for name in names:
+        samples = bank.stored(name)
+        if samples is None:
+            continue
+        chains = bank.sample_chains(name)
+        found = summarise_convergence(_vectors(samples), chains, np.random.default_rng(QUANTITIES_SEED))
+        rows.append({"site": name, **asdict(found), "warning": mixing_warning(found, hot=hot)})
+    return rows
+
+
+def _vectors(samples: StoredSamples) -> Iterator[npt.NDArray[np.float32]]:
+    for part in samples.parts():
+        for number in range(len(part)):
+            yield np.concatenate([array[number].ravel() for array in part.arrays.values()])
+
+
+def convergence_warnings(rows: list[dict[str, Any]]) -> list[RunWarning]:
+    """Say each distinct warning of `convergence_rows` once, with the sites it holds for.
+
+    Where some of the chains with few samples have visibly not mixed, one warning is of all of these chains.
+    """
+    said = {row["site"]: row["warning"] for row in rows if row["warning"]}
+    few = [row["site"] for row in rows if row["site"] in said and row["samples_per_chain"] < ENOUGH_SAMPLES_PER_CHAIN]
+    unknown = [site for site in few if said[site].kind == "few-samples"]
+    apart = [site for site in few if said[site].kind == "not-mixed"]
+    if unknown and apart:
+        one = warning("few-samples", **dict(said[unknown[0]].values), apart=", ".join(apart))
+        said |= dict.fromkeys((*unknown, *apart), one)
+    sites: dict[RunWarning, list[str]] = {}
+    for site, found in said.items():
+        sites.setdefault(found, []).append(site)
+    return [warning(found.kind, **dict(found.values), of=", ".join(names)) for found, names in sites.items()]
+
+
+def _is_optimiser(scenario: Scenario) -> bool:
+    """Say whether the sampler only descends; with noise for a temperature gradient descent is Langevin dynamics."""
+    privacy = scenario.privacy
+    tempered = privacy.coupling != "constant" if isinstance(privacy, PrivacyPlan) else privacy.temperature is not None
+    return scenario.sampler.only_descends and not (tempered and scenario.sampler.has_temperature)
+
+
+def optimiser_warnings(scenario: Scenario) -> list[RunWarning]:
+    """Say once where the kept states are those of an optimiser, except under rules that make one point of them."""
+    if not _is_optimiser(scenario) or scenario.aggregation.makes_point:
+        return []
+    return [warning("optimiser", sampler=scenario.sampler.kind)]
+
+
+def mixture_warnings(scenario: Scenario, bank: PosteriorBank, names: Iterable[str]) -> tuple[RunWarning, ...]:
+    """Say once where the mixture joins Langevin samples of sites at different temperatures."""
+    tempered = scenario.sampler.has_temperature and not _is_optimiser(scenario)
+    if not scenario.aggregation.joins_temperatures or not tempered:
+        return ()
+    stored = {name: samples for name in names if (samples := bank.stored(name)) is not None}
+    return predbayes.temperature_warnings(stored)
+
+
+def temperature_warnings(scenario: Scenario, means: Mapping[str, float | None]) -> list[RunWarning]:
+    """Say once where the floor of the noise made chains hotter than planned: of the hottest, with the number of sites.
+
+    `means`: site -> mean temperature of its chain, weighted by step size.
+    """
+    privacy = scenario.privacy
+    if not isinstance(privacy, PrivacyPlan) or privacy.coupling != "floor" or privacy.temperature is None:
+        return []
+    hot = {site: mean for site, mean in means.items() if mean is not None and is_hot(privacy.temperature, mean)}
+    if not hot:
+        return []
+    site = max(hot, key=lambda site: hot[site])
+    chain = {"planned": privacy.temperature, "mean": hot[site], **scenario.sampler.levers}
+    return [warning("hot", site=site, sites=len(hot), **chain)]
 
 
 def _equal_chains(chains: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:

@@ -16,13 +16,7 @@ Draws = npt.NDArray[np.float64]
 def rank_normalised(draws: Draws) -> Draws:
     """Replace draws by normal scores of their pooled ranks, so that heavy tails do not hide a difference.
 
-    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws.
-
-    Args:
-        draws: shape (chains, draws).
-
-    Returns:
-        Normal scores, same shape.
+    z = Phi^-1((rank - 3/8) / (S + 1/4)) (eq. 14), S the number of all draws, shape (chains, draws) as they have.
     """
     ranks = rankdata(draws, method="average").reshape(draws.shape)
     return ndtri((ranks - 0.375) / (draws.size + 0.25))
@@ -34,14 +28,8 @@ def split_r_hat(draws: Draws) -> float:
     R = sqrt(((N - 1) / N W + B / N) / W), B and W the between- and within-chain variances (eqs. 1-4). Near 1 where
     the halves agree; the paper asks for less than 1.01 on `rank_normalised` draws.
 
-    Args:
-        draws: at least four draws per chain, shape (chains, draws).
-
-    Returns:
-        R-hat >= 0; NaN if every draw is the same.
-
-    Raises:
-        ValueError: if there are fewer than four draws per chain or one is not finite.
+    `draws`: at least four draws per chain, shape (chains, draws). Returns R-hat >= 0; NaN if every draw is the
+    same.
     """
     halves = _split(draws)
     count = halves.shape[1]
@@ -58,14 +46,8 @@ def effective_sample_size(draws: Draws) -> float:
     S / (1 + 2 sum_t rho_t), S the number of draws, rho_t the autocorrelation over all split chains (eqs. 10-13), the
     sum cut by Geyer's initial monotone sequence.
 
-    Args:
-        draws: at least four draws per chain, shape (chains, draws).
-
-    Returns:
-        Effective sample size, at most S log10(S); NaN if every draw is the same.
-
-    Raises:
-        ValueError: if there are fewer than four draws per chain or one is not finite.
+    `draws`: at least four draws per chain, shape (chains, draws). Returns effective sample size, at most S
+    log10(S); NaN if every draw is the same.
     """
     halves = _split(draws)
     chains, count = halves.shape

@@ -81,8 +81,7 @@ def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:
 def prior_precision(scale: float) -> float:
     """Return 1 / scale^2, 0 for the flat prior (infinite scale).
 
-    Raises:
-        ValueError: if the scale is not above 0.
+    Raises ValueError if the scale is not above 0.
     """
     if not scale > 0:
         raise ValueError(f"the prior's scale is {scale}: it must be above 0, or infinite for a flat prior")
@@ -92,11 +91,8 @@ def prior_precision(scale: float) -> float:
 def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, int]:
     """Raise precisions that lie below a floor >= 0, in any direction (eigenvalue), to it; h stays.
 
-    Returns:
-        The corrected Gaussian, and in how many directions it was below the floor by more than rounding.
-
-    Raises:
-        ValueError: if a precision is not positive and the floor is 0, so that no proper Gaussian is near.
+    Returns the corrected Gaussian, and in how many directions it was below the floor by more than rounding. Raises
+    ValueError if a precision is not positive and the floor is 0, so that no proper Gaussian is near.
     """
     precision = gaussian.precision
     values, vectors = (precision, None) if precision.ndim == 1 else np.linalg.eigh(precision)

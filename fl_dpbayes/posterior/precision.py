@@ -36,11 +36,10 @@ def effective_draws(chain: Chain) -> float:
     3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from
     independent draws.
 
-    Returns:
-        Effective number, in (0, M] for M draws.
-
     References:
         Kish 1965, "Survey sampling"; Vehtari et al. 2021 for the autocorrelation.
+
+    Returns effective number, in (0, M] for M draws.
     """
     size = float(1 / np.square(chain.weights).sum())
     count, parameters = chain.draws.shape
@@ -79,14 +78,11 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, 
 
     v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
 
-    Returns:
-        The Gaussian with precision (d,), and warnings.
-
-    Raises:
-        ValueError: if there are fewer than 5 draws, or a parameter does not vary.
-
     References:
         The mean of the inverse chi-squared distribution.
+
+    Returns the Gaussian with precision (d,), and warnings. Raises ValueError if there are fewer than 5 draws, or a
+    parameter does not vary.
     """
     factor, warnings = _unbiased_factor(chain, 1)
     mean = chain.mean
@@ -105,15 +101,12 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
 
     S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
 
-    Returns:
-        The Gaussian with precision (d, d), and warnings.
-
-    Raises:
-        ValueError: if there are fewer than d + 4 draws, their covariance is singular, or a parameter varies so little
-            that the others' precisions are lost in its rounding.
-
     References:
         The mean of the inverse Wishart distribution.
+
+    Returns the Gaussian with precision (d, d), and warnings. Raises ValueError if there are fewer than d + 4 draws,
+    their covariance is singular, or a parameter varies so little that the others' precisions are lost in its
+    rounding.
     """
     factor, warnings = _unbiased_factor(chain, chain.draws.shape[1])
     mean = chain.mean
@@ -143,8 +136,7 @@ def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:
 
     v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1.
 
-    Raises:
-        ValueError: if fewer than 2 draws have weight.
+    Raises ValueError if fewer than 2 draws have weight.
     """
     unbiased = 1 - np.square(chain.weights).sum()
     if not (chain.weights > 0).sum() >= 2:
@@ -192,15 +184,11 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
     and e^2 = (1/d) sum_k tr(L^-1 Cov(L_k v_k)) over d parameters; n' = n - 1 for n effective draws. A diagonal form is
     d times p = 1.
 
-    Args:
-        factors: each site's Gaussian and its effective number of draws n.
-        combined: the product, of the same form, its precision positive.
-
-    Returns:
-        e >= 0, in standard deviations of the product, root mean square over parameters.
-
     References:
         von Rosen 1988, "Moments for the inverted Wishart distribution", for the covariance of L_k.
+
+    `combined`: the product, of the same form, its precision positive. Returns e >= 0, in standard deviations of the
+    product, root mean square over parameters.
     """
     mean, total, parameters = combined.mean, 0.0, len(combined.precision_mean)
     solver = None if combined.precision.ndim == 1 else cho_factor(combined.precision, lower=True)

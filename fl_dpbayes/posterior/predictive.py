@@ -55,9 +55,6 @@ def predict(
         features: shape (N, *shape), float32.
         device: where the forward passes run.
 
-    Returns:
-        Probabilities and entropies of each record.
-
     Raises:
         ValueError: if the weights do not fit the samples, are negative or sum to zero.
         RowsDependError: if a single row does not give the same bits twice.

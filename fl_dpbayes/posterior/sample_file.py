@@ -22,11 +22,6 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
     safetensors itself writes only what is in memory as a whole; the format is a length, a JSON header with the type,
     shape and place of each array, and the arrays' bytes.
 
-    Args:
-        path: the file.
-        samples: what to store, at least one sample.
-        metadata: text to keep in the header.
-
     References:
         The safetensors format, https://huggingface.co/docs/safetensors.
     """
@@ -56,11 +51,7 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
 def open_samples(path: Path) -> SamplePiece:
     """Read the weights and temperatures of a file of `write_samples`, and leave its samples on the disk.
 
-    Args:
-        path: the file, one that this program wrote.
-
-    Returns:
-        The samples; each reading opens the file anew, so that its pages are not held between them.
+    Each reading of samples opens the file anew, so that its pages are not held between them.
     """
     with safe_open(path, framework="numpy") as file:
         names = [name for name in file.keys() if name.startswith(f"{SAMPLES}/")]  # noqa: SIM118

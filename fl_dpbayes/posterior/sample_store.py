@@ -27,14 +27,7 @@ class PosteriorBank:
         self._new: list[dict[str, Any]] = []
 
     def add(self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays) -> None:
-        """Store a site's samples of one round and its last state.
-
-        Args:
-            site: name of the site.
-            round_number: the round, >= 1.
-            chain: number of the chain that the round belongs to, >= 0.
-            samples: M >= 0 samples.
-            last: the state after the round's last step.
+        """Store a site's samples of one round, which belongs to a chain, and the state after its last step.
 
         Raises:
             UserError: if a file cannot be written.
@@ -59,11 +52,7 @@ class PosteriorBank:
         return entries
 
     def keep_through(self, round_number: int) -> None:
-        """Make a round the last one: what came after it goes, and so do last states that it has replaced.
-
-        Args:
-            round_number: the last round that is complete; 0 empties the bank.
-        """
+        """Make a round, 0 for none, the last one: what came after goes, and so do last states that it has replaced."""
         for folder in self._folder.glob("*"):
             for path in folder.glob("*"):
                 if path.name.endswith(PARTIAL) or (_NAME.fullmatch(path.name) and _round_of(path) > round_number):
@@ -74,11 +63,7 @@ class PosteriorBank:
                     path.unlink()
 
     def check(self, entries: Iterable[Entry], round_number: int) -> None:
-        """Compare the bank with a journal, and make a round the last one.
-
-        Args:
-            entries: the journal's, of the run that the bank belongs to.
-            round_number: the last round that is complete.
+        """Compare the bank with its run's journal, and make a round the last one.
 
         Raises:
             UserError: naming the first file that is missing, damaged or not of the run.

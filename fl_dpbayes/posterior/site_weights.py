@@ -11,8 +11,7 @@ from fl_dpbayes.config.warning import RunWarning, warning
 def unit_weights(units: Mapping[str, int]) -> dict[str, float]:
     """Weigh each site by its declared size, w_k = n_k / N.
 
-    Raises:
-        ValueError: if no site has a unit.
+    Raises ValueError if no site has a unit.
     """
     total = sum(units.values())
     if total <= 0:
@@ -25,12 +24,8 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
 
     w_k <- min(c, lambda w_k) with lambda >= 1 such that the weights sum to 1; all are 1/K where K c <= 1.
 
-    Args:
-        weights: site -> w_k >= 0, summing to 1.
-        largest_share: c in (0, 1].
-
-    Returns:
-        Site -> weight; they sum to 1 unless every site of weight above 0 is at the cap.
+    `weights`: site -> w_k >= 0, summing to 1. `largest_share`: c in (0, 1]. Returns site -> weight; they sum to 1
+    unless every site of weight above 0 is at the cap.
     """
     if largest_share * len(weights) <= 1:
         return {site: 1 / len(weights) for site in weights}

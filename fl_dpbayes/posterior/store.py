@@ -43,12 +43,7 @@ class PosteriorMetadata(Config):
 
 @dataclass(frozen=True)
 class StoredPosterior:
-    """A posterior read from a file, with all that is needed to predict.
-
-    Attributes:
-        samples: samples, weights, temperatures.
-        metadata: model, task, the hash of the scenario that produced them, and the recalibration map, if any.
-    """
+    """A posterior read from a file, with all that is needed to predict."""
 
     samples: PosteriorSamples
     metadata: PosteriorMetadata
@@ -64,13 +59,7 @@ def save_posterior(
 ) -> None:
     """Write samples, weights, temperatures, metadata and a checksum of it all; a reader never meets half a file.
 
-    Args:
-        path: file to write, usually `posterior.safetensors`.
-        samples: what to store; samples that stay on disk are copied a piece at a time.
-        model: architecture of the samples.
-        task: shape of a record and number of classes.
-        scenario_hash: digest of the resolved scenario.
-        recalibration: the map fitted to the predictions, if any.
+    Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the resolved scenario.
 
     Raises:
         UserError: if it cannot be written.
@@ -82,13 +71,7 @@ def save_posterior(
 
 
 def load_posterior(path: Path) -> StoredPosterior:
-    """Read a posterior file, taking nothing in it on trust.
-
-    Args:
-        path: a file written by `save_posterior`.
-
-    Returns:
-        Samples that fit their model, all finite.
+    """Read a file of `save_posterior`, taking nothing in it on trust; its samples fit their model and are finite.
 
     Raises:
         UserError: if the file is absent, or its metadata, names, shapes, types or values are not as they must be.

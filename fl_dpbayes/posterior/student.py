@@ -44,16 +44,7 @@ class Student:
 
 
 def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled: bool) -> Student:
-    """Make or read the server's inputs and compute the model's fixed features of them.
-
-    Args:
-        public: the scenario's section.
-        task: shape of a record and number of classes.
-        model: its features, if it has any.
-        labelled: public records must have labels.
-
-    Returns:
-        The network and its inputs.
+    """Make or read the server's inputs, with labels if asked for, and compute the model's fixed features of them.
 
     Raises:
         UserError: if a file is absent, too large, or does not fit the task; if strokes do not fit the task; or if the
@@ -93,12 +84,9 @@ def _check_size(count: int, shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class Distilled:
-    """A student.
+    """A student's parameters, and its mean Kullback-Leibler divergence from the teacher at the inputs, >= 0, in nats.
 
-    Attributes:
-        parameters: parameter name -> value, float32.
-        divergence: mean Kullback-Leibler divergence of the student from the teacher at the inputs, >= 0, in nats.
-        converged: the fit ended by itself, not at the bound on iterations.
+    `converged`: the fit ended by itself, not at the bound on iterations.
     """
 
     parameters: Arrays
@@ -118,22 +106,15 @@ def distil(
     min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
     (softmax(f) - p) / N.
 
-    Args:
-        function: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent
-            (N, classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32.
-        start: parameter name -> initial value, in the order of the model.
-        teacher_probabilities: p(y|x_i), shape (N, classes), N >= 1, rows summing to 1.
-        max_iterations: bound on L-BFGS iterations, >= 1.
-
-    Returns:
-        The student's parameters and its divergence from the teacher.
-
-    Raises:
-        ValueError: if there is no input.
-
     References:
         Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning with
         uncertainty via distilled predictive distributions".
+
+    `function`: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent (N,
+    classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32. `start`:
+    parameter name -> initial value, in the order of the model. `teacher_probabilities`: p(y|x_i), shape (N,
+    classes), N >= 1, rows summing to 1. `max_iterations`: bound on L-BFGS iterations, >= 1. Raises ValueError if
+    there is no input.
     """
     if not len(teacher_probabilities):
         raise ValueError("there is no input to distil on: give public records or synthetic inputs")

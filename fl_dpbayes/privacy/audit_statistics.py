@@ -5,7 +5,7 @@ of joining units add is matched by mean and variance. The derivations stand in d
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -145,14 +145,11 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Check:
-    """One verdict of an audit.
+    """One verdict of an audit: the part of the mechanism that was attacked, and what was checked, in words.
 
     Attributes:
-        part: of the mechanism: what was attacked.
-        what: what was checked, in words.
         value: what was found: a probability, or a bound.
-        limit: what is allowed.
-        relation: whether the value must be at most or at least the limit.
+        limit: what it must be at most or at least.
         where: what the value was found on, where it is the worst of several.
         finds: which fault it misses at most once in a thousand audits.
     """
@@ -171,16 +168,12 @@ class Check:
         return self.value <= self.limit if self.relation == "at most" else self.value >= self.limit
 
 
-@dataclass(frozen=True)
-class Question:
-    """What several tests of one kind decide together, in words, and the tests."""
-
-    what: str
-    findings: Sequence[Finding]
+# What several tests of one kind decide together, in words, and the tests.
+Questions = dict[str, list[Finding]]
 
 
-def verdicts(part: str, questions: Sequence[Question], false_alarm: float) -> list[Check]:
-    """Decide questions, so that a sound site fails any of them with at most the stated probability.
+def verdicts(part: str, questions: Questions, false_alarm: float) -> list[Check]:
+    """Decide questions (words -> tests), so that a sound site fails any with at most the stated probability.
 
     Each of Q questions has a share false_alarm / Q, and each of its m tests false_alarm / (Q m) (Bonferroni), whatever
     depends on what.
@@ -189,13 +182,11 @@ def verdicts(part: str, questions: Sequence[Question], false_alarm: float) -> li
         One check for each question that has tests; its value is the smallest probability found, its limit the level of
         one test.
     """
-    asked = [question for question in questions if question.findings]
-    checks = []
-    for question in asked:
-        level = false_alarm / len(asked) / len(question.findings)
-        worst = min(question.findings, key=lambda finding: finding.probability)
-        weakest = max(question.findings, key=lambda finding: finding.effect(level).size)
-        where = f"worst of {len(question.findings)}: {worst.where}" if len(question.findings) > 1 else worst.where
-        finds = weakest.effect(level).words
-        checks.append(Check(part, question.what, worst.probability, level, "at least", where, finds))
+    asked, checks = {what: findings for what, findings in questions.items() if findings}, []
+    for what, findings in asked.items():
+        level = false_alarm / len(asked) / len(findings)
+        worst = min(findings, key=lambda finding: finding.probability)
+        weakest = max((finding.effect(level) for finding in findings), key=lambda effect: effect.size)
+        where = f"worst of {len(findings)}: {worst.where}" if len(findings) > 1 else worst.where
+        checks.append(Check(part, what, worst.probability, level, "at least", where, weakest.words))
     return checks

@@ -102,14 +102,11 @@ def levels_of(history: History) -> History:
 
     Sorted, so that histories that differ only in order or grouping give the same levels.
 
-    Args:
-        history: what was done, with noise in every step (see `has_noise`).
-
-    Returns:
-        Events with distinct (noise_multiplier, sampling_rate), at most `MOST_LEVELS` per sampling rate.
-
     Source:
         Dong, Roth and Su (2022), corollary 3.3, for the joining of Gaussian releases.
+
+    `history`: what was done, with noise in every step (see `has_noise`). Returns events with distinct
+    (noise_multiplier, sampling_rate), at most `MOST_LEVELS` per sampling rate.
     """
     steps: dict[tuple[float, float], int] = {}
     for event in history:

@@ -66,14 +66,7 @@ def choose_rule(plan: History, budget: Budget) -> SpendingRule:
 def admitted_steps(rule: SpendingRule, spent: History, requested: History, budget: Budget) -> int:
     """Count the first steps of a request that the budget admits on top of what was spent.
 
-    Args:
-        rule: that of the part.
-        spent: every event reserved in the part so far, whether it completed or not.
-        requested: the request's events, in order, all at one sampling rate.
-        budget: the cohort's.
-
-    Returns:
-        How many, from 0 to all.
+    Returns how many, from 0 to all.
     """
     if rule.name == "gdp filter":
         return _admitted_by_gdp(spent, requested, budget)

@@ -26,19 +26,11 @@ def renyi_divergences(
 
     The value of a history is the sum of the values of its events, in whatever order they come (see `levels_of`).
 
-    Args:
-        history: what was done.
-        orders: alpha, each above 1.
-        adjacency: which data sets count as neighbours.
-
-    Returns:
-        sum_t D_alpha, shape (len(orders),), 0 or more; infinite where a step had no noise.
-
-    Raises:
-        ValueError: if an order is not above 1.
-
     Source:
         Mironov (2017), proposition 1.
+
+    `orders`: alpha, each above 1. Returns sum_t D_alpha, shape (len(orders),), 0 or more; infinite where a step had
+    no noise. Raises ValueError if an order is not above 1.
     """
     alpha = np.asarray(orders, dtype=np.float64)
     if not np.all(alpha > 1):

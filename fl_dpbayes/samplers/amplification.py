@@ -89,10 +89,7 @@ def amplify(module: nn.Module, input_shape: tuple[int, ...], generator: np.rando
     h_0 + h_1 - h_2 and its negative, the layers behind carry both on, and those in front are positive integers. One
     layer: weights of equal columns cancel. Modules of other parts get random integers.
 
-    Args:
-        module: the module to change.
-        input_shape: shape of one record.
-        generator: draws the integers.
+    `input_shape`: shape of one record.
     """
     if isinstance(module, VariationalModule):
         for value in module.spread.parameters():

@@ -161,21 +161,14 @@ def noisy_gradient(
 
     Privacy follows from (sigma, q) alone: the prior and whatever is done with d are post-processing.
 
-    Args:
-        clipped_sum: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64:
-            what rounds it to float32 comes after the noise.
-        noise: xi ~ N(0, I), one draw over all parameters, shape (d,).
-        noise_multiplier: sigma >= 0.
-        noise_unit: C, the clip norm (1 where nothing is private and sigma is the noise's standard deviation).
-        expected_batch_size: B = q n, a public constant, never the size of the batch that was drawn.
-        data_free_gradient: -s grad log p(w), shape (d,), outside the clip.
-        units: n, the declared number of privacy units.
-
-    Returns:
-        Shape (d,), float32.
-
     Source:
         Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
+
+    `clipped_sum`: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64:
+    what rounds it to float32 comes after the noise. `noise`: xi ~ N(0, I), one draw over all parameters, shape
+    (d,). `noise_multiplier`: sigma >= 0. `noise_unit`: C, the clip norm (1 where nothing is private and sigma is
+    the noise's standard deviation). `data_free_gradient`: -s grad log p(w), shape (d,), outside the clip. `units`:
+    n, the declared number of privacy units. Returns shape (d,), float32.
     """
     noised = torch.add(clipped_sum, noise, alpha=noise_multiplier * noise_unit)
     return noised.float().div_(expected_batch_size).add_(data_free_gradient, alpha=1 / units)

@@ -24,13 +24,8 @@ _RESOLUTION = 2.0**-53
 def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate: float) -> npt.NDArray[np.int64]:
     """Draw a batch that every unit joins independently with probability `sampling_rate`, rounded down to 2^-53.
 
-    Args:
-        generator: a stream of its own.
-        unit_count: number of units.
-        sampling_rate: q in (0, 1].
-
-    Returns:
-        Numbers of the units that join, ascending; often empty where q is small.
+    `unit_count`: number of units. `sampling_rate`: q in (0, 1]. Returns numbers of the units that join, ascending;
+    often empty where q is small.
     """
     # Uniforms are multiples of 2^-53: joining at u < q would round q up, many times over where q is near 2^-53.
     return np.flatnonzero(generator.random(unit_count) + _RESOLUTION <= sampling_rate)

@@ -1,13 +1,15 @@
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
-from fl_dpbayes.calibration.intervals import ece_if_calibrated, wilson_interval
+from fl_dpbayes.calibration.bins import CELLS, COLUMNS, CONFIDENCE, cell_index
+from fl_dpbayes.calibration.intervals import ece_if_calibrated, paired_difference, wilson_interval
 from fl_dpbayes.calibration.metrics import errors
-from fl_dpbayes.calibration.statistics import empty, from_batch
-
-
-def top_label(confidence, right):
-    return from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+from fl_dpbayes.calibration.statistics import empty
+from tests.counted import top_label
 
 
 def test_wilson_interval_golden():
@@ -47,18 +49,17 @@ def test_noisy_wilson_interval_covers(accuracy):
     assert inside / 2000 > 0.95 - 4 * np.sqrt(0.95 * 0.05 / 2000)
 
 
-@pytest.mark.slow
 def test_ece_if_calibrated_golden():
-    # Measured over uniform confidences in 15 bins: .169 at n = 50 and .050 at n = 624. A thousand classes that share
-    # the rest let the top label's confidence range over nearly all of [0, 1].
+    # Measured over uniform confidences in 15 bins: .169 at n = 50 and .050 at n = 624.
     generator = np.random.default_rng(13)
     for count, expected in ((50, 0.169), (624, 0.050)):
         means = []
         for _ in range(10):
             confidence = generator.uniform(0.002, 1, count)
-            rest = np.repeat(((1 - confidence) / 999)[:, None], 999, axis=1)
-            statistics = from_batch(np.column_stack([confidence, rest]), np.zeros(count, int))
-            means.append(ece_if_calibrated(statistics, generator).mean)
+            table = np.zeros((CELLS, COLUMNS))
+            np.add.at(table, cell_index(confidence, 1 - confidence), np.outer(np.ones(count), [1, 0, 0, 0, 0]))
+            np.add.at(table[:, CONFIDENCE], cell_index(confidence, 1 - confidence), confidence)
+            means.append(ece_if_calibrated(replace(empty(2), top_label=table, count=count), generator).mean)
         assert np.mean(means) == pytest.approx(expected, abs=0.004)
 
 
@@ -85,3 +86,44 @@ def test_ece_if_calibrated_without_records_undefined_limit():
 def test_ece_if_calibrated_of_a_certain_model_is_zero_limit():
     statistics = top_label(np.ones(5), np.zeros(5, bool))
     assert ece_if_calibrated(statistics, np.random.default_rng(0)) == (0.0, 0.0)
+
+
+def test_it_is_the_interval_of_the_paired_t_test():
+    generator = np.random.default_rng(1)
+    a, b = generator.normal(size=(2, 6))
+    expected = ttest_rel(a, b).confidence_interval(0.95)
+    difference = paired_difference(a, b)
+    assert difference is not None
+    assert difference.pairs == 6
+    assert difference.mean == pytest.approx(np.mean(a - b), abs=1e-14)
+    assert difference.interval == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_two_pairs_by_hand():
+    difference = paired_difference([3.0, 5.0], [1.0, 1.0])  # 2 and 4: mean 3, s / sqrt(2) = 1, t = tan(.475 pi)
+    half = math.tan(0.475 * math.pi)
+    assert difference is not None
+    assert (difference.mean, *difference.interval) == pytest.approx((3, 3 - half, 3 + half), abs=1e-9)
+
+
+@pytest.mark.parametrize("values", [[], [0.3]])
+def test_fewer_than_two_pairs_have_no_interval(values):
+    assert paired_difference(values, values) is None
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 5, 20])
+def test_it_covers_at_95_percent_however_few_the_pairs(pairs):
+    generator = np.random.default_rng(pairs)
+    runs, truth = 2000, -0.3
+    seeds = generator.normal(0, 2, size=(runs, pairs))  # what a pair shares cancels
+    a = seeds + truth + generator.normal(0, 0.1, size=(runs, pairs))
+    b = seeds + generator.normal(0, 0.1, size=(runs, pairs))
+    found = [paired_difference(*each) for each in zip(a, b, strict=True)]
+    covered = np.mean([each is not None and each.interval.low <= truth <= each.interval.high for each in found])
+    assert abs(covered - 0.95) <= 3 * math.sqrt(0.95 * 0.05 / runs)
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0, 2.0], [1.0]), ([[1.0]], [[1.0]]), ([1.0, math.nan], [1.0, 2.0])])
+def test_unequal_lists_and_undefined_figures_are_refused(a, b):
+    with pytest.raises(ValueError, match="pairs need"):
+        paired_difference(a, b)

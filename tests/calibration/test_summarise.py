@@ -3,9 +3,11 @@ import json
 import numpy as np
 import pytest
 
+from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors, scores
+from fl_dpbayes.calibration.release import NoisedTable, noised_table
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-from fl_dpbayes.calibration.summarise import summarise
+from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 
 KEYS = {"n", "accuracy", "nll", "brier", "ece", "ece_if_calibrated", "rms_debiased", "mce", "ace", "sce", "auroc"}
 
@@ -75,3 +77,76 @@ def test_more_classes_have_none_of_what_needs_two():
         assert low <= row[metric] <= high
     for bins in (10, 20):
         assert row[f"ece_{bins}"] == errors.ece(random_statistics(classes=3), bins)
+
+
+def draw(generator, count, gap, confidences=(0.55, 0.62, 0.68, 0.75, 0.82, 0.88, 0.95)):
+    confidence = generator.choice(confidences, count)
+    right = generator.random(count) < confidence - gap
+    return from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+
+
+def test_vanishing_noise_gives_the_exact_summary_limit():
+    statistics = draw(np.random.default_rng(61), 3000, 0.1)
+    exact = summarise(statistics, np.random.default_rng(0))
+    noisy = summarise_noised(noised_table(statistics, 15, 1e-9, np.random.default_rng(0)), np.random.default_rng(0))
+    for metric in ("n", "accuracy", "ece", "rms_debiased"):
+        assert getattr(noisy, metric) == pytest.approx(getattr(exact, metric), abs=1e-6)
+    assert noisy.ece_if_calibrated == pytest.approx(exact.ece_if_calibrated, rel=0.1)
+    assert noisy.intervals["accuracy"] == pytest.approx(exact.intervals["accuracy"], abs=1e-6)
+    assert noisy.nll is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gap", "count", "noise_multiplier"), [(0.0, 700, 1.0), (0.1, 700, 2.0), (0.04, 4000, 4.0)])
+def test_intervals_cover_with_the_release_noise(gap, count, noise_multiplier):
+    generator = np.random.default_rng(62)
+    accuracy = rms = exceeds = 0
+    for _ in range(100):
+        statistics = draw(generator, count, gap)
+        summary = summarise_noised(noised_table(statistics, 15, noise_multiplier, generator), generator)
+        low, high = summary.intervals["rms_debiased"]
+        rms += low <= gap + 1e-12 and gap <= high  # every joined bin has the same gap
+        low, high = summary.intervals["accuracy"]
+        accuracy += low <= statistics.top_label[:, 1].sum() / count - gap <= high
+        exceeds += summary.ece > summary.ece_if_calibrated_high
+    assert rms / 100 >= 0.93
+    assert accuracy / 100 >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / 100)
+    if gap == 0:
+        assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
+
+
+@pytest.mark.slow
+def test_noise_correction_removes_the_bias():
+    generator = np.random.default_rng(63)
+    statistics = draw(generator, 2000, 0.0)
+    raw, corrected = [], []
+    for _ in range(60):
+        table = noised_table(statistics, 15, 8.0, generator)
+        summary = summarise_noised(table, generator)
+        raw.append(summary.ece)
+        corrected.append(summary.rms_debiased)
+    assert np.mean(raw) > 0.03
+    assert np.median(corrected) < 0.75 * np.mean(raw)
+
+
+def test_hidden_by_noise_undefined_limit():
+    table = NoisedTable(np.random.default_rng(64).normal(0, 50.0, (15, 3)), 50.0)
+    summary = summarise_noised(table, np.random.default_rng(0))
+    assert summary.accuracy is None
+    assert summary.rms_debiased is None
+    assert summary.intervals == {}
+
+
+def test_joined_bins_keep_every_record():
+    generator = np.random.default_rng(65)
+    table = noised_table(draw(generator, 500, 0.0), 15, 1.0, generator)
+    joined, noise = join_small_bins(table)
+    np.testing.assert_allclose(joined.sum(axis=0), table.sums.sum(axis=0))
+    assert (noise**2).sum() == pytest.approx(15 * table.noise_std**2)
+    assert (joined[:, 0] > 5 * noise).all()
+
+
+def test_nothing_joined_of_an_empty_noiseless_table_limit():
+    joined, noise = join_small_bins(NoisedTable(coarsen(empty(2).top_label, 15)[:, :3], 0.0))
+    assert joined.shape == (0, 3)
+    assert noise.shape == (0,)

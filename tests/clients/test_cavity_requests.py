@@ -7,12 +7,10 @@ import pytest
 from flwr.app import Message
 
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
-from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.protocol.wire import arrays_digest
+from tests.asking import ROWS, refusal_of, rows_of
 
-ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
-        enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
 SHAPES = {"1.weight": (2, 2), "1.bias": (2,)}
 
 
@@ -25,24 +23,12 @@ def cavity(mean: float = 0.0, precision: float = 1.0) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.fixture
-def site(table_site):
-    written = table_site()
-    written.write(ROWS)
-    return written
-
-
 def ask(site, arrays: dict | None, *, stated: str | None = None, source: str = "cavity", **changes) -> Message:
     """Ask for a round with a cavity; `stated` is its digest where that is not the true one."""
     sent = {} if arrays is None else prefixed("cavity", arrays)
     if arrays is not None:
         changes["cavity"] = stated or arrays_digest(arrays)
     return site.train(arrays=sent, plan={"prior_source": source} | changes.pop("plan", {}), **changes)
-
-
-def refusal_of(reply: Message) -> tuple[str, str] | None:
-    text = reply.content["config"].get("refusal")
-    return None if text is None else (lambda found: (found.code.value, found.field))(Refusal.model_validate_json(text))
 
 
 def changed(name: str, value: float) -> dict[str, np.ndarray]:
@@ -70,8 +56,7 @@ def changed(name: str, value: float) -> dict[str, np.ndarray]:
 )
 def test_what_is_no_cavity_is_refused_before_anything_is_spent(site, arrays: dict, field: str) -> None:
     assert refusal_of(ask(site, arrays)) == ("BAD_REQUEST", field)
-    with site.ledger() as ledger:
-        assert ledger.rows() == []
+    assert rows_of(site.ledger()) == []
 
 
 def test_cavity_under_another_digest_is_refused(site) -> None:

@@ -8,25 +8,10 @@ from flwr.app import Array, Message
 
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
+from tests.asking import ROWS, refusal_of, rows_of
 
 PLACE = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
-
-ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
-        enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
-
-
-@pytest.fixture
-def site(table_site):
-    written = table_site()
-    written.write(ROWS)
-    return written
-
-
-def refusal_of(reply: Message) -> tuple[str, str] | None:
-    text = reply.content["config"].get("refusal")
-    return None if text is None else (lambda found: (found.code.value, found.field))(Refusal.model_validate_json(text))
 
 
 def evaluate(site, weight: float = 0.0, sent=None, **changes) -> Message:
@@ -40,22 +25,17 @@ def evaluate(site, weight: float = 0.0, sent=None, **changes) -> Message:
     return site.answer("evaluate", content | changes, arrays if sent is None else sent)
 
 
-def rows_of(site) -> list:
-    with site.ledger() as ledger:
-        assert ledger.verify() == []
-        return ledger.rows()
-
-
 @pytest.mark.parametrize("clip_norm", [1e-7, 1e-30, 1e-45])
 def test_clip_norm_below_what_float32_can_hold_is_refused(site, clip_norm: float) -> None:
     # Gradients of 1e-23 have squares of zero, and noise of 1e-46 is zero: neither bound nor noise would be left.
     assert refusal_of(site.train(privacy={"clip_norm": clip_norm})) == ("BAD_REQUEST", "plan.privacy.clip_norm")
 
 
+@pytest.mark.slow
 def test_more_samples_than_a_reply_may_hold_are_refused_before_anything_is_spent(site) -> None:
     reply = site.train(plan={"rounds": 1, "steps_per_round": 1001}, steps=1001)
     assert refusal_of(reply) == ("BAD_REQUEST", "TrainRequest")
-    assert rows_of(site) == []
+    assert rows_of(site.ledger()) == []
     assert refusal_of(site.train(plan={"rounds": 1, "steps_per_round": 1001, "thinning": 2}, steps=1001)) is None
 
 
@@ -64,45 +44,40 @@ def test_cost_too_long_to_state_is_refused_before_anything_is_spent(site, monkey
     asked = {"plan": {"sampler": falling}, "privacy": {"coupling": "temperature", "temperature": 100.0}}
     monkeypatch.setattr("clients.train.MAX_HISTORY", 7)
     assert refusal_of(site.train(**asked)) == ("BAD_REQUEST", "plan.privacy.coupling")
-    assert rows_of(site) == []
+    assert rows_of(site.ledger()) == []
     monkeypatch.setattr("clients.train.MAX_HISTORY", 8)
     assert refusal_of(site.train(**asked)) is None
 
 
-def test_predictor_that_fails_on_one_record_tells_nothing_of_it(table_site) -> None:
-    # Finite weights that overflow for one patient only: an error would say, without noise, that this patient is here.
-    answers = []
-    for name, far in (("with", 1e30), ("without", 1.0)):
-        site = table_site(name)
-        site.write(
-            [*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50
-        )
-        answers.append(refusal_of(evaluate(site, weight=1e30)))
-    assert answers == [None, None]
+def overflowing() -> dict:
+    """Finite weights whose products overflow for one patient only."""
+    return {"weight": 1e30}
 
 
-def test_map_that_overflows_on_one_record_tells_nothing_of_it(table_site) -> None:
-    # Knots so near to each other that the slope between them is infinite, and one patient who is predicted there.
+def steep() -> dict:
+    """Knots so near to each other that the slope between them is infinite, and one patient who is predicted there."""
     knots = [0.0] * (ISOTONIC_BINS - 1)
-    steep = {"method": "isotonic", "parameters": [*knots, 1e-309, *knots, 1.0]}
     weight = np.array([[[0.0, 0.0], [-2.372, 0.0]]], np.float32)
     arrays = prefixed("posterior", {"1.weight": weight, "1.bias": np.zeros((1, 2), np.float32)})
-    answers = []
-    for name, far in (("with", 300.0), ("without", 1.0)):
-        site = table_site(name)
-        site.write(
-            [*ROWS, ("far", far, 1.0, 1)], split={"test_fraction": 1.0, "key": "5e" * 16}, role="held_out", units=50
-        )
-        changes = {"predictors": {"posterior": [1.0]}, "arrays": arrays_digest(arrays), "recalibration": steep}
-        answers.append(refusal_of(evaluate(site, sent=arrays, **changes)))
-    assert answers == [None, None]
+    recalibration = {"method": "isotonic", "parameters": [*knots, 1e-309, *knots, 1.0]}
+    stated = {"predictors": {"posterior": [1.0]}, "arrays": arrays_digest(arrays), "recalibration": recalibration}
+    return {"sent": arrays, **stated}
+
+
+@pytest.mark.parametrize(("asked", "far"), [(overflowing(), 1e30), (steep(), 300.0)], ids=["predictor", "map"])
+def test_what_fails_on_one_record_tells_nothing_of_it(table_site, asked: dict, far: float) -> None:
+    # An error would say, without noise, that this patient is here.
+    for name, x in (("with", far), ("without", 1.0)):
+        site, split = table_site(name), {"test_fraction": 1.0, "key": "5e" * 16}
+        site.write([*ROWS, ("far", x, 1.0, 1)], split=split, role="held_out", units=50)
+        assert refusal_of(evaluate(site, **asked)) is None
 
 
 def test_evaluations_cannot_be_averaged_for_free(site) -> None:
     answers = [refusal_of(evaluate(site, round=number)) for number in range(1, 40)]
     paid = answers.index(("BUDGET_EXHAUSTED", ""))
     assert answers == [None] * paid + [("BUDGET_EXHAUSTED", "")] * (39 - paid)
-    assert [row.steps for row in rows_of(site)] == [1] * paid
+    assert [row.steps for row in rows_of(site.ledger())] == [1] * paid
     with site.ledger() as ledger:
         assert 6 < ledger.spent("test").epsilon <= 8
         assert ledger.spent("train").steps == 0
@@ -153,7 +128,7 @@ def test_huge_model_costs_no_memory(site, model: dict, shape: list[int]) -> None
 )
 def test_request_outside_the_protocol_is_refused_by_field(site, changes: dict, field: str) -> None:
     assert refusal_of(site.train(**changes)) == ("BAD_REQUEST", field)
-    assert rows_of(site) == []
+    assert rows_of(site.ledger()) == []
 
 
 def test_delta_is_below_one_over_every_number_of_units_that_the_declared_one_admits(table_site) -> None:
@@ -189,7 +164,7 @@ def test_request_with_an_array_that_is_none_is_a_bad_request(site, changes: dict
     parts = {"dtype": weight.dtype, "shape": weight.shape, "stype": weight.stype, "data": weight.data} | changes
     reply = site.train(arrays={"start/parameters/1.weight": Array(**parts), "start/parameters/1.bias": bias})
     assert refusal_of(reply) == ("BAD_REQUEST", "arrays")
-    assert rows_of(site) == []
+    assert rows_of(site.ledger()) == []
 
 
 def test_name_of_an_unknown_key_reaches_neither_log_nor_reply_as_it_came(site, caplog) -> None:

@@ -8,11 +8,20 @@ from clients.model_inputs import model_inputs
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import BackboneFeatures, CNNModel, LogisticModel, MLPModel, ScatteringFeatures, Task
+from fl_dpbayes.config.task import (
+    BackboneFeatures,
+    CNNModel,
+    FrozenBody,
+    LogisticModel,
+    MLPModel,
+    ScatteringFeatures,
+    Task,
+)
 from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models import feature_map as feature_map_module
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
 
 MODEL = LogisticModel(features=ScatteringFeatures())
 TASK = Task(input_shape=(1, 8, 8), classes=10)
@@ -75,3 +84,30 @@ def test_head_takes_the_feature_vector(model):
 def test_a_network_of_convolutions_takes_no_features():
     with pytest.raises(ValueError, match="features"):
         CNNModel.model_validate({"kind": "cnn", "features": {"kind": "scattering"}})
+
+
+def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch) -> None:
+    part = load_site(site_file).train
+    model = MLPModel(hidden=(20,), frozen_body=FrozenBody(seed=1))
+    found = model_inputs(site_file, model, part).features
+    assert found.shape == (len(part.labels), 20)
+    other = MLPModel(hidden=(20,), frozen_body=FrozenBody(seed=2))
+    assert not np.array_equal(found, model_inputs(site_file, other, part).features)
+    monkeypatch.setattr("clients.model_inputs.frozen_body", lambda *_, **__: pytest.fail("computed again"))
+    np.testing.assert_array_equal(found, model_inputs(site_file, model, part).features)
+
+
+@pytest.mark.parametrize(
+    ("model", "refusal"),
+    [
+        (MLPModel(hidden=(40,)), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
+        (MLPModel(hidden=(8192,) * 8), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
+        (CNNModel(channels=(4, 4, 4, 4)), Refusal(code=RefusalCode.BAD_REQUEST, field="model")),
+    ],
+)
+def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model, refusal) -> None:
+    frozen = model.model_copy(update={"frozen_body": FrozenBody()})
+    few = site_file.model_copy(update={"policy": Policy(max_run_epsilon=1.0, max_parameters=2000)})
+    with pytest.raises(RefusedError) as refused:
+        model_inputs(few, frozen, load_site(site_file).train)
+    assert refused.value.refusal == refusal

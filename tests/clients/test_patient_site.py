@@ -1,7 +1,5 @@
 """A table with a patient column, through the whole client: the patient is the unit of everything."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,6 +7,7 @@ from flwr.app import Message
 
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site import load_site
+from tests.asking import record_of
 
 PATIENTS, RECORDS = 50, 4
 
@@ -18,11 +17,6 @@ def rows_of(patients: int, seed: int = 0) -> list[tuple[str, float, float, int]]
     return [
         (f"p{patient:03d}", float(x), float(y), int(x > 0)) for patient, records in enumerate(draws) for x, y in records
     ]
-
-
-def record_of(reply: Message) -> dict:
-    assert "refusal" not in reply.content["config"], reply.content["config"]["refusal"]
-    return json.loads(reply.content["config"]["record"])
 
 
 def last_of(reply: Message) -> np.ndarray:

@@ -1,78 +1,41 @@
 """A site's answer to recalibration requests: repeated, changed, refused, failed."""
 
-import json
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 
-from clients.app import app
-from fl_dpbayes.config.site_file import read_site_file
-from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.protocol.refusal import Refusal
+from tests.asking import ask, changed, record_of, refusal_of, rows_of
 
-# Every test here is a whole run or several.
+# They share a whole run.
 pytestmark = pytest.mark.slow
+BIAS = "posterior/1.bias"
+
+
+@pytest.fixture(scope="module")
+def run(federations):
+    finished = federations(
+        "recalibration={fraction=0.2, steps=12}", "simulation.cohort_epsilon=9", "simulation.insecure_seed="
+    )
+    finished.run()
+    return finished
 
 
 @pytest.fixture
-def asked(federation):
-    """A finished run and the recalibration request that its first site got."""
-    run = federation(
-        "recalibration={fraction=0.2, steps=12}", "simulation.cohort_epsilon=9", "simulation.insecure_seed="
-    )
-    run.run()
-    return run, next(m for m in run.grid.requests if m.metadata.message_type == "train.recalibrate")
+def message(run) -> Message:
+    """The recalibration request that the run's first site got."""
+    return run.requests("train.recalibrate")[0]
 
 
-def send(federation, message: Message, node: int = 0, filled: float | None = None, **changes) -> Message:
-    config = ConfigRecord(dict(message.content["config"]))
-    record = json.loads(config["record"])
-    for path, value in changes.items():
-        *tables, name = path.split("__")
-        table = record
-        for key in tables:
-            table = table[key]
-        table[name] = value
-    config["record"] = json.dumps(record)
-    arrays = ArrayRecord(dict(message.content["arrays"]))
-    if filled is not None:
-        arrays["posterior/1.bias"] = Array(np.full_like(arrays["posterior/1.bias"].numpy(), filled))
-    content = {"config": config, "arrays": arrays}
-    copied = Message(RecordDict(content), dst_node_id=node + 1, message_type="train.recalibrate", group_id="1")
-    copied.metadata.__dict__["_message_id"] = "copied"
-    keys = {"partition-id": node, "num-partitions": 7}
-    return app(copied, Context(run_id=1, node_id=1, node_config=keys, state=RecordDict(), run_config={}))
-
-
-def refusal_of(reply: Message) -> Refusal:
-    return Refusal.model_validate_json(reply.content["config"]["refusal"])
-
-
-def reply_of(reply: Message) -> dict:
-    return json.loads(reply.content["config"]["record"])
-
-
-def ledger_rows(run, number: int = 0) -> list:
-    settings = read_site_file(sorted((run.folder / "sites").glob("*.toml"))[number]).ledger
-    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-        assert ledger.verify() == []
-        return ledger.rows()
-
-
-def test_repeated_request_gets_the_stored_parameters_and_costs_nothing(asked) -> None:
-    run, message = asked
-    before = ledger_rows(run)
+def test_repeated_request_gets_the_stored_parameters_and_costs_nothing(run, message) -> None:
+    before = rows_of(run.ledger("north"))
     assert (before[-1].part, before[-1].purpose, before[-1].steps) == ("recalibration", "recalibrate", 12)
-    first, again = reply_of(send(run, message)), reply_of(send(run, message, ledger_head=None))
+    first, again = (record_of(ask(request)) for request in (message, changed(message, ledger_head=None)))
     assert first["parameters"] == again["parameters"]
-    assert ledger_rows(run) == before
+    assert rows_of(run.ledger("north")) == before
 
 
-def test_noise_is_drawn_afresh_for_another_run(asked) -> None:
-    run, message = asked
-    one, two = (reply_of(send(run, message, run=name * 16, plan__epsilon=2.0)) for name in ("ab", "cd"))
+def test_noise_is_drawn_afresh_for_another_run(message) -> None:
+    one, two = (record_of(ask(changed(message, run=name * 16, plan__epsilon=1.0))) for name in ("ab", "cd"))
     assert one["parameters"] != two["parameters"]
 
 
@@ -90,53 +53,47 @@ MISFITS = [
     ({"start": [11.0]}, "BAD_REQUEST", "start.0"),
     ({"steps": 13}, "BAD_REQUEST", None),
     ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
-    ({"filled": float("nan")}, "BAD_REQUEST", "arrays"),
-    ({"filled": 1.0}, "BAD_REQUEST", "arrays"),
+    ({"arrays": float("nan")}, "BAD_REQUEST", "arrays"),
+    ({"arrays": 1.0}, "BAD_REQUEST", "arrays"),
     ({"ledger_head": "0" * 64}, "LEDGER_ROLLED_BACK", "ledger_head"),
-    ({"node": 4}, "ROLE_DENIED", ""),
+    ({"number": 4}, "ROLE_DENIED", ""),
 ]
 
 
-def test_requests_that_do_not_fit_are_refused_by_field(asked) -> None:
-    run, message = asked
-    before = ledger_rows(run)
+def test_requests_that_do_not_fit_are_refused_by_field(run, message) -> None:
+    before, bias = rows_of(run.ledger("north")), message.content["arrays"][BIAS].numpy()
     for change, code, field in MISFITS:
-        refusal = refusal_of(send(run, message, **change))
-        assert refusal.code == code, change
-        assert field is None or refusal.field == field, change
-    assert ledger_rows(run) == before
+        keys = dict(change)
+        number = keys.pop("number", 0)
+        if "arrays" in keys:
+            keys["arrays"] = {BIAS: np.full_like(bias, keys["arrays"])}
+        found = refusal_of(ask(changed(message, **keys), number))
+        assert found is not None, change
+        assert found == (code, found[1] if field is None else field), change
+    assert rows_of(run.ledger("north")) == before
 
 
-def test_site_that_keeps_no_share_for_it_refuses(federation, asked) -> None:
-    _, message = asked
-    plain = federation(name="plain")
-    folder = ConfigRecord({**message.content["config"], "simulation-folder": str(plain.folder / "sites")})
-    message.content["config"] = folder
-    assert refusal_of(send(plain, message)).code == "ROLE_DENIED"
+def test_site_that_keeps_no_share_for_it_refuses(federation, message) -> None:
+    folder = {"simulation-folder": str(federation(name="plain").folder / "sites")}
+    copied = changed(message)
+    copied.content["config"] = ConfigRecord({**copied.content["config"], **folder})
+    assert refusal_of(ask(copied)) == ("ROLE_DENIED", "")
 
 
-def test_failed_fit_counts_as_spent_and_its_text_stays_at_the_site(asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, message = asked
-
+def test_failed_fit_counts_as_spent_and_its_text_stays_at_the_site(run, message, monkeypatch) -> None:
     def fail(*arguments, **more):
         raise RuntimeError("patient 4711")
 
     monkeypatch.setattr("clients.recalibrate.private_fit", fail)
-    reply = send(run, message, run="ab" * 16)
-    assert refusal_of(reply).code == "INTERNAL"
+    reply = ask(changed(message, run="ef" * 16, plan__epsilon=1.0))
+    assert refusal_of(reply) == ("INTERNAL", "")
     assert "4711" not in str(dict(reply.content["config"]))
-    assert [row.state for row in ledger_rows(run)][-1] == "failed"
+    assert [row.state for row in rows_of(run.ledger("north"))][-1] == "failed"
 
 
-def test_its_own_budget_ends_without_touching_that_of_training(asked) -> None:
-    run, message = asked
-    codes = []
-    for number in range(1, 9):
-        reply = send(run, message, run=f"{number:02x}" * 16)
-        config = reply.content["config"]
-        codes.append(refusal_of(reply).code if "refusal" in config else reply_of(reply)["status"])
-    assert codes[-1] == "BUDGET_EXHAUSTED"
-    settings = read_site_file(min((run.folder / "sites").glob("*.toml"))).ledger
-    with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
+def test_its_own_budget_ends_without_touching_that_of_training(run, message) -> None:
+    replies = [ask(changed(message, run=f"{number:02x}" * 16)) for number in range(1, 9)]
+    assert refusal_of(replies[-1]) == ("BUDGET_EXHAUSTED", "")
+    with run.ledger("north") as ledger:
         assert ledger.spent("recalibration").epsilon <= 9
         assert ledger.spent("train").epsilon <= 4

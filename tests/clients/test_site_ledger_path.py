@@ -1,6 +1,5 @@
 """The ledger seen through a site's app: put back, deleted, moved, restated, and told of new records."""
 
-import json
 import shutil
 import sqlite3
 
@@ -12,11 +11,9 @@ from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
+from tests.asking import ROWS, record_of, refusal_of
 
-ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
-        enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
 LEDGER = {
     "path": "ledger/north.sqlite",
     "witness": "witness/north.json",
@@ -26,21 +23,8 @@ LEDGER = {
 }
 
 
-@pytest.fixture
-def site(table_site):
-    written = table_site()
-    written.write(ROWS)
-    return written
-
-
 def head_of(reply: Message) -> str:
-    assert "refusal" not in reply.content["config"], reply.content["config"]["refusal"]
-    return json.loads(reply.content["config"]["record"])["ledger_head"]
-
-
-def refusal_of(reply: Message) -> tuple[str, str]:
-    refusal = Refusal.model_validate_json(reply.content["config"]["refusal"])
-    return refusal.code.value, refusal.field
+    return record_of(reply)["ledger_head"]
 
 
 def round_of(site, number: int, head: str | None = None) -> Message:
@@ -57,7 +41,7 @@ def evaluate(site, head: str | None) -> Message:
     return site.answer("evaluate", content, arrays)
 
 
-def ask(site, kind: str, head: str | None = None) -> tuple[str, str]:
+def ask(site, kind: str, head: str | None = None) -> tuple[str, str] | None:
     """Return the refusal of a request of a new run, which the server has seen no head for."""
     return refusal_of(site.train(run="cd" * 16, ledger_head=head) if kind == "train" else evaluate(site, head))
 

@@ -10,7 +10,6 @@ from scipy.stats import binom
 from fl_dpbayes.privacy.audit_statistics import (
     MISS,
     Finding,
-    Question,
     correlation_tests,
     count_kurtosis,
     mean_test,
@@ -125,7 +124,7 @@ def test_a_repetition_is_found_with_few_numbers() -> None:
 
 def test_all_tests_of_a_part_share_its_level() -> None:
     sound = [variance_test(100, 100, f"tensor {i}") for i in range(7)]
-    first, second = verdicts("part", [Question("a", sound), Question("b", sound[:1]), Question("c", [])], 1e-4)
+    first, second = verdicts("part", {"a": sound, "b": sound[:1], "c": []}, 1e-4)
     assert first.limit == pytest.approx(1e-4 / 14)
     assert second.limit == pytest.approx(1e-4 / 2)
     assert first.passed
@@ -134,5 +133,5 @@ def test_all_tests_of_a_part_share_its_level() -> None:
 
 
 def test_no_noise_at_all_is_a_fault() -> None:
-    [check] = verdicts("part", [Question("a", [variance_test(0.0, 10, "all")])], 1e-4)
+    [check] = verdicts("part", {"a": [variance_test(0.0, 10, "all")]}, 1e-4)
     assert not check.passed

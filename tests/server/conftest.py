@@ -2,9 +2,11 @@
 
 import copy
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -47,150 +49,95 @@ SCENARIOS = {
 
 
 class Answering:
-    """A grid that answers what it is sent with given replies."""
+    """A grid that answers each request with given replies."""
 
-    def __init__(self, answer: Callable[[list[Message]], list[Message]]) -> None:
+    def __init__(self, answer: Callable[[Message], list[Message]]) -> None:
         self.answer = answer
 
     def send_and_receive(self, messages, *, timeout=None):
-        return self.answer(numbered(messages))
+        return replies_to(messages, self.answer)
 
 
-def record_in(folder: Path) -> RunRecord:
-    return RunRecord(folder, Journal(folder / JOURNAL_FILE, JournalMark()))
-
-
-def numbered(messages) -> list[Message]:
+def replies_to(messages: Iterable[Message], answer: Callable[[Message], list[Message]]) -> list[Message]:
     messages = list(messages)
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"request-{number}"
-    return messages
+    return [reply for message in messages for reply in answer(message)]
 
 
 def copied(content: RecordDict) -> RecordDict:
-    config = ConfigRecord(dict(content["config"]))
-    if "arrays" not in content:
-        return RecordDict({"config": config})
-    arrays = {name: copy.copy(array) for name, array in content["arrays"].items()}
-    return RecordDict({"config": config, "arrays": ArrayRecord(arrays)})
-
-
-@dataclass
-class Stage:
-    """What each site answered in a stage, and how the server takes up any replies to the same requests.
-
-    `take(answer, folder)` returns what others see of it, comparable, and what is said of the hostile site: '' if its
-    reply was used.
-    """
-
-    name: str
-    honest: dict[str, RecordDict]
-    take: Callable[[Callable[[list[Message]], list[Message]], Path], tuple[Any, str]]
-    folder: Path
-    sites: dict[int, str]
-    further: list[RecordDict] = field(default_factory=list)
-    runs: int = 0
-
-    def __post_init__(self) -> None:
-        self.with_all, said = self.result(lambda request: [self.honest_reply(request)])
-        assert said == ""
-        self.without, said = self.result(
-            lambda request: [] if self.site(request) == HOSTILE else [self.honest_reply(request)]
-        )
-        assert said
-
-    def site(self, request: Message) -> str:
-        return self.sites[request.metadata.dst_node_id]
-
-    def another_reply(self, draw) -> RecordDict:
-        return copied(draw(st.sampled_from(self.further)))
-
-    def honest_reply(self, request: Message) -> Message:
-        return Message(copied(self.honest[self.site(request)]), reply_to=request)
-
-    def result(self, answer: Callable[[Message], list[Message]]) -> tuple[Any, str]:
-        self.runs += 1
-        folder = self.folder / f"{self.name}-{self.runs}"
-        folder.mkdir()
-        taken = self.take(lambda requests: [reply for request in requests for reply in answer(request)], folder)
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        folder.rmdir()
-        return taken
+    parts = {"config": ConfigRecord(dict(content["config"]))}
+    if "arrays" in content:
+        parts["arrays"] = ArrayRecord({name: copy.copy(array) for name, array in content["arrays"].items()})
+    return RecordDict(parts)
 
 
 class Sites:
-    """A scenario's sites, asked once for everything."""
+    """A scenario's sites, asked once for everything, and a server that takes up any replies to the same requests.
+
+    A stage returns what others see of it, comparable, and what is said of the hostile site: '' if its reply was used.
+    """
+
+    STAGES = ("card", "train", "recalibrate", "evaluate")
 
     def __init__(self, folder: Path, name: str) -> None:
         from clients.app import app
 
         self.scenario = load_scenario("quickstart", [*COMMON, *SCENARIOS[name]])
         prepare_simulation(self.scenario, plan_sites(self.scenario, None), folder)
-        self.grid = InlineGrid(app, len(self.scenario.sites))
-        self.folder = folder
+        self.grid, self.folder = InlineGrid(app, len(self.scenario.sites)), folder
         self.names = {number + 1: site for number, site in enumerate(self.scenario.sites)}
-        self.stages: dict[str, Stage] = {}
-        self.ask()
+        self.replies: dict[str, dict[str, RecordDict]] = {stage: {} for stage in self.STAGES}
+        self.fixed, self.predictors, self.maps = None, None, None
+        for stage in self.STAGES:
+            self.take(stage, lambda request, stage=stage: self.ask(stage, request))
+        self.with_all = {stage: self.take(stage, self.honest(stage)) for stage in self.STAGES}
+        self.without = {stage: self.take(stage, self.honest(stage, but=HOSTILE)) for stage in self.STAGES}
+        assert not any(said for _, said in self.with_all.values())
+        assert all(said for _, said in self.without.values())
 
-    def federation(self, folder: Path) -> Federation:
-        return replace(self.fixed, run_folder=folder)
+    def site(self, request: Message) -> str:
+        return self.names[request.metadata.dst_node_id]
 
-    def asked(self, messages) -> dict[str, RecordDict]:
-        messages = list(messages)
-        replies = [*self.grid.pull_messages(self.grid.push_messages(messages))]
-        assert not [reply for reply in replies if reply.has_error() or "refusal" in reply.content["config"]]
-        return {self.names[reply.metadata.src_node_id]: reply.content for reply in replies}
+    def ask(self, stage: str, request: Message) -> list[Message]:
+        (reply,) = self.grid.pull_messages(self.grid.push_messages([request]))
+        assert not reply.has_error()
+        assert "refusal" not in reply.content["config"]
+        self.replies[stage][self.site(request)] = reply.content
+        return self.honest(stage)(request)
 
-    def ask(self) -> None:
-        cards: dict[str, RecordDict] = {}
+    def honest(self, stage: str, but: str = "") -> Callable[[Message], list[Message]]:
+        def answer(request: Message) -> list[Message]:
+            site = self.site(request)
+            return [] if site == but else [Message(copied(self.replies[stage][site]), reply_to=request)]
 
-        def asked(messages: list[Message]) -> list[Message]:
-            cards.update(self.asked(messages))
-            return [Message(copied(cards[self.names[m.metadata.dst_node_id]]), reply_to=m) for m in messages]
+        return answer
 
-        roster = call_roster(Answering(asked), list(self.names), self.scenario, str(self.folder / SITES_FOLDER))
-        self.fixed = Federation(
-            self.scenario, run_identifier(self.scenario), roster, 3, model_shapes(self.scenario.model, roster.task),
-            self.folder, str(self.folder / SITES_FOLDER),
-        )  # fmt: skip
-        strategy, requests = self.train_requests(self.folder)
-        trained = self.asked(requests)
-        strategy.aggregate_train(1, [Message(copied(trained[self.site(m)]), reply_to=m) for m in requests])
-        self.posterior, self.last = strategy.posterior(), strategy.last()
-        self.posterior = self.posterior.thinned(100)
-        self.last = self.last.thinned(100)
-        recalibrated: dict[str, RecordDict] = {}
+    def another_reply(self, stage: str, draw) -> RecordDict:
+        # A card is no proof of who shows it, so one that copies another's takes its name (see the README).
+        others = [
+            content
+            for other, of_site in self.replies.items()
+            for site, content in of_site.items()
+            if (other, site) != (stage, HOSTILE) and (other, stage) != ("card", "card")
+        ]
+        return copied(draw(st.sampled_from(others)))
 
-        def recalibrate(messages: list[Message]) -> list[Message]:
-            recalibrated.update(self.asked(messages))
-            return [Message(copied(recalibrated[self.site(m)]), reply_to=m) for m in messages]
+    def take(self, stage: str, answer: Callable[[Message], list[Message]]) -> tuple[Any, str]:
+        with TemporaryDirectory(dir=self.folder) as folder:
+            record = RunRecord(Path(folder), Journal(Path(folder) / JOURNAL_FILE, JournalMark()))
+            taken = getattr(self, stage)(answer, record)
+            most = 250 if stage == "train" else 350
+            assert all(text.isprintable() and len(text) < most for text in map(sentence, record.warnings))
+            return taken
 
-        self.maps = self.recalibrated(recalibrate, self.folder)[0]
-        evaluated = self.asked(self.evaluation_requests(self.folder)[1])
-        self.replies = {"card": cards, "train": trained, "recalibrate": recalibrated, "evaluate": evaluated}
-
-    def site(self, message: Message) -> str:
-        return self.names[message.metadata.dst_node_id]
-
-    def stage(self, name: str) -> Stage:
-        take = {"card": self.card, "train": self.train, "recalibrate": self.recalibrate, "evaluate": self.evaluate}
-        if name not in self.stages:
-            # A card is no proof of who shows it, so one that copies another's takes its name (see the README).
-            others = [
-                content
-                for stage, of_site in self.replies.items()
-                for site, content in of_site.items()
-                if (stage, site) != (name, HOSTILE) and (stage, name) != ("card", "card")
-            ]
-            self.stages[name] = Stage(name, self.replies[name], take[name], self.folder, self.names, others)
-        return self.stages[name]
-
-    def card(self, answer, folder: Path):
-        def asked(messages: list[Message]) -> list[Message]:
-            return answer(numbered(messages))
-
-        roster = call_roster(Answering(asked), list(self.names), self.scenario, str(self.folder / SITES_FOLDER))
+    def card(self, answer, record: RunRecord):
+        folder = str(self.folder / SITES_FOLDER)
+        roster = call_roster(Answering(answer), list(self.names), self.scenario, folder)
+        if self.fixed is None:
+            shapes = model_shapes(self.scenario.model, roster.task)
+            run = run_identifier(self.scenario)
+            self.fixed = Federation(self.scenario, run, roster, 3, shapes, self.folder, folder)
         said = "" if HOSTILE in {member.card.name for member in roster.members} else "left out"
         for text in map(sentence, roster.left_out):
             assert text.isprintable()
@@ -198,53 +145,37 @@ class Sites:
             said = text.removeprefix("a node did not join: ")
         return [member for member in roster.members if member.card.name in self.scenario.sites], said
 
-    def train_requests(self, folder: Path):
-        federation = self.federation(folder)
+    def train(self, answer, record: RunRecord):
+        folder = record.run_folder
         kind = STRATEGIES.get(self.scenario.aggregation.rule, IndependentChainsStrategy)
-        strategy = kind(federation, record_in(folder))
+        strategy = kind(replace(self.fixed, run_folder=folder), record)
         start = ArrayRecord({name: Array(array) for name, array in strategy.initial_state(0).items()})
-        return strategy, numbered(strategy.configure_train(1, start, ConfigRecord(), self.grid))
-
-    def train(self, answer, folder: Path):
-        strategy, requests = self.train_requests(folder)
-        strategy.aggregate_train(1, answer(requests))
-        outcome = strategy.record.outcomes[HOSTILE][1]
-        posterior = folder / "posterior.safetensors"
-        save_posterior(
-            posterior, strategy.posterior(), model=self.scenario.model, task=self.fixed.roster.task,
-            scenario_hash="0" * 64,
-        )  # fmt: skip
-        for path in (folder / "events.jsonl", folder / "privacy.csv"):
-            assert path.stat().st_size < 2**17
+        requests = strategy.configure_train(1, start, ConfigRecord(), self.grid)
+        strategy.aggregate_train(1, replies_to(requests, answer))
+        outcome, posterior = record.outcomes[HOSTILE][1], strategy.posterior()
+        self.predictors = self.predictors or (strategy.last().thinned(100), posterior.thinned(100))
+        path = folder / "posterior.safetensors"
+        save_posterior(path, posterior, model=self.scenario.model, task=self.fixed.roster.task, scenario_hash="0" * 64)
         # A site may have spent much before this run, and its history is as long as a header may be.
-        assert (folder / "checkpoint.safetensors").stat().st_size < 2**22
-        assert all(text.isprintable() and len(text) < 250 for text in map(sentence, strategy.record.warnings))
-        return posterior.read_bytes(), "" if outcome.reply else outcome.detail
+        for name, most in (("events.jsonl", 2**17), ("privacy.csv", 2**17), ("checkpoint.safetensors", 2**22)):
+            assert (folder / name).stat().st_size < most
+        return path.read_bytes(), "" if outcome.reply else outcome.detail
 
-    def recalibrated(self, answer, folder: Path):
-        record = record_in(folder)
-        grid = Answering(lambda messages: answer(messages))
-        found = recalibrate_sites(grid, self.federation(folder), self.posterior, LedgerHeads(None), record)
+    def recalibrate(self, answer, record: RunRecord):
+        federation = replace(self.fixed, run_folder=record.run_folder)
+        found = recalibrate_sites(Answering(answer), federation, self.predictors[1], LedgerHeads(None), record)
+        self.maps = self.maps or found
         said = [text for text in map(sentence, record.warnings) if text.startswith(f"{HOSTILE} did not recalibrate: ")]
-        assert all(text.isprintable() and len(text) < 350 for text in map(sentence, record.warnings))
-        return found, said[0].split(": ", 1)[1] if said else ""
+        return (found.average, dict(found.own), dict(found.statements)), said[0].split(": ", 1)[1] if said else ""
 
-    def recalibrate(self, answer, folder: Path):
-        found, said = self.recalibrated(answer, folder)
-        return (found.average, dict(found.own), dict(found.statements)), said
-
-    def evaluation_requests(self, folder: Path):
-        record = record_in(folder)
-        stage = EvaluationStage(self.federation(folder), 1, self.maps, LedgerHeads(None), record)
-        requests = numbered(stage.requests({"last": self.last, "posterior": self.posterior}))
-        return (stage, record), requests
-
-    def evaluate(self, answer, folder: Path):
-        (stage, record), requests = self.evaluation_requests(folder)
-        stage.collect(answer(requests))
-        events = map(json.loads, (folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
+    def evaluate(self, answer, record: RunRecord):
+        federation = replace(self.fixed, run_folder=record.run_folder)
+        stage = EvaluationStage(federation, 1, self.maps, LedgerHeads(None), record)
+        stage.collect(
+            replies_to(stage.requests(dict(zip(("last", "posterior"), self.predictors, strict=True))), answer)
+        )
+        events = map(json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
-        assert all(text.isprintable() and len(text) < 350 for text in map(sentence, record.warnings))
         parts = {(part.card.name, part.predictor): sums_of(part.statistics) for part in stage.evaluation.parts}
         return parts, said[0] if said else "no reply"
 
@@ -258,11 +189,4 @@ def sums_of(statistics) -> bytes:
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory):
     with task_identity():
-        made: dict[str, Sites] = {}
-
-        def of(name: str) -> Sites:
-            if name not in made:
-                made[name] = Sites(tmp_path_factory.mktemp(name), name)
-            return made[name]
-
-        yield of
+        yield cache(lambda name: Sites(tmp_path_factory.mktemp(name), name))

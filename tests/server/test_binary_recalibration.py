@@ -163,7 +163,7 @@ def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
     noise = []
     for site, reply in kept.items():
         stated = json.loads(reply.content["config"]["record"])["noise_std"]
-        assert stated == pytest.approx(solve_multiplier(4.0, 1e-3, 1.0, 1) * sensitivity(3))
+        assert stated == pytest.approx(solve_multiplier(4.0, 1e-3, 1.0, 1) * sensitivity())
         noise.append((reply.content["arrays"]["noised"].numpy() - counts_of(run, site, stored)).ravel() / stated)
     values = np.concatenate(noise)
     assert len(values) == 90

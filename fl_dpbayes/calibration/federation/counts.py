@@ -43,10 +43,10 @@ def check_noise(noise_std: float, noise_multiplier: float) -> None:
 
     It may be as large as the most records of one unit call for.
     """
-    least = noise_multiplier * sensitivity(SENT_COLUMNS)
+    least = noise_multiplier * sensitivity()
     if noise_std < least:
         raise ValueError(f"it states noise of {noise_std:.3g}, below the {least:.3g} that was asked for")
-    most = noise_multiplier * sensitivity(SENT_COLUMNS, max_records_per_unit=MAX_RECORDS_PER_UNIT)
+    most = noise_multiplier * sensitivity(MAX_RECORDS_PER_UNIT)
     if noise_std > most * (1 + 1e-9):
         raise ValueError(
             f"it states noise of {noise_std:.3g}, above the {most:.3g} for {MAX_RECORDS_PER_UNIT} records of one unit"
@@ -126,12 +126,7 @@ def dominating_site(role: Role, counts: Mapping[str, float]) -> RunWarning | Non
 def decisive_sites(role: Role, tables: Mapping[str, NoisedTable]) -> list[RunWarning]:
     """Say so where a pooled result without one site differs by more than the width of its 95 % interval.
 
-    Args:
-        role: whose results are pooled.
-        tables: site -> sums of the predictor that is read first, noise 0 where they are exact.
-
-    Returns:
-        A warning for each metric that one site decides, naming the site that moves it most; none for a single site.
+    `tables`: site -> sums of the predictor that is read first, noise 0 where they are exact.
     """
     if len(tables) < 2:
         return []

@@ -23,10 +23,9 @@ def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Errors of opposite sign at two sites cancel where their records are pooled, and do not here.
 
-    Returns:
-        One row for each role and predictor: `n` is the total, a metric the unweighted mean over the sites, None where
-        it is undefined at one of them or no real number; bounds [low, high] are averaged end by end, so that they hold
-        for the mean. There are no intervals.
+    Returns one row for each role and predictor: `n` is the total, a metric the unweighted mean over the sites, None
+    where it is undefined at one of them or no real number; bounds [low, high] are averaged end by end, so that they
+    hold for the mean. There are no intervals.
     """
     averaged = []
     for role, predictor in dict.fromkeys((row["role"], row["predictor"]) for row in rows):
@@ -60,13 +59,9 @@ def shift_detection_rows(
 ) -> list[dict[str, Any]]:
     """Compare the uncertainty of each place's test records with that of the training sites' test records.
 
-    Args:
-        reference: the training sites' test records, pooled; None where no such site sent exact sums.
-        places: held-out and shifted sites and their pools with their statistics, None where they were noised.
-        samples: how many the posterior averages; one has no epistemic uncertainty.
-
-    Returns:
-        Two rows for each place, by epistemic and by total uncertainty; what is undefined is None.
+    `reference`: the training sites' test records, pooled; None where no such site sent exact sums. `places`:
+    held-out and shifted sites and their pools with their statistics, None where they were noised. Returns two rows
+    for each place, by epistemic and by total uncertainty; what is undefined is None.
     """
     rows = []
     for site, statistics in places:
@@ -124,11 +119,7 @@ def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[
     Weights are "none", "label-shift" (from the place's own labels, which a hospital that only predicts does not have)
     and, for two classes, "label-shift-estimated" (from its mean prediction, no label needed).
 
-    Args:
-        places: name (of a site, or pooled:<role>), role, predictor and statistics.
-
-    Returns:
-        Rows for the summary. Places with noised sums have none; nobody has one where a training site's are noised.
+    `places`: name (of a site, or pooled:<role>), role, predictor and statistics.
     """
     sources, targets = {}, []
     for name, role, predictor, statistics in places:

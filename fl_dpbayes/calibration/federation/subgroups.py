@@ -33,15 +33,9 @@ def read_subgroups(
 ) -> list[SubgroupStatistics]:
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
-    Args:
-        card: the site.
-        groups: the subgroups that the reply names.
-        arrays: all arrays of the reply, their shapes checked.
-        whole: predictor -> statistics of all test records of the site.
-
-    Raises:
-        ValueError: if sums contradict each other, or those of an attribute's subgroups, of which each record is in one
-            at most, add up to more than those of all records.
+    `arrays`: all arrays of the reply, their shapes checked. `whole`: predictor -> statistics of all test records of
+    the site. Raises ValueError if sums contradict each other, or those of an attribute's subgroups, of which each
+    record is in one at most, add up to more than those of all records.
     """
     parts = [
         SubgroupStatistics(
@@ -70,13 +64,8 @@ def subgroup_sets(
 ) -> Iterator[tuple[str, Role, str, Group, CalibrationStatistics]]:
     """Go through the subgroups of all sites of each role together, then through each site's.
 
-    Args:
-        parts: what the sites sent.
-        roles: those to pool, in order.
-
-    Yields:
-        Place (`pooled:<role>` or a site), role, predictor, subgroup, statistics; a subgroup of a role is pooled over
-        the sites that have it.
+    Yields place (`pooled:<role>` or a site), role, predictor, subgroup, statistics; a subgroup of a role is pooled
+    over the sites that have it.
     """
     for role in roles:
         of_role = [part for part in parts if part.card.role == role]

@@ -88,14 +88,10 @@ def decompose_table(table: Floats) -> BrierDecomposition:
     REL = sum_b (n_b/N) (p_b - y_b)^2, RES = sum_b (n_b/N) (y_b - y)^2, UNC = y (1 - y), within-bin variance
     sum_bi (p_bi - p_b)^2 / N and covariance 2 sum_bi (p_bi - p_b)(y_bi - y_b) / N.
 
-    Args:
-        table: sums of 1, p, y, p^2, p y per bin, shape (B, 5), with at least one record.
-
-    Returns:
-        The five terms.
-
     Source: Stephenson, Coelho, Jolliffe, "Two extra components in the Brier score decomposition", Weather and
         Forecasting 23 (2008), 752-757.
+
+    `table`: sums of 1, p, y, p^2, p y per bin, shape (B, 5), with at least one record.
     """
     filled = table[table[:, COUNT] > 0]
     n, total = filled[:, COUNT], filled[:, COUNT].sum()

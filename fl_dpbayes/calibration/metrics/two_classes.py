@@ -143,11 +143,10 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
     treated), after 4/3 of each are added: without them it would have no width where none is treated. None for more than
     two classes or without records.
 
-    Raises:
-        ValueError: if t is no inner edge of the fine bins.
-
     Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the added counts after Agresti and Coull,
         The American Statistician 52 (1998), 119-126.
+
+    Raises ValueError if t is no inner edge of the fine bins.
     """
     first = round(threshold * FINE_BINS)
     if not 0 < first < FINE_BINS or not math.isclose(first / FINE_BINS, threshold):

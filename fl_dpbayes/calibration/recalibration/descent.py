@@ -184,14 +184,8 @@ def rounding_eta(units: float) -> float:
 
         eta = 2 m^2 u,    u = 2^-53,    m = 2 n
 
-    Args:
-        units: n, a public constant near the number of units.
-
-    Returns:
-        eta.
-
-    Raises:
-        ValueError: if it exceeds 0.001: n is above a million.
+    `units`: n, a public constant near the number of units. Raises ValueError if it exceeds 0.001: n is above a
+    million.
     """
     eta = 2 * (2 * units) ** 2 * 2.0**-53
     if eta > LARGEST_ETA:

@@ -27,9 +27,8 @@ FEWEST_RECORDS = 2.0
 def count(probabilities: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     """Count records with probabilities (N, C) and labels (N,) in equal-width bins of the probability the map is of.
 
-    Returns:
-        Sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3). A record adds at most 1 to each column of one bin, so
-        the table's sensitivity is `release.sensitivity(3)`.
+    Returns sums of 1, p and the outcome y, shape (ISOTONIC_BINS, 3). A record adds at most 1 to each column of one
+    bin, so the table's sensitivity is `release.sensitivity()`.
     """
     if probabilities.shape[1] == 2:
         mapped, outcome = probabilities[:, 1], labels == 1
@@ -52,11 +51,8 @@ def fit(table: NoisedTable) -> RecalibrationMap | None:
     over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most LARGEST_DEVIATION; N
     records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
 
-    Args:
-        table: merged sums of `count`, with the standard deviation of the noise on each; 0 for exact sums.
-
-    Returns:
-        The map; bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
+    `table`: merged sums of `count`, with the standard deviation of the noise on each; 0 for exact sums. Returns the
+    map; bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
     """
     groups = _clear_groups(table)
     if len(groups) < 2:

@@ -79,21 +79,16 @@ BIAS_FIELD_ORDER = 3
 def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.random.Generator) -> Images:
     """Change images as another acquisition would.
 
-    Args:
-        images: (N, channels, height, width), pixels in [0, 1].
-        kind: `gamma` (x^g with g below 1: brighter, detector response), `gamma_dark` (g above 1), `contrast` (window),
-            `exposure` (quantum noise at a lower dose), `detector_noise` (electronic noise), `blur` (focal spot,
-            motion), `resolution` (fewer pixels, scaled back), `jpeg` (lossy export), `inversion` (a share of the films
-            with the other photometric interpretation), `border` (collimation: a black frame), `marker` (a letter L or
-            R in a corner, whatever the label), `bias_field` (uneven brightness), `rotation` (positioning).
-        severity: 1 to 5, a value of `SEVERITIES` at the images' shorter side.
-        generator: where all draws come from; they do not depend on the severity.
-
-    Returns:
-        Images of the same shape, pixels in [0, 1].
-
     Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020 (taxonomy); Hendrycks and Dietterich 2019,
     MedMNIST-C, arXiv 2406.17536 (corruptions).
+
+    `images`: (N, channels, height, width), pixels in [0, 1]. `kind`: `gamma` (x^g with g below 1: brighter,
+    detector response), `gamma_dark` (g above 1), `contrast` (window), `exposure` (quantum noise at a lower dose),
+    `detector_noise` (electronic noise), `blur` (focal spot, motion), `resolution` (fewer pixels, scaled back),
+    `jpeg` (lossy export), `inversion` (a share of the films with the other photometric interpretation), `border`
+    (collimation: a black frame), `marker` (a letter L or R in a corner, whatever the label), `bias_field` (uneven
+    brightness), `rotation` (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at the images' shorter side.
+    Returns images of the same shape, pixels in [0, 1].
     """
     count, _, height, width = images.shape
     side = min(height, width)

@@ -22,11 +22,7 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
     every severity (common random numbers), so that severities can be compared in pairs. Known truth becomes that of the
     shifted site: flips mix its classes, dropping records of a class makes it rarer, and another scanner leaves it.
 
-    Returns:
-        The shifted records; prevalence shifts and tilts return fewer of them, in their order.
-
-    Raises:
-        UserError: if these records do not allow the shift, see `check_shift` and `kept_indices`.
+    Raises UserError if these records do not allow the shift, see `check_shift` and `kept_indices`.
     """
     check_shift(records, shift)
     severity, classes = shift.severity, records.task.classes
@@ -68,16 +64,8 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
 def kept_indices(records: Records, shift: Shift, generator: np.random.Generator) -> npt.NDArray[np.int64]:
     """Say which records a shift keeps, before anything else is done to them.
 
-    Args:
-        records: records of one site; features may be unscaled.
-        shift: of any kind; only `prevalence` and `tilt` drop records.
-        generator: in the state in which `apply_shift` gets it.
-
-    Returns:
-        Indices in increasing order.
-
-    Raises:
-        UserError: if all records have one value of a tilt's feature.
+    `shift`: of any kind; only `prevalence` and `tilt` drop records. `generator`: in the state in which
+    `apply_shift` gets it. Raises UserError if all records have one value of a tilt's feature.
     """
     if shift.kind == "prevalence":
         return population.prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
@@ -90,9 +78,8 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
 def check_shift(records: Records, shift: Shift) -> None:
     """Refuse a shift that the records of a site do not allow, before anything is computed.
 
-    Raises:
-        UserError: if there are no records, the kind is for images or for tables only, `feature` names none of the
-            records' features, or labels of one class only leave no boundary to flip them at.
+    Raises UserError if there are no records, the kind is for images or for tables only, `feature` names none of the
+    records' features, or labels of one class only leave no boundary to flip them at.
     """
     if not len(records):
         raise UserError("the site has no records: check selection and shift")

@@ -59,10 +59,9 @@ def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.r
     neither number leaves the site. Records kept at one severity include those kept at every higher one, and those of
     the highest value are always kept. Indices are in increasing order.
 
-    Raises:
-        UserError: if all values are equal.
-
     Source: exponential tilting; population shift of Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
+
+    Raises UserError if all values are equal.
     """
     draws = generator.random(len(values))
     exact = values.astype(np.float64)

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,8 @@ def load(source: HuggingFace, part: OfficialPart) -> Records:
 
     One record per row, in the split's order; grey levels of images are not yet scaled.
 
-    Raises:
-        UserError: if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or has a
-            value that is not allowed.
+    Raises UserError if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or
+    has a value that is not allowed.
     """
     task = source.task
     split = _split(source, source.splits[part])
@@ -88,20 +87,18 @@ def _split(source: HuggingFace, name: str) -> "Dataset | IterableDataset":
     builder = _builder(source)
     try:
         if source.path is not None:
-            found = builder.as_streaming_dataset()
-            return found[name] if name in found else _no_split(source, name, list(found))
-        builder.download_and_prepare()
-        names = list(builder.info.splits or ())
-        return builder.as_dataset(split=name) if name in names else _no_split(source, name, names)
-    except UserError:
-        raise
+            streams = builder.as_streaming_dataset()
+            names, split = list(streams), streams.get(name)
+        else:
+            builder.download_and_prepare()
+            names = list(builder.info.splits or ())
+            split = builder.as_dataset(split=name) if name in names else None
     # What files of others make the library raise is not documented.
     except Exception as error:
         raise _error(source, f"it cannot be read: {_first_line(error)}") from None
-
-
-def _no_split(source: HuggingFace, name: str, found: list[Any]) -> "Dataset":
-    raise _error(source, f"it has no split {name!r}: set source.splits to some of {', '.join(map(str, found))}")
+    if split is None:
+        raise _error(source, f"it has no split {name!r}: set source.splits to some of {', '.join(map(str, names))}")
+    return split
 
 
 def _builder(source: HuggingFace) -> "DatasetBuilder":

@@ -16,27 +16,20 @@ from fl_dpbayes.data.records import Records
 def load(source: ImageFolder, part: OfficialPart) -> Records:
     """Load a folder of images, each resized (bilinear, anti-aliased) and scaled to [0, 1].
 
-    Returns:
-        One record per image in alphabetical order, label = position of its class folder; a privacy unit is a patient,
-        or else one image, known by its path inside the folder.
-
-    Raises:
-        UserError: if the folder is absent, has fewer than two classes or no image, an image cannot be read, or a path
-            names no patient.
+    Returns one record per image in alphabetical order, label = position of its class folder; a privacy unit is a
+    patient, or else one image, known by its path inside the folder. Raises UserError if the folder is absent, has
+    fewer than two classes or no image, an image cannot be read, or a path names no patient.
     """
     task = source.task
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
     if not folder.samples:
         raise UserError(f"image folder {source.path} has no images")
+    size = {"height": source.height, "width": source.width, "channels": source.channels}
+    paths = [Path(path) for path, _ in folder.samples]
     return Records(
-        features=np.stack(
-            [
-                image_pixels(Path(path), height=source.height, width=source.width, channels=source.channels)
-                for path, _ in folder.samples
-            ]
-        ),
+        features=np.stack([image_pixels(path, **size) for path in paths]),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
-        units=np.array([_unit(source, Path(path).relative_to(source.path)) for path, _ in folder.samples]),
+        units=np.array([_unit(source, path.relative_to(source.path)) for path in paths]),
         natural_site=None,
         task=task,
         unit=source.unit,

@@ -24,11 +24,7 @@ class SiteLaws:
 
     x ~ N(m_k, [[1, r_k], [r_k, 1]]),  P(y = 1 | x) = sigmoid(b_k + w_k . x)
 
-    Attributes:
-        means: m, (K, 2).
-        correlations: r, (K,), in (-1, 1).
-        intercepts: b, (K,).
-        slopes: w, (K, 2).
+    Means m and slopes w are (K, 2), correlations r in (-1, 1) and intercepts b are (K,).
     """
 
     means: Array
@@ -42,11 +38,7 @@ def site_laws(source: Logistic2D) -> SiteLaws:
 
         m_k = h u_k,  r_k = tanh(h u'_k),  b_k = b + h v_k,  w_k = w + h v'_k / 2,  all of u, u', v, v' ~ N(0, 1)
 
-    Args:
-        source: b (`intercept`), w (`slopes`), h (`heterogeneity`), the number of sites and the seed.
-
-    Returns:
-        The laws; at heterogeneity 0 every site has the average one.
+    b, w and h are the source's `intercept`, `slopes` and `heterogeneity`; at h = 0 every site has the average law.
     """
     effects = site_effects(source, 6)
     return SiteLaws(
@@ -60,14 +52,8 @@ def site_laws(source: Logistic2D) -> SiteLaws:
 def load(source: Logistic2D, part: OfficialPart) -> Records:
     """Draw one part of the source.
 
-    Averaged over the records in a confidence bin, their truth is E[y | bin], by the tower property.
-
-    Args:
-        source: sizes, sites and seed.
-        part: `train` or `test`; new patients of the same hospitals.
-
-    Returns:
-        Records of two features, their truth p(y | x) and natural sites `site-1`, ...
+    Averaged over the records in a confidence bin, their truth p(y | x) is E[y | bin], by the tower property. The part
+    `test` has new patients of the same hospitals.
     """
     laws, sites, generator = site_laws(source), sites_of_part(source, part), part_generator(source, part)
     normal = generator.standard_normal((len(sites), 2))

@@ -43,20 +43,13 @@ class Acquisition:
 class Patients:
     """What is drawn for each patient, all (N,): anatomy in standard normal values, and the opacity.
 
-    Attributes:
-        size: of the lungs.
-        shift: of the whole chest to the right.
-        ribs: phase of the ribs, in [0, 1).
-        contrast: of the opacity, in [0, 1].
-        lung: where the opacity is: 1 on the right-hand side of the picture, -1 on the left.
-        angle: of the opacity about the lung's centre, in turns, [0, 1).
-        distance: of the opacity from the lung's centre, in [0, 1]; at 1 it is at six tenths of the lung.
-        radius: of the opacity, in [0, 1].
+    Contrast, angle (in turns), distance from the lung's centre and radius are the opacity's, in [0, 1]; at distance 1
+    it is at six tenths of the lung. `lung` is 1 on the right-hand side of the picture and -1 on the left.
     """
 
     size: Pixels
-    shift: Pixels
-    ribs: Pixels
+    shift: Pixels  # of the whole chest to the right
+    ribs: Pixels  # their phase, in [0, 1)
     contrast: Pixels
     lung: Pixels
     angle: Pixels
@@ -69,11 +62,7 @@ def acquisition(source: Radiographs) -> Acquisition:
 
         gain_k = exp(h u_k / 5),  offset_k = h u'_k / 12,  noise_k = .04 exp(2 h u''_k / 5),  intercept_k = h v_k
 
-    Args:
-        source: h (`heterogeneity`), the number of sites and the seed.
-
-    Returns:
-        One value per site; all sites have the average ones at heterogeneity 0.
+    h is the source's `heterogeneity`; at 0 all sites have the average values.
     """
     effects = site_effects(source, 4)
     return Acquisition(
@@ -95,12 +84,8 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
     pictures attains. Its average over the records in a confidence bin is E[y | bin] all the same, by the tower
     property: given c and the site, the picture says nothing more about y.
 
-    Args:
-        source: sizes, sites and seed; sides change the pictures' resolution and not the patients.
-        part: `train` or `test`; new patients of the same hospitals.
-
-    Returns:
-        Records of grey levels (N, 1, side, side), uint8, their truth p(y | c) and natural sites `site-1`, ...
+    Grey levels are uint8, not yet scaled. The part `test` has new patients of the same hospitals; the side changes the
+    pictures' resolution and not the patients.
     """
     scanners, sites, generator = acquisition(source), sites_of_part(source, part), part_generator(source, part)
     patients = draw_patients(len(sites), generator)
@@ -132,16 +117,7 @@ def draw_patients(count: int, generator: np.random.Generator) -> Patients:
 
 
 def draw_pictures(patients: Patients, chosen: npt.NDArray[np.int64], side: int) -> Pixels:
-    """Draw the chests of some patients before acquisition.
-
-    Args:
-        patients: all patients.
-        chosen: which, (M,).
-        side: pixels per row and column.
-
-    Returns:
-        Grey values, (M, side, side), about 0 to 1.
-    """
+    """Draw the chests of some patients before acquisition: grey values, (M, side, side), about 0 to 1."""
 
     def of(values: Pixels) -> Pixels:
         return values[chosen, None, None]

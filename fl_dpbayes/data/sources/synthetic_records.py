@@ -1,4 +1,4 @@
-"""What the made-up sources share: who is at which site, the streams of draws, and labels of known probability."""
+"""What the synthetic sources share: who is at which site, the streams of draws, and labels of known probability."""
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,9 @@ PART_STREAMS: dict[OfficialPart, int] = {"train": 1, "test": 2}
 
 
 def site_effects(source: SyntheticSites, count: int) -> npt.NDArray[np.float64]:
-    """Draw how each site differs from the average one: N(0, heterogeneity^2), independent.
+    """Draw how each site differs from the average one in `count` properties: N(0, heterogeneity^2), (sites, count).
 
-    Args:
-        source: sites, heterogeneity and seed.
-        count: number of properties that differ.
-
-    Returns:
-        (sites, count); a site's row does not depend on how many sites follow it.
+    A site's row does not depend on how many sites follow it.
     """
     generator = np.random.default_rng([source.seed, SITES_STREAM])
     return source.heterogeneity * generator.standard_normal((source.sites, count))
@@ -49,16 +44,9 @@ def synthetic_records(
     log_odds: npt.NDArray[np.float64],
     sites: npt.NDArray[np.int64],
 ) -> Records:
-    """Put made-up records together; each is its own privacy unit.
+    """Put records together with their truth: `log_odds` of label 1, by which `draw_labels` drew the labels.
 
-    Args:
-        features: (N, *shape).
-        labels: (N,), drawn by `draw_labels`.
-        log_odds: (N,), of label 1: the truth.
-        sites: (N,), numbers from 0.
-
-    Returns:
-        The records with their truth, sites named from `site-1`.
+    Each is its own privacy unit; sites, numbers from 0, are named from `site-1`.
     """
     return Records(
         features=features,

@@ -22,9 +22,8 @@ def load(source: Table, part: OfficialPart) -> Records:
     Without `unit_column` a row is its own privacy unit, known by its position: append new rows at the end, or name a
     column of patient numbers. Records keep the file's order.
 
-    Raises:
-        UserError: if the file is missing or unreadable, or a column is absent or has a value that is not allowed; the
-            text names the column.
+    Raises UserError if the file is missing or unreadable, or a column is absent or has a value that is not allowed;
+    the text names the column.
     """
     return framed_records(_read(source), source)
 
@@ -32,8 +31,7 @@ def load(source: Table, part: OfficialPart) -> Records:
 def framed_records(table: pandas.DataFrame, source: Table) -> Records:
     """Make one record of each row, at least one; the source gives columns, constants and the path that errors name.
 
-    Raises:
-        UserError: if a column has a value that is not allowed; the text names the column.
+    Raises UserError if a column has a value that is not allowed; the text names the column.
     """
     features = np.stack([_numbers(table, source, name) for name in source.features], axis=1)
     if source.centers:

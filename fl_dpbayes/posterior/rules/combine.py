@@ -80,8 +80,7 @@ def point_aggregate(
 ) -> Aggregate:
     """Wrap points (M, d) that claim no posterior width as equally weighted samples at temperature 0.
 
-    Raises:
-        ValueError: if a point leaves the range of float32.
+    Raises ValueError if a point leaves the range of float32.
     """
     return _aggregate(points, shapes, warnings, 0.0)
 

@@ -24,15 +24,11 @@ Array = npt.NDArray[np.float64]
 def weighted_average(draws: Sequence[Array], weights: Sequence[Array]) -> Array:
     """Average paired draws, w^(s) = (sum_k W_k)^{-1} sum_k W_k w_k^(s).
 
-    Args:
-        draws: per site, shape (M, d), independent between sites.
-        weights: per site, W_k as a diagonal (d,) or a symmetric positive definite matrix (d, d).
-
-    Returns:
-        Draws of shape (M, d).
-
     References:
         Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
+
+    `draws`: per site, shape (M, d), independent between sites. `weights`: per site, W_k as a diagonal (d,) or a
+    symmetric positive definite matrix (d, d). Returns draws of shape (M, d).
     """
     weighted = (_weighted(site, weight) for site, weight in zip(draws, weights, strict=True))
     return _solved(sum(weighted, np.zeros(())), sum(weights, np.zeros(())))
@@ -46,11 +42,8 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
     repeat some.
 
-    Returns:
-        Draws at temperature 1.
-
-    Raises:
-        ValueError: if a site has too few samples, a parameter that does not vary, or a singular covariance.
+    Returns draws at temperature 1. Raises ValueError if a site has too few samples, a parameter that does not vary,
+    or a singular covariance.
     """
     shapes, estimate = sample_shapes(released.samples), ESTIMATES.get(rule.form)
     weighted, total, shift = np.zeros(()), np.zeros(()), np.zeros(())

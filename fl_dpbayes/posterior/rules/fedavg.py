@@ -21,14 +21,10 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
 
     It is the mean of the global posterior only where all sites have the same precision; it says nothing of its width.
 
-    Returns:
-        One sample at temperature 0.
-
-    Raises:
-        ValueError: if no site sent a sample, or all weights are 0.
-
     References:
         McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
+
+    Returns one sample at temperature 0. Raises ValueError if no site sent a sample, or all weights are 0.
     """
     if (rule.robust, rule.move_bound) != ("none", "none"):
         # Moves count from the mean of the chains' starts.

@@ -18,15 +18,12 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
     m = sum_k w_k m_k, v = sum_k w_k (m_k - m)^2 (elementwise), draws ~ N(m, spread^2 diag v). The paper draws 10 with
     spread 1, its authors' code with .1.
 
-    Returns:
-        K + 1 + draws samples at temperature 0: the sites' means in the order of names, the average, the draws.
-
-    Raises:
-        ValueError: if no site sent a sample, or all weights are 0.
-
     References:
         Chen and Chao 2021, "FedBE: making Bayesian model ensemble applicable to federated learning", its Gaussian
         variant.
+
+    Returns K + 1 + draws samples at temperature 0: the sites' means in the order of names, the average, the draws.
+    Raises ValueError if no site sent a sample, or all weights are 0.
     """
     shapes = sample_shapes(released.samples)
     means, shares, warnings = [], [], list[RunWarning]()

@@ -54,14 +54,8 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
     log_product = sum_k log p_k(y|x),   log_mixture = log sum_k p_k(y|x); the prior's prediction, of which the product
     holds K - 1 too many, is uniform and cancels.
 
-    Args:
-        probabilities: p_k(y|x) of each site, shape (N, classes), rows summing to 1.
-
-    Returns:
-        Both ends, from which any beta follows.
-
-    Raises:
-        ValueError: if there is no site.
+    `probabilities`: p_k(y|x) of each site, shape (N, classes), rows summing to 1. Raises ValueError if there is no
+    site.
     """
     log_product, log_mixture, sites = np.zeros(()), np.full((), -np.inf), 0
     for single in probabilities:
@@ -76,15 +70,11 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
 def between(ends: Ends, beta: float) -> Array:
     """Combine the sites' class probabilities, p(y|x) ~ [prod_k p_k(y|x)]^beta [(1/K) sum_k p_k(y|x)]^(1 - beta).
 
-    Args:
-        ends: of `product_and_mixture`.
-        beta: 0 (mixture) to 1 (product).
-
-    Returns:
-        Probabilities of shape (N, classes), rows summing to 1.
-
     References:
         Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
+
+    `ends`: of `product_and_mixture`. `beta`: 0 (mixture) to 1 (product). Returns probabilities of shape (N,
+    classes), rows summing to 1.
     """
     return np.exp(log_softmax(ends.scores(beta), axis=1))
 
@@ -95,8 +85,7 @@ def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
     -sum_i log p_beta(y_i|x_i) is convex in beta: p_beta is an exponential family in it. Hasan et al. fit it by gradient
     steps on the same loss.
 
-    Raises:
-        ValueError: if there is no record.
+    Raises ValueError if there is no record.
     """
     if not len(labels):
         raise ValueError("beta cannot be fitted: there is no labelled record")

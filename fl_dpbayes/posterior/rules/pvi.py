@@ -68,18 +68,14 @@ def update(state: PVIState, new_posteriors: Mapping[str, NaturalGaussian], *, da
     In natural parameters a factor moves by rho (new - old). With conjugate sites the precision after R rounds is
     L_0 + (1 - (1 - rho)^R) sum_k H_k: two rounds at rho = 0.4 have used 64 % of the evidence.
 
-    Args:
-        state: the state that the requests carried.
-        new_posteriors: site -> q_new, its cavity times its likelihood; a site that is absent keeps its factor.
-        damping: rho in (0, 1]; 1 replaces a factor at once, 1/K is safe where all sites update together.
-
-    Returns:
-        The new state. A factor with a negative precision could make a cavity improper: in those directions it gets
-        precision 0, is counted in `negative`, and moves the site's mean as far as it did.
-
     References:
         Ashman et al. 2022, "Partitioned variational inference: a framework for probabilistic federated learning";
         Heikkila et al. 2023, "Differentially private partitioned variational inference".
+
+    `new_posteriors`: site -> q_new, its cavity times its likelihood; a site that is absent keeps its factor.
+    `damping`: rho in (0, 1]; 1 replaces a factor at once, 1/K is safe where all sites update together. Returns the
+    new state. A factor with a negative precision could make a cavity improper: in those directions it gets
+    precision 0, is counted in `negative`, and moves the site's mean as far as it did.
     """
     posterior = state.posterior
     factors, negative = dict(state.factors), dict[str, int]()

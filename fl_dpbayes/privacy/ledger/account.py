@@ -81,8 +81,7 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
 def reply_body(connection: sqlite3.Connection, state: LedgerState, reservation: int) -> bytes:
     """Read a stored reply and check it against the digest in the chain.
 
-    Raises:
-        LedgerError: if it is missing or was changed.
+    Raises LedgerError if it is missing or was changed.
     """
     row = connection.execute("SELECT body FROM reply WHERE reservation = ?", (reservation,)).fetchone()
     if row is None or hashlib.sha256(row[0]).hexdigest() != state.reply_digests[reservation]:

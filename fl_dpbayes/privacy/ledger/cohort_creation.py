@@ -26,15 +26,10 @@ Describe = Callable[[bytes], DataVersion]
 def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None) -> None:
     """Make a cohort, and its ledger where neither the file nor its second place is there; nothing is overwritten.
 
-    Args:
-        place: of the ledger.
-        cohort: name and budget, fixed for good.
-        describe: gives the version of the cohort's records under the ledger's key; None: by the first request.
-
-    Raises:
-        UserError: if the cohort is there already, or the file may not serve as a ledger.
-        LedgerError: if the ledger is not the one that its second place knows, cannot be read or written or is
-            damaged, or another cohort has these records.
+    `describe`: gives the version of the cohort's records under the ledger's key; None: by the first request. Raises
+    UserError if the cohort is there already, or the file may not serve as a ledger. Raises LedgerError if the
+    ledger is not the one that its second place knows, cannot be read or written or is damaged, or another cohort
+    has these records.
     """
     new = not place.witness.exists()
     connection = open_ledger_file(place.path, place.durability, create=new)
@@ -65,8 +60,7 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
 def require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:
     """Check that a cohort's units, in this version of its records, are not those of another cohort of the chain.
 
-    Raises:
-        LedgerError: if more than `MOST_SHARED` of the units are shared.
+    Raises LedgerError if more than `MOST_SHARED` of the units are shared.
     """
     for name in cohorts_of(entries):
         versions = read_state(entries, name).data_versions if name != cohort else []

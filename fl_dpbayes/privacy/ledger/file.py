@@ -59,10 +59,8 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
     `full` waits for the disk at every change and survives a power cut; `normal` survives the death of the process.
     `create` makes a missing or empty file into a ledger.
 
-    Raises:
-        UserError: if the file lies on a network file system, whose locks SQLite cannot trust.
-        LedgerError: if it cannot be opened, is damaged or no ledger of this version, or is absent or empty and not to
-            be made.
+    Raises UserError if the file lies on a network file system, whose locks SQLite cannot trust. Raises LedgerError
+    if it cannot be opened, is damaged or no ledger of this version, or is absent or empty and not to be made.
     """
     path = path.resolve()
     if not create:
@@ -120,8 +118,7 @@ def ledger_errors() -> Iterator[None]:
 def ledger_key(connection: sqlite3.Connection) -> bytes:
     """Return the secret key that a ledger was made with.
 
-    Raises:
-        LedgerError: if it is gone.
+    Raises LedgerError if it is gone.
     """
     row = connection.execute("SELECT key FROM secret").fetchone()
     if row is None or not isinstance(row[0], bytes) or len(row[0]) != KEY_BYTES:
@@ -146,8 +143,7 @@ def append_entry(connection: sqlite3.Connection, kind: str, content: dict[str, A
 def read_chain(connection: sqlite3.Connection) -> list[Entry]:
     """Read all entries in turn and check each link.
 
-    Raises:
-        LedgerError: at the first entry that does not follow from the one before.
+    Raises LedgerError at the first entry that does not follow from the one before.
     """
     entries: list[Entry] = []
     previous = FIRST_PREVIOUS

@@ -112,7 +112,7 @@ class Ledger:
 
     @classmethod
     def open_existing(cls, place: LedgerPlace, name: str) -> "Ledger":
-        """Open the ledger of a cohort to look into it, with the budget that it was made with.
+        """Open the ledger of a cohort, with the budget that it was made with, to look into it.
 
         Its second place is checked when something is to change, and by `verify`.
 
@@ -221,7 +221,7 @@ class Ledger:
         """
         with ledger_errors():
             version = describe(ledger_key(self._connection))
-            if version in self._read().data_versions[-1:]:
+            if version in self.state().data_versions[-1:]:
                 return
         with self._change() as entries:
             require_other_units(entries, self.cohort.name, version, self._place)
@@ -239,7 +239,7 @@ class Ledger:
     def state(self) -> LedgerState:
         """Return what the entries add up to."""
         with ledger_errors():
-            return self._read()
+            return read_state(read_chain(self._connection), self.cohort.name)
 
     def spent(self, part: Part) -> Spent:
         """Account for everything spent on a part so far, with the method that holds for it."""
@@ -273,9 +273,6 @@ class Ledger:
 
     def _append(self, kind: str, content: dict[str, Any]) -> Entry:
         return append_entry(self._connection, kind, {"cohort": self.cohort.name, **content})
-
-    def _read(self) -> LedgerState:
-        return read_state(read_chain(self._connection), self.cohort.name)
 
     def _answer_again(self, state: LedgerState, spending: Spending) -> Reserved | StoredReply | Refused | None:
         key = (spending.part, spending.run, spending.purpose)
@@ -324,13 +321,13 @@ class Ledger:
         if not self._held:
             return
         with self._change():
-            reservations = self._read().reservations
+            reservations = self.state().reservations
             for held in sorted(self._held & reservations.keys()):
                 if reservations[held].state == "reserved" and reservations[held].process == this_process():
                     self._append("interrupted", {"reservation": held})
 
     def _require_held(self, reservation: int) -> None:
-        found = self._read().reservations.get(reservation)
+        found = self.state().reservations.get(reservation)
         if found is None or found.state != "reserved":
             state = "unknown" if found is None else found.state
             raise LedgerError(f"reservation {reservation} is {state}: only an open one can be completed or failed")

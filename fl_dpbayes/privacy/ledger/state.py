@@ -176,8 +176,7 @@ def cohorts_of(entries: Iterable[Entry]) -> list[str]:
 def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
     """Add up the entries of one cohort in a checked chain; `cohort` is None if the chain does not know it.
 
-    Raises:
-        LedgerError: if an entry completes, fails or takes over what is not open.
+    Raises LedgerError if an entry completes, fails or takes over what is not open.
     """
     state = LedgerState()
     for entry in entries:

@@ -59,8 +59,7 @@ class Seen:
 def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
     """Check, under the ledger's lock, that a sound chain holds what its second place has seen, and return that.
 
-    Raises:
-        LedgerError: if the second place is missing, unreadable or another ledger's, or the ledger is behind it.
+    Raises LedgerError if the second place is missing, unreadable or another ledger's, or the ledger is behind it.
     """
     seen = read_witness(place)
     _require_not_behind(place, connection, seen)
@@ -76,8 +75,7 @@ def check_witness(place: LedgerPlace, connection: sqlite3.Connection) -> Seen:
 def advance_witness(place: LedgerPlace, connection: sqlite3.Connection) -> None:
     """Tell the second place the ledger's last head, under the ledger's lock, so that it never steps back.
 
-    Raises:
-        LedgerError: as `check_witness`, or if it cannot be written.
+    Raises LedgerError as `check_witness`, or if it cannot be written.
     """
     seen = check_witness(place, connection)
     position, head = connection.execute("SELECT position, head FROM chain ORDER BY position DESC LIMIT 1").fetchone()
@@ -88,8 +86,7 @@ def advance_witness(place: LedgerPlace, connection: sqlite3.Connection) -> None:
 def read_witness(place: LedgerPlace) -> Seen:
     """Read a second place.
 
-    Raises:
-        LedgerError: if it is missing or unreadable.
+    Raises LedgerError if it is missing or unreadable.
     """
     remedy = (
         "put it back; only if it is lost and the ledger is surely the newest, move what lies there away and run  "
@@ -110,8 +107,7 @@ def read_witness(place: LedgerPlace) -> Seen:
 def write_witness(place: LedgerPlace, position: int, head: str) -> None:
     """Replace a second place, under the ledger's lock, by its last entry's; a crash leaves the old one or the new one.
 
-    Raises:
-        LedgerError: if it cannot be written.
+    Raises LedgerError if it cannot be written.
     """
     text = json.dumps({"format": FORMAT, "ledger": _seen_from(place), "position": position, "head": head})
     with ledger_errors():

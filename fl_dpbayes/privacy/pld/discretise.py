@@ -59,8 +59,7 @@ def discretise(level: GaussianEvent, adjacency: Adjacency, spacing: float, reach
 
     The tails of the noise are cut `reach` standard deviations out; what is cut is counted in full.
 
-    Returns:
-        (remove, add), or (replace,), which is its own mirror image.
+    Returns (remove, add), or (replace,), which is its own mirror image.
     """
     s, q = level.noise_multiplier, level.sampling_rate
     lowest, highest = _ends(level, adjacency, reach)

@@ -71,11 +71,10 @@ def best_tilt(levels: History, adjacency: Adjacency, delta: float, reach: float)
 
     with K(lambda) = sum_t log E exp(lambda L_t).
 
-    Returns:
-        lambda, a rough epsilon from above, and how long the window of the cyclic transform must be.
-
     Source:
         Canonne, Kamath and Steinke (2020), proposition 12, in the loss's own moment generating function.
+
+    Returns lambda, a rough epsilon from above, and how long the window of the cyclic transform must be.
     """
     nodes = np.linspace(-reach, reach, NODES)
     log_weights = log_softmax(-np.square(nodes) / 2)

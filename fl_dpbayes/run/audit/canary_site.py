@@ -81,14 +81,8 @@ def write_canary_site(
 ) -> CanarySite:
     """Write records as a hospital would hold them, and its site file, and make its ledger.
 
-    Args:
-        folder: an absent folder; its name is the site's.
-        scenario: gives adjacency, device, and whether noise is seeded.
-        records: of the site.
-        units: n, the declared number of training units, within 20 % of the real one.
-        delta: of its ledger.
-        policy: of the site; None: whatever the scenario asks for.
-        split: shares of the units for testing and recalibration; None: all train.
+    `units`: n, the declared number of training units, within 20 % of the real one. `policy`: of the site; None:
+    whatever the scenario asks for. `split`: shares of the units for testing and recalibration; None: all train.
     """
     folder.mkdir(parents=True)
     file = SiteFile(
@@ -144,8 +138,7 @@ def ask(
 ) -> tuple[MessageT, Arrays]:
     """Send a site's app the message that a server would send, by Flower's name of its handler.
 
-    Raises:
-        UserError: if the site refuses.
+    Raises UserError if the site refuses.
     """
     from clients.app import app
     from server.messages import encoded, request_message

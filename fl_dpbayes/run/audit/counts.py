@@ -25,7 +25,7 @@ from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.privacy.audit_statistics import Check, Question, correlation_tests, mean_test, variance_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, Questions, correlation_tests, mean_test, variance_test, verdicts
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
@@ -63,16 +63,18 @@ ATTEMPTS = 2000
 
 @dataclass(frozen=True)
 class Parts:
-    """A canary site whose parts can be told apart.
+    """A canary site of a scenario whose parts can be told apart.
 
     Attributes:
-        site: the site.
+        delta: of its ledger.
         samples: the auditor's posterior, parameter name -> shape (1, *shape).
         predictions: part -> class probabilities of each of its records, shape (classes,).
         labels: part -> label of each of its records.
     """
 
+    scenario: Scenario
     site: CanarySite
+    delta: float
     samples: Arrays
     predictions: dict[str, Array]
     labels: dict[str, int]
@@ -85,16 +87,16 @@ def audit_counts(scenario: Scenario, folder: Path, generator: np.random.Generato
     posterior.
     """
     parts = _parts(scenario, folder, generator)
-    noised = [_evaluation_table(parts, scenario, run) for run in range(1, TABLES + 1)]
-    counted = [_isotonic_table(parts, scenario, run) for run in range(1, TABLES + 1)]
+    noised = [_evaluation_table(parts, run) for run in range(1, TABLES + 1)]
+    counted = [_isotonic_table(parts, run) for run in range(1, TABLES + 1)]
     top = {part: (float(p.max()), float(p.argmax() == parts.labels[part])) for part, p in parts.predictions.items()}
     binary = {part: (float(p[1]), float(parts.labels[part] == 1)) for part, p in parts.predictions.items()}
     isotonic = binary if canary_task(scenario).classes == 2 else top
     return [
         *verdicts("isotonic recalibration", _table_questions(counted, isotonic, "recalibration"), FALSE_ALARM / 4),
-        *verdicts("recalibration by descent", _descent_questions(parts, scenario), FALSE_ALARM / 4),
+        *verdicts("recalibration by descent", _descent_questions(parts), FALSE_ALARM / 4),
         *verdicts("noised evaluation", _table_questions(noised, top, "test"), FALSE_ALARM / 4),
-        _public_check(parts, scenario, top),
+        _public_check(parts, top),
     ]
 
 
@@ -108,6 +110,7 @@ def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> 
     names = unit_names(SHARES, UNITS)
     kinds = [kind for kind, part in enumerate(SHARES) for _ in range(len(names[part]) * RECORDS_PER_UNIT)]
     units = [name for part in SHARES for name in names[part] for _ in range(RECORDS_PER_UNIT)]
+    delta = min(scenario.privacy.delta, 0.5 / UNITS)
     site = write_canary_site(
         folder / "parts",
         scenario,
@@ -115,13 +118,12 @@ def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> 
         units=UNITS,
         policy=willing(evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1),
         split=Split(test_fraction=0.3, recalibration_fraction=0.3, key=KEY),
-        delta=min(scenario.privacy.delta, 0.5 / UNITS),
+        delta=delta,
     )
     module = build_model(scenario.model, task, seed=0)
     samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
-    return Parts(
-        site, samples, dict(zip(SHARES, probabilities, strict=True)), dict(zip(SHARES, labels.tolist(), strict=True))
-    )
+    predictions, outcomes = (dict(zip(SHARES, values, strict=True)) for values in (probabilities, labels.tolist()))
+    return Parts(scenario, site, delta, samples, predictions, outcomes)
 
 
 def _posterior(
@@ -150,19 +152,15 @@ def _apart(values: Array) -> bool:
     return len(set(np.floor(places))) == len(values) and bool(edges.min() > 0.02)
 
 
-def _request(parts: Parts, scenario: Scenario, run: int) -> dict[str, Any]:
+def _request(parts: Parts, run: int) -> dict[str, Any]:
     return {
-        "run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": scenario.model,
+        "run": f"{run:032x}", "round": 1, "task": parts.site.task, "model": parts.scenario.model,
         "arrays": arrays_digest(prefixed("posterior", parts.samples)),
     }  # fmt: skip
 
 
-def _evaluate(
-    parts: Parts, site: CanarySite, scenario: Scenario, run: int, **extra: Any
-) -> tuple[EvaluateReply, Arrays]:
-    request = EvaluateRequest(
-        **_request(parts, scenario, run), predictors={"posterior": (1.0,)}, delta=_ledger_delta(parts), **extra
-    )
+def _evaluate(parts: Parts, site: CanarySite, run: int, **extra: Any) -> tuple[EvaluateReply, Arrays]:
+    request = EvaluateRequest(**_request(parts, run), predictors={"posterior": (1.0,)}, delta=parts.delta, **extra)
     return ask(site, "evaluate", request, prefixed("posterior", parts.samples), EvaluateReply)
 
 
@@ -171,32 +169,22 @@ def _recalibrate(parts: Parts, request: dict[str, Any], **extra: Any) -> tuple[R
     return ask(parts.site, "train.recalibrate", asked, prefixed("posterior", parts.samples), RecalibrateReply)
 
 
-def _evaluation_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
-    noise = scenario.evaluation.noise_multiplier or 1.0
-    reply, arrays = _evaluate(parts, parts.site, scenario, run, noise_multiplier=noise)
+def _evaluation_table(parts: Parts, run: int) -> tuple[Array, float]:
+    noise = parts.scenario.evaluation.noise_multiplier or 1.0
+    reply, arrays = _evaluate(parts, parts.site, run, noise_multiplier=noise)
     assert reply.privacy is not None
     return arrays["posterior/noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
-def _isotonic_table(parts: Parts, scenario: Scenario, run: int) -> tuple[Array, float]:
-    plan = CountingPlan(epsilon=_epsilon(scenario), delta=_ledger_delta(parts), adjacency=scenario.privacy.adjacency)
-    reply, received = _recalibrate(parts, _request(parts, scenario, run), plan=plan, first_step=0, steps=1)
+def _isotonic_table(parts: Parts, run: int) -> tuple[Array, float]:
+    section, privacy = parts.scenario.recalibration, parts.scenario.privacy
+    epsilon = max(LEAST_EPSILON, (section.epsilon if section else None) or privacy.epsilon)
+    plan = CountingPlan(epsilon=epsilon, delta=parts.delta, adjacency=privacy.adjacency)
+    reply, received = _recalibrate(parts, _request(parts, run), plan=plan, first_step=0, steps=1)
     return received["noised"].astype(np.float64), reply.privacy.history[-1][0]
 
 
-def _ledger_delta(parts: Parts) -> float:
-    assert parts.site.file.ledger is not None
-    return parts.site.file.ledger.delta
-
-
-def _epsilon(scenario: Scenario) -> float:
-    section = scenario.recalibration
-    return max(LEAST_EPSILON, (section.epsilon if section else None) or scenario.privacy.epsilon)
-
-
-def _table_questions(
-    tables: list[tuple[Array, float]], kinds: dict[str, tuple[float, float]], read: str
-) -> list[Question]:
+def _table_questions(tables: list[tuple[Array, float]], kinds: dict[str, tuple[float, float]], read: str) -> Questions:
     """Compare released tables with what the units of one part add: CAP records of each, every cell with its noise.
 
     A record adds (1, p, y) to the bin of p, at most sqrt(3) long, and a unit at most CAP records: the noise of each sum
@@ -214,19 +202,19 @@ def _table_questions(
     read_by = [mean_test(counts[part], deviation, f"records of the {part} part", unit=counted) for part in kinds]
     variances = [variance_test(float(np.square(rest).sum()), rest.size, "all tables")]
     runs = {f"table {number + 1}": each.ravel() for number, each in enumerate(rest)}
-    return [
-        Question(f"reads {CAP} records of each unit of the {read} part, of no other unit", read_by),
-        Question("noise has the accounted deviation, the cap on a unit's records included", variances),
-        Question("no two tables share noise", correlation_tests(runs)),
-    ]
+    return {
+        f"reads {CAP} records of each unit of the {read} part, of no other unit": read_by,
+        "noise has the accounted deviation, the cap on a unit's records included": variances,
+        "no two tables share noise": correlation_tests(runs),
+    }
 
 
-def _public_check(parts: Parts, scenario: Scenario, kinds: dict[str, tuple[float, float]]) -> Check:
+def _public_check(parts: Parts, kinds: dict[str, tuple[float, float]]) -> Check:
     """Check which records an exact evaluation counts: all of the test part, and no other."""
     policy = parts.site.file.policy.model_copy(update={"evaluation_release": "public"})
     file, path = parts.site.file.model_copy(update={"policy": policy}), parts.site.path.with_name("public.toml")
     write_site_file(file, path)
-    _, arrays = _evaluate(parts, CanarySite(path, file, parts.site.task), scenario, 1)
+    _, arrays = _evaluate(parts, CanarySite(path, file, parts.site.task), 1)
     counts = coarsen(arrays["posterior/top_label"].astype(np.float64), BINS)[:, COUNT]
     expected = np.zeros(BINS)
     expected[int(kinds["test"][0] * BINS)] = UNITS * RECORDS_PER_UNIT
@@ -235,14 +223,14 @@ def _public_check(parts: Parts, scenario: Scenario, kinds: dict[str, tuple[float
                  finds="one record")  # fmt: skip
 
 
-def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
+def _descent_questions(parts: Parts) -> Questions:
     """Read the noisy sums of short stretches of a descent from 0, whose steps are too small to move the gradients.
 
         y = -theta n / (C sum a_k) = G / C + sum a_k sigma xi_k / sum a_k
 
     Units of the recalibration part pull against those of the others.
     """
-    section = scenario.recalibration
+    section = parts.scenario.recalibration
     section = section if isinstance(section, Recalibration) else Recalibration(method="vector")
     gradients = {
         part: RECORDS_PER_UNIT * _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES
@@ -251,15 +239,15 @@ def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
     clip_norm = 0.7 * min(float(np.linalg.norm(each)) for each in gradients.values())
     stretches = math.ceil(NUMBERS / len(own) / len(DESCENTS))
     steps = sum(DESCENTS) * stretches
-    plan = recalibration_plan(section, scenario.privacy).model_copy(
+    plan = recalibration_plan(section, parts.scenario.privacy).model_copy(
         update={
-            "epsilon": DESCENT_EPSILON, "delta": _ledger_delta(parts), "clip_norm": clip_norm, "steps": 2 * steps,
+            "epsilon": DESCENT_EPSILON, "delta": parts.delta, "clip_norm": clip_norm, "steps": 2 * steps,
             "rounds": 1, "step_size": 1e-3 / clip_norm,
         }
     )  # fmt: skip
     assert isinstance(plan, RecalibrationPlan)
     ends = [0, *itertools.accumulate(DESCENTS * stretches)]
-    read = [_descend(parts, scenario, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)]
+    read = [_descend(parts, plan, first, last, len(own)) for first, last in itertools.pairwise(ends)]
     along = own / float(np.linalg.norm(own))
     mean = float(np.mean([y @ along for y, _ in read])) - UNITS
     deviation = math.sqrt(sum(sigma**2 for _, sigma in read)) / len(read)
@@ -273,12 +261,12 @@ def _descent_questions(parts: Parts, scenario: Scenario) -> list[Question]:
         squares = float(np.square(apart).sum()) / 2
         differences.append(variance_test(squares, apart.size, f"differences of {where}", slack=SLACK))
     amount = mean_test(mean, deviation, "sums of clipped gradients", unit=float(UNITS), slack=SLACK * UNITS)
-    return [
-        Question("reads the units of the recalibration part, each clipped once, and no other", [amount]),
-        Question("noise has the accounted deviation, within a request and across", deviations),
+    return {
+        "reads the units of the recalibration part, each clipped once, and no other": [amount],
+        "noise has the accounted deviation, within a request and across": deviations,
         # What requests had in common would be missing from the difference of two.
-        Question("no two requests in a row share noise", differences),
-    ]
+        "no two requests in a row share noise": differences,
+    }
 
 
 def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array:
@@ -293,10 +281,8 @@ def _gradient(section: Recalibration, probabilities: Array, label: int) -> Array
     return np.array([(loss(move) - loss(-move)) / (2 * DIFFERENCE) for move in moves])
 
 
-def _descend(
-    parts: Parts, scenario: Scenario, plan: RecalibrationPlan, first: int, last: int, count: int
-) -> tuple[Array, float]:
-    request = _request(parts, scenario, DESCENT_RUN) | {"round": first + 1}
+def _descend(parts: Parts, plan: RecalibrationPlan, first: int, last: int, count: int) -> tuple[Array, float]:
+    request = _request(parts, DESCENT_RUN) | {"round": first + 1}
     reply, _ = _recalibrate(parts, request, plan=plan, first_step=first, steps=last - first, start=(0.0,) * count)
     assert reply.parameters is not None
     sizes = plan.step_size * (1 - np.arange(first, last) / plan.steps)

@@ -83,8 +83,7 @@ def reaching_start(
 ) -> Array:
     """Draw start states until the records' gradients reach every tensor: hidden units may all be silent.
 
-    Raises:
-        UserError: if no start is found, so that faults of some layer would be missed.
+    Raises UserError if no start is found, so that faults of some layer would be missed.
     """
     for _ in range(ATTEMPTS):
         start = start_vector(scenario.model, canary_task(scenario), generator)

@@ -37,8 +37,7 @@ def attack_membership(
     Members are its training units, others its test units; a unit's loss is the sum over its records of -log of the
     predictive probability of the label.
 
-    Raises:
-        UserError: if the site has no test record, or it does not train.
+    Raises UserError if the site has no test record, or it does not train.
     """
     prepare_simulation(scenario, planned, folder)
     number = next(i for i, site in enumerate(planned.sites) if site.spec.role == "train")

@@ -17,7 +17,7 @@ from fl_dpbayes.config.sampler import Adam, BayesByBackprop
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
-from fl_dpbayes.privacy.audit_statistics import Check, Question, correlation_tests, variance_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, Questions, correlation_tests, variance_test, verdicts
 from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
@@ -120,7 +120,7 @@ def _stretches(plan: TrainingPlan, size: int) -> Iterator[tuple[str, int, int]]:
                 yield label, rest[0], min(len(rest), LONGEST_STRETCH)
 
 
-def _questions(readings: dict[str, Reading], scenario: Scenario) -> list[Question]:
+def _questions(readings: dict[str, Reading], scenario: Scenario) -> Questions:
     tested = {label: each.rounding < LARGEST_ROUNDING * each.noise_std for label, each in readings.items()}
     noise = {label: np.where(tested[label], each.mean / each.noise_std, 0.0) for label, each in readings.items()}
     common = np.logical_and.reduce(list(tested.values()))
@@ -143,12 +143,12 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> list[Questio
         if numbers:
             tensors.append(variance_test(sum(float(z[columns] @ z[columns]) for z in noise.values()), numbers, name))
     correlations = correlation_tests({label: z[common] for label, z in noise.items()})
-    return [
-        Question("noise has the accounted deviation, early, middle and late in every chain", pooled),
-        Question("noise has the accounted deviation in every single request", alone),
-        Question("noise has the accounted deviation on every tensor", tensors),
-        Question("no two steps, rounds, chains, runs or sites share noise", correlations),
-    ]
+    return {
+        "noise has the accounted deviation, early, middle and late in every chain": pooled,
+        "noise has the accounted deviation in every single request": alone,
+        "noise has the accounted deviation on every tensor": tensors,
+        "no two steps, rounds, chains, runs or sites share noise": correlations,
+    }
 
 
 def _squares(noise: dict[str, Array], labels: list[str]) -> float:

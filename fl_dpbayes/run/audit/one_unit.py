@@ -8,7 +8,7 @@ import numpy as np
 from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
-from fl_dpbayes.privacy.audit_statistics import Check, Question, mean_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
@@ -17,7 +17,7 @@ from fl_dpbayes.run.audit.gradients import (
     tensor_lengths,
     unit_gradient,
 )
-from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_stretch
+from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.amplification import worst_movement
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
@@ -70,15 +70,13 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
         )
         course = Course(site, scenario.model, plan, 1)
         slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
-        sums = [read_stretch(course, slots, step + 1, step, 1).mean for step in range(plan.total_steps)]
+        sums = [reading.mean for reading in read_all(course, slots, 1)]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))
         where = f"a unit of {records} record{'s'[: records - 1]}, {math.sqrt(max(0.0, squared)):.4g} C"
         findings.append(mean_test(squared - 1, deviation, where, unit=1.0, slack=SLACK, one_sided=True))
-    return verdicts(
-        "one unit", [Question("one unit moves the sum by at most C, all layers together", findings)], FALSE_ALARM
-    )
+    return verdicts("one unit", {"one unit moves the sum by at most C, all layers together": findings}, FALSE_ALARM)
 
 
 def audit_rounding(scenario: Scenario) -> list[Check]:

@@ -41,8 +41,6 @@ from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
 Array = npt.NDArray[np.float64]
 
 ROUNDING = float(np.finfo(np.float32).eps)
-
-
 MOST_CHAINS = 4
 ADAM_STEP = 1e-5
 
@@ -50,8 +48,7 @@ ADAM_STEP = 1e-5
 def private_settings(scenario: Scenario) -> PrivacyPlan:
     """Return a scenario's privacy settings.
 
-    Raises:
-        UserError: if the scenario has none, so that there is nothing to audit.
+    Raises UserError if the scenario has none, so that there is nothing to audit.
     """
     if not isinstance(scenario.privacy, PrivacyPlan):
         raise UserError("privacy.kind is 'none': the scenario promises no privacy, so there is nothing to audit")
@@ -83,16 +80,8 @@ def loud_plan(
 ) -> TrainingPlan:
     """Return a plan of the same sampler, prior, clipping rule and chains with little noise, to read sums by.
 
-    Its whole cost is admitted. The bound of global clipping keeps its ratio to C.
-
-    Args:
-        plan: the scenario's own.
-        clip_norm: C.
-        sampling_rate: q.
-        noise_multiplier: sigma of every step.
-        move: how far a step moves the state, about.
-        rounds: of all chains together, at least.
-        steps_per_round: of each.
+    Its whole cost is admitted. The bound of global clipping keeps its ratio to C. A step moves the state by about
+    `move`; `rounds` are of all chains together, at least.
     """
     privacy = plan.privacy
     assert isinstance(privacy, PrivacyPlan)
@@ -155,8 +144,7 @@ class Reading:
 def train(course: Course, start: Arrays, round_number: int, first_step: int, steps: int) -> tuple[TrainReply, Arrays]:
     """Have a site train a stretch of steps from a start state, and return its reply and what it releases.
 
-    Raises:
-        UserError: if the site does not train.
+    Raises UserError if the site does not train.
     """
     request = TrainRequest(
         run=f"{course.run:032x}",
@@ -203,6 +191,12 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
         rounding=(resolution + ROUNDING * np.abs(drift)) * scale,
         sample_apart=_sample_apart(plan, first_step + reply.steps - 1, released),
     )
+
+
+def read_all(course: Course, start: Mapping[str, Array], length: int) -> list[Reading]:
+    """Read every stretch of so many steps of a plan, each from the same start and in a round of its own."""
+    firsts = range(0, course.plan.total_steps, length)
+    return [read_stretch(course, start, first // length + 1, first, length) for first in firsts]
 
 
 def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float:

@@ -17,7 +17,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
     Finding,
-    Question,
+    Questions,
     count_kurtosis,
     mean_test,
     variance_test,
@@ -32,7 +32,7 @@ from fl_dpbayes.run.audit.gradients import (
     synthetic_records,
     unit_gradient,
 )
-from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_stretch
+from fl_dpbayes.run.audit.reading import Course, Reading, loud_plan, own_plan, read_all
 
 Array = npt.NDArray[np.float64]
 
@@ -56,15 +56,7 @@ SLACK_OF_MEAN, SLACK_OF_SQUARES = 0.01, 0.02
 
 @dataclass(frozen=True)
 class Crowd:
-    """A canary site of groups.
-
-    Attributes:
-        site: the site.
-        start: where every stretch starts.
-        clip_norm: C.
-        sizes: n_g, units in each group, shape (G,).
-        shares: clipped gradients over C, shape (G, d).
-    """
+    """A canary site of groups of n_g units, shape (G,), with their clipped gradients over C, shape (G, d)."""
 
     site: CanarySite
     start: dict[str, Array]
@@ -91,10 +83,10 @@ def audit_sums(scenario: Scenario, folder: Path, generator: np.random.Generator)
     for records in RECORDS_PER_UNIT:
         crowd = _crowd(scenario, folder / f"crowd-{records}", generator, records)
         rate = scenario.privacy.sampling_rate
-        questions = _sampling(crowd, _counts(crowd, scenario, rate, 1, (1, STRETCH)), rate) if rate < 1 else []
+        questions = _sampling(crowd, _counts(crowd, scenario, rate, 1, (1, STRETCH))) if rate < 1 else {}
         full = _counts(crowd, scenario, 1.0, 3, (1,))
         name = f"units of {records} record{'s'[: records - 1]}"
-        checks += verdicts(name, [*questions, *_contributions(crowd, full)], FALSE_ALARM / len(RECORDS_PER_UNIT))
+        checks += verdicts(name, questions | _contributions(crowd, full), FALSE_ALARM / len(RECORDS_PER_UNIT))
         apart = max(row.reading.sample_apart for rows in full for row in rows)
         checks.append(
             Check(name, "a kept sample is the released state, to the last bit", apart, 0.0, "at most", finds="one bit")
@@ -155,10 +147,8 @@ def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tu
             rounds=REQUESTS,
             steps_per_round=length,
         )
-        course = Course(crowd.site, scenario.model, plan, run + number)
         rows = []
-        for first_step in range(0, plan.total_steps, length):
-            reading = read_stretch(course, crowd.start, first_step // length + 1, first_step, length)
+        for reading in read_all(Course(crowd.site, scenario.model, plan, run + number), crowd.start, length):
             counts = reading.mean @ inverse
             left = float(np.square(reading.mean - counts @ crowd.shares).sum()) / reading.noise_std**2
             rows.append(Count(reading, counts, left))
@@ -166,7 +156,7 @@ def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tu
     return found
 
 
-def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Question]:
+def _sampling(crowd: Crowd, counted: list[list[Count]]) -> Questions:
     """Test that each unit joins each batch independently with the accounted probability.
 
     c_g ~ Binomial(n_g, q), so the weighted mean over a stretch has variance  sum_k v_k^2 n_g q (1 - q)  and that of the
@@ -202,16 +192,15 @@ def _sampling(crowd: Crowd, counted: list[list[Count]], rate: float) -> list[Que
         variance_test(float(np.sum(whitened)), len(rows) * groups, "groups of units", kurtosis=group_excess),
         variance_test(sum(apart), len(pairs) * groups, "batches apart", kurtosis=group_excess / 2),
     ]
-    return [
-        Question(
-            "units join with the accounted probability",
-            [mean_test(mean, deviation, "all batches", unit=expected, slack=slack)],
-        ),
-        Question("units join independently, batches of one stretch and of several too", squares),
-    ]
+    return {
+        "units join with the accounted probability": [
+            mean_test(mean, deviation, "all batches", unit=expected, slack=slack)
+        ],
+        "units join independently, batches of one stretch and of several too": squares,
+    }
 
 
-def _contributions(crowd: Crowd, counted: list[list[Count]]) -> list[Question]:
+def _contributions(crowd: Crowd, counted: list[list[Count]]) -> Questions:
     """Test sums over all units: the right number of clipped gradients, and nothing else."""
     rows = [row for group in counted for row in group]
     spread = np.linalg.inv(crowd.shares @ crowd.shares.T)
@@ -229,7 +218,7 @@ def _contributions(crowd: Crowd, counted: list[list[Count]]) -> list[Question]:
     ]
     degrees = len(rows) * (crowd.shares.shape[1] - len(crowd.sizes))
     left = variance_test(sum(row.left for row in rows), degrees, "what is left", slack=SLACK_OF_SQUARES)
-    return [
-        Question("each unit adds its clipped gradient once", amounts),
-        Question("the sum holds nothing but clipped gradients and noise", [left] if degrees else []),
-    ]
+    return {
+        "each unit adds its clipped gradient once": amounts,
+        "the sum holds nothing but clipped gradients and noise": [left] if degrees else [],
+    }

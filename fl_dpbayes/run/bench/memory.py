@@ -83,11 +83,7 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
 
 
 def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[str, int]:
-    """Run the server over made-up sites in this process and an empty folder.
-
-    Returns:
-        Greatest resident memory of this process in bytes, before the run and after it.
-    """
+    """Run the server over made-up sites in this process and an empty folder."""
     from fl_dpbayes.run.inline_engine import logs_in, task_identity
     from fl_dpbayes.run.synthetic_grid import SyntheticGrid
     from server.federation import run_federation

@@ -46,8 +46,7 @@ def clipped_sum(
 ) -> ClippedSum:
     """Sum clipped gradients as `ClippedSumFunction` says; a layer is a Linear or Conv2d.
 
-    Raises:
-        ValueError: if a layer was used more than once, or not at all.
+    Raises ValueError if a layer was used more than once, or not at all.
     """
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:
@@ -65,8 +64,7 @@ def per_layer_gradients(
 ) -> list[LayerGradients]:
     """Return the gradient of each record's loss by each trainable layer, in order, from one pass over N >= 1 records.
 
-    Raises:
-        ValueError: if a layer was used more than once, or not at all.
+    Raises ValueError if a layer was used more than once, or not at all.
     """
     layers, inputs, output_gradients = _backward_to_outputs(module, features, targets, loss)
     return [layer_gradients(layer, *pair) for layer, *pair in zip(layers, inputs, output_gradients, strict=True)]

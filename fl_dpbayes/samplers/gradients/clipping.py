@@ -58,16 +58,9 @@ def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping
     The global rule of the source drops to 0 at Z; here it falls to 0 between Z and 2 Z, so that no factor jumps.
     Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et al. 2022 (automatic); McMahan et al. 2018.
 
-    Args:
-        layer_norms: norm of each unit's gradient in each layer, L tensors of shape (N,).
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer`.
-        clipping: the rule.
-
-    Returns:
-        Factors >= 0 for each layer, L tensors of shape (N,), float64.
-
-    Raises:
-        ValueError: if the rule needs another C.
+    `layer_norms`: norm of each unit's gradient in each layer, L tensors of shape (N,). `clip_norm`: C > 0, may be
+    infinite for `flat` and `per-layer`. Returns factors >= 0 for each layer, L tensors of shape (N,), float64.
+    Raises ValueError if the rule needs another C.
     """
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]
@@ -104,12 +97,9 @@ def sum_clipped(
 ) -> ClippedSum:
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
-    Args:
-        gradients: one row per unit, shape (N, d), float32.
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer`.
-        clipping: the rule.
-        layer_sizes: number of columns of each layer, from left to right, adding up to d; needed by `per-layer`.
-        real: which rows are units and not padding, shape (N,), bool; all of them if None.
+    `gradients`: one row per unit, shape (N, d), float32. `clip_norm`: C > 0, may be infinite for `flat` and
+    `per-layer`. `layer_sizes`: number of columns of each layer, from left to right, adding up to d; needed by
+    `per-layer`. `real`: which rows are units and not padding, shape (N,), bool; all of them if None.
     """
     if real is None:
         real = torch.ones(len(gradients), dtype=torch.bool, device=gradients.device)

@@ -67,8 +67,7 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
     keeping is therefore chosen only if its sum over two synthetic records equals the gradient that autograd gives.
 
-    Raises:
-        UserError: if the module mixes the records of a batch.
+    Raises UserError if the module mixes the records of a batch.
     """
     validate_module(module)
     engine = variational if isinstance(module, VariationalModule) else book_keeping

@@ -34,13 +34,7 @@ _MAX_ELEMENTS = 2**27
 
 
 def wanted_rows(module: nn.Module, way: Way, expected_batch_size: float) -> int:
-    """Choose how many rows every pass shall have: a multiple of 64, or 1 where there is no memory for 64 rows.
-
-    Args:
-        module: the model.
-        way: how its clipped sum is computed.
-        expected_batch_size: B = q n, a public constant.
-    """
+    """Choose how many rows every pass shall have: a multiple of 64, or 1 where there is no memory for 64 rows."""
     rows = training_rows(module, expected_batch_size)
     if way == "vmap":
         return fitting_rows(module, rows)
@@ -57,19 +51,9 @@ def checked_gradient_rows(
 ) -> int:
     """Check on synthetic rows that a pass computes each record's gradient by itself, else take another shape.
 
-    Args:
-        module: the model; only its architecture, type and device matter.
-        way: how its clipped sum is computed.
-        input_shape: shape of one record.
-        targets: int64 for classes, float32 for values.
-        loss: summed loss whose gradient is taken.
-        rows: how many rows every pass shall have.
-
-    Returns:
-        How many rows every pass must have: `rows`, twice or four times as many, or 1.
-
-    Raises:
-        RowsDependError: if a single row does not give the same bits twice.
+    `input_shape`: shape of one record. `targets`: int64 for classes, float32 for values. Returns how many rows
+    every pass must have: `rows`, twice or four times as many, or 1. Raises RowsDependError if a single row does not
+    give the same bits twice.
     """
 
     def stand_alone(count: int) -> bool:
@@ -105,8 +89,7 @@ def rounding_eta(
     at most 1000 elsewhere, thanks to the allowance in the norm. P is `rows`, n the declared `units`; the others are
     those of `checked_gradient_rows`.
 
-    Raises:
-        UserError: if eta exceeds 0.001.
+    Raises UserError if eta exceeds 0.001.
     """
     terms = 1.0
     if way == "book_keeping":

@@ -35,9 +35,8 @@ def resampled(
 ) -> tuple[nn.Module, torch.Tensor]:
     """Draw a module's randomness for one batch of records (N, *shape), from a stream of its own.
 
-    Returns:
-        A module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that is not
-        stochastic is returned as it is.
+    Returns A module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that
+    is not stochastic is returned as it is.
     """
     if isinstance(module, StochasticModule):
         module.resample(generator, len(features))

@@ -57,8 +57,7 @@ def clipped_sum(
     The module is a variational one, resampled; a layer's means are one layer and its spreads another. `rows` records
     are in a pass, each once per draw.
 
-    Raises:
-        ValueError: if a layer was used more than once, or not at all, or the module was not resampled.
+    Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
     """
     assert isinstance(module, VariationalModule)
 
@@ -80,8 +79,7 @@ def drawn_layers(
 ) -> list[DrawnLayer]:
     """Return the gradient of each record's loss by each layer's means and spreads, from one pass over N >= 1 records.
 
-    Raises:
-        ValueError: if a layer was used more than once, or not at all, or the module was not resampled.
+    Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
     """
     draws, count = module.draws, len(features)
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in module.shapes))

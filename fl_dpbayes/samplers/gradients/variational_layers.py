@@ -68,11 +68,8 @@ def drawn_outputs(
 ) -> torch.Tensor:
     """Apply a layer under S weight draws to S batches at once, rows of draw 1 first.
 
-    Args:
-        layer: a Linear or Conv2d; gives stride, padding, dilation and groups.
-        rows: inputs, shape (S N, ...).
-        weights: shape (S, *weight shape).
-        biases: shape (S, o), or None.
+    `layer`: a Linear or Conv2d; gives stride, padding, dilation and groups. `rows`: inputs, shape (S N, ...).
+    `weights`: shape (S, *weight shape). `biases`: shape (S, o), or None.
     """
     draws = len(weights)
     if isinstance(layer, nn.Linear):
@@ -103,12 +100,9 @@ def drawn_layer(
 ) -> DrawnLayer:
     """Bring a layer's inputs and output gradients into factored form, float32.
 
-    Args:
-        layer: a Linear, or a Conv2d with integer zero padding.
-        rows: what the layer was given, draw by draw, shape (S N, ...).
-        output_gradients: gradient of the summed loss at its output, shape (S N, ...).
-        weight_slopes: E of the weight, shape (S, *weight shape).
-        bias_slopes: E of the bias, shape (S, o), or None.
+    `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what the layer was given, draw by draw, shape
+    (S N, ...). `output_gradients`: gradient of the summed loss at its output, shape (S N, ...). `weight_slopes`: E
+    of the weight, shape (S, *weight shape). `bias_slopes`: E of the bias, shape (S, o), or None.
     """
     draws = len(weight_slopes)
     a, g = positions(layer, rows, output_gradients)

@@ -19,14 +19,9 @@ def per_example_gradients(
 ) -> torch.Tensor:
     """Return the gradient of each record's loss.
 
-    Args:
-        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
-        features: records, shape (N, *shape), of the module's type and device.
-        targets: classes (int64) or values (float32), shape (N,).
-        loss: sum over records of the loss whose gradient is taken.
-
-    Returns:
-        Shape (N, d), float32, columns in the order of `named_parameters()`; (0, d) for no record.
+    `module`: features (N, *shape) -> outputs (N, ...), no cross-example operation. `features`: records, shape (N,
+    *shape), of the module's type and device. `targets`: classes (int64) or values (float32), shape (N,). Returns
+    shape (N, d), float32, columns in the order of `named_parameters()`; (0, d) for no record.
     """
     parameters = {name: parameter.detach() for name, parameter in trainable_parameters(module).items()}
     if len(targets) == 0:

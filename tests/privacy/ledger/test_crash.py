@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-# Set FL_DPBAYES_LEDGER_KILLS=10 for ten times as many kills and restores; docs/ledger.md tells what 3 showed.
+# Set FL_DPBAYES_LEDGER_KILLS=10 for ten times as many kills and restores.
 FACTOR = int(os.environ.get("FL_DPBAYES_LEDGER_KILLS", "1"))
 
 COMMON = """

@@ -233,7 +233,7 @@ def evaluation_reads_training_units(patch: pytest.MonkeyPatch) -> None:
 
 
 def isotonic_noise_forgets_its_cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(clients.recalibrate, "sensitivity", lambda columns, **_: release.sensitivity(columns))
+    patch.setattr(clients.recalibrate, "sensitivity", lambda most: release.sensitivity())
 
 
 def isotonic_counts_forget_their_cap(patch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def isotonic_counts_forget_their_cap(patch: pytest.MonkeyPatch) -> None:
 
 def evaluation_noise_forgets_its_cap(patch: pytest.MonkeyPatch) -> None:
     original = release.sensitivity
-    patch.setattr(release, "sensitivity", lambda columns, **_: original(columns))
+    patch.setattr(release, "sensitivity", lambda most: original())
 
 
 def descent_with_half_the_noise(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from fl_dpbayes.privacy.planned_stretch import planned_stretch
+from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header

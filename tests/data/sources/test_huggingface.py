@@ -11,7 +11,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.sources import huggingface as hugging_face
+from fl_dpbayes.data.sources import huggingface
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TRAIN = SiteSpec(role="train")
@@ -178,16 +178,16 @@ def test_a_broken_or_a_huge_picture_is_refused(tmp_path, monkeypatch):
     broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
     with pytest.raises(UserError, match="image in row 2 cannot be read"):
         load_source(images(broken), "train")
-    monkeypatch.setattr(hugging_face, "MAX_PICTURE_PIXELS", 119)
+    monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
     with pytest.raises(UserError, match="image in row 1 has more than 119 pixels"):
         load_source(images(broken), "train")
 
 
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(hugging_face, "MAX_GREY_LEVELS", 39 * 120)
+    monkeypatch.setattr(huggingface, "MAX_GREY_LEVELS", 39 * 120)
     with pytest.raises(UserError, match="has more than 39 records"):
         load_source(images(image_folder(tmp_path / "scans")), "train")
-    monkeypatch.setattr(hugging_face, "MAX_NUMBERS", 5)
+    monkeypatch.setattr(huggingface, "MAX_NUMBERS", 5)
     with pytest.raises(UserError, match="has more than 2 records"):
         load_source(table(table_folder(tmp_path / "t")), "train")
 

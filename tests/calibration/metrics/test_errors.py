@@ -1,7 +1,5 @@
-import json
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,16 +8,12 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors
+from fl_dpbayes.calibration.metrics.errors import ece, ece_true, reliability_bins, rms_debiased, rms_true
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from tests.counted import GOLDEN, binary
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "calibration.json").read_text())
 SEEDS = st.integers(0, 10_000)
-
-
-def binary(p, y):
-    p = np.asarray(p, np.float64)
-    return from_batch(np.stack([1 - p, p], axis=1), y)
 
 
 def random_statistics(seed, count=200, classes=3):
@@ -191,3 +185,102 @@ def test_label_flip_property(seed):
     p, y = generator.uniform(0, 1, 100), generator.integers(0, 2, 100)
     tables = [coarsen(binary(*pair).class_wise[1], 15) for pair in ((p, y), (1 - p, 1 - y))]
     assert errors.mean_absolute_gap(tables[0]) == pytest.approx(errors.mean_absolute_gap(tables[1]), abs=1e-12)
+
+
+def made_up(seed, count, power=1.0):
+    """Draw labels from a law, and predict it with its log-odds multiplied by `power`."""
+    generator = np.random.default_rng(seed)
+    law = generator.beta(2, 2, count)
+    odds = (law / (1 - law)) ** power
+    truth, predicted = np.stack([1 - law, law], axis=1), np.stack([1 / (1 + odds), odds / (1 + odds)], axis=1)
+    return predicted, (generator.random(count) < law).astype(int), truth
+
+
+def test_true_errors_by_hand():
+    # One bin of 15 holds the first two: mean confidence .65, mean truth .5; the third's gap is .2.
+    statistics = from_batch(
+        [[0.64, 0.36], [0.34, 0.66], [1.0, 0.0]], [0, 0, 0], truth=[[0.7, 0.3], [0.7, 0.3], [0.8, 0.2]]
+    )
+    assert ece_true(statistics) == pytest.approx((2 * 0.15 + 0.2) / 3, abs=1e-12)
+    assert rms_true(statistics) == pytest.approx(((2 * 0.15**2 + 0.2**2) / 3) ** 0.5, abs=1e-12)
+
+
+def test_predicting_the_truth_has_no_error_limit():
+    predicted, labels, truth = made_up(1, 500)
+    statistics = from_batch(predicted, labels, truth=truth)
+    assert ece_true(statistics) == pytest.approx(0, abs=1e-12)
+    assert rms_true(statistics) == pytest.approx(0, abs=1e-12)
+    assert ece(statistics) > 0.01
+
+
+def test_it_is_the_mean_of_what_the_debiased_error_estimates():
+    squares = []
+    for seed in range(300):
+        predicted, labels, truth = made_up(seed, 400, power=2.0)
+        statistics = from_batch(predicted, labels, truth=truth)
+        squares.append(rms_debiased(statistics).value ** 2 - rms_true(statistics) ** 2)
+    error = np.std(squares, ddof=1) / len(squares) ** 0.5
+    # Single-record bins count as 0: a bias below the tolerance at 400 records.
+    assert abs(np.mean(squares)) < 3 * error
+    assert rms_true(statistics) > 0.1
+
+
+def test_unknown_where_one_record_has_no_truth():
+    predicted, labels, truth = made_up(2, 20)
+    known, unknown = from_batch(predicted, labels, truth=truth), from_batch(predicted[:1], labels[:1])
+    for statistics in (merge(known, unknown), merge(unknown, known), unknown, empty(2)):
+        assert ece_true(statistics) is None
+        assert rms_true(statistics) is None
+    assert rms_true(merge(known, empty(2))) == rms_true(known)
+
+
+def test_sklearn_curve_golden():
+    case = GOLDEN["sklearn_curve"]
+    p = np.array(case["p"])
+    table = coarsen(from_batch(np.stack([1 - p, p], axis=1), case["y"]).class_wise[1], case["bins"])
+    assert table[:, 2] / table[:, 0] == pytest.approx(case["frequency"], abs=1e-12)
+    assert table[:, 1] / table[:, 0] == pytest.approx(case["confidence"], abs=1e-12)
+
+
+def test_bars_by_hand():
+    rows = reliability_bins(from_batch([[0.9, 0.1], [0.98, 0.02], [0.3, 0.7]], [0, 1, 1]), 10)
+    assert [row.n for row in rows] == [0] * 7 + [1, 0, 2]
+    assert (rows[9].low, rows[9].high) == (0.9, 1.0)
+    assert rows[9].confidence == pytest.approx(0.94)
+    assert rows[9].accuracy == 0.5
+    assert rows[7].as_row() | {"confidence": 0.7} == {
+        "low": 0.7,
+        "high": 0.8,
+        "n": 1,
+        "confidence": 0.7,
+        "accuracy": 1.0,
+        "band_low": 0.0,
+        "band_high": 1.0,
+    }
+
+
+def test_without_records_every_bin_is_undefined_limit():
+    rows = reliability_bins(empty(2))
+    assert len(rows) == 15
+    assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {
+        (0, None, None, None, None)
+    }
+
+
+def test_band_of_certain_predictions_is_certain_limit():
+    last = reliability_bins(from_batch([[1.0, 0.0]] * 4, [0, 0, 0, 1]))[-1]
+    assert (last.band_low, last.band_high, last.accuracy) == (1.0, 1.0, 0.75)
+
+
+def test_band_holds_calibrated_accuracies():
+    generator = np.random.default_rng(31)
+    outside = bins = 0
+    for _ in range(60):
+        p = generator.uniform(0.5, 1, 2000)
+        statistics = from_batch(np.stack([p, 1 - p], axis=1), np.where(generator.random(2000) < p, 0, 1))
+        for row in reliability_bins(statistics):
+            if row.n:
+                bins += 1
+                outside += not row.band_low <= row.accuracy <= row.band_high
+    assert outside / bins < 0.05 + 3 * np.sqrt(0.05 * 0.95 / bins)
+    assert outside / bins > 0.02

@@ -1,16 +1,20 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
-from fl_dpbayes.calibration.metrics.two_classes import calibration_intercept, calibration_slope
+from fl_dpbayes.calibration.metrics.two_classes import (
+    THRESHOLDS,
+    calibration_intercept,
+    calibration_slope,
+    decision_curve,
+    net_benefit,
+)
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-
-
-def binary(p, y):
-    p = np.asarray(p, np.float64)
-    return from_batch(np.stack([1 - p, p], axis=1), y)
+from tests.counted import binary
 
 
 def draw(seed, count, spread, law):
@@ -105,11 +109,64 @@ def test_certain_predictions_that_err_stay_finite_limit():
 
 def test_two_of_many_records_that_overlap_limit():
     # The mean gradient is tiny long before the maximum, so an optimiser that trusts it stops short.
-    p = np.repeat((np.concatenate([np.arange(440, 479), np.arange(481, 520)]) + 0.5) / 960, 20_000)
-    y = (p > 0.5).astype(np.int64)
-    p, y = np.concatenate([p, [479.5 / 960, 480.5 / 960]]), np.concatenate([y, [1, 0]])
-    value = calibration_slope(binary(p, y)).value
+    apart, overlap = (
+        (np.concatenate([np.arange(440, 479), np.arange(481, 520)]) + 0.5) / 960,
+        [479.5 / 960, 480.5 / 960],
+    )
+    many = binary(apart, (apart > 0.5).astype(np.int64))
+    statistics = merge(replace(many, class_wise=20_000 * many.class_wise), binary(overlap, [1, 0]))
+    value = calibration_slope(statistics).value
 
+    p, y, n = np.append(apart, overlap), np.append(apart > 0.5, [1, 0]), np.append(np.full(len(apart), 20_000), [1, 1])
     score = np.log(p / (1 - p))
-    rest = y - expit(score * value)  # by symmetry the intercept is 0
-    assert abs(rest @ score) < 1e-6 * (score**2 @ (expit(score * value) * expit(-score * value))) * value
+    rest = n * (y - expit(score * value))  # by symmetry the intercept is 0
+    assert abs(rest @ score) < 1e-6 * (score**2 @ (n * expit(score * value) * expit(-score * value))) * value
+
+
+def test_agrees_with_its_definition_at_every_threshold():
+    generator = np.random.default_rng(1)
+    p = np.concatenate([generator.beta(0.6, 0.6, 500), np.arange(21) / 20])
+    y = (generator.random(p.size) < p).astype(np.int64)
+    curve = decision_curve(binary(p, y))
+    assert [point.threshold for point in curve] == [step / 20 for step in range(1, 20)]
+    for point in curve:
+        t, treated = point.threshold, p >= point.threshold
+        true, false = (treated & (y == 1)).mean(), (treated & (y == 0)).mean()
+        assert point.model == pytest.approx(true - false * t / (1 - t), abs=1e-12)
+        assert point.all == pytest.approx(y.mean() - (1 - y.mean()) * t / (1 - t), abs=1e-12)
+        assert point.none == 0
+        assert point.interval.low <= point.model <= point.interval.high
+
+
+@pytest.mark.parametrize("count", [50, 200, 624])
+@pytest.mark.parametrize("mean", [-0.5, -2.5])
+def test_interval_of_the_net_benefit_covers(count, mean):
+    generator, replicates = np.random.default_rng(2), 300
+    score = generator.normal(mean, 1.5, 400_000)
+    p, law = 1 / (1 + np.exp(-score)), 1 / (1 + np.exp(-0.3 - 0.7 * score))
+    thresholds = (0.05, 0.2, 0.5, 0.8, 0.95)
+    truth = [np.mean((p >= t) * (law - (1 - law) * t / (1 - t))) for t in thresholds]
+    covered = np.zeros(len(thresholds))
+    for _ in range(replicates):
+        rows = generator.integers(0, p.size, count)
+        statistics = binary(p[rows], (generator.random(count) < law[rows]).astype(np.int64))
+        for place, (t, true) in enumerate(zip(thresholds, truth, strict=True)):
+            interval = net_benefit(statistics, t).interval
+            covered[place] += interval.low <= true <= interval.high
+    assert (covered / replicates >= 0.93 - 3 * (0.93 * 0.07 / replicates) ** 0.5).all(), covered / replicates
+
+
+def test_interval_has_a_width_where_none_is_treated_limit():
+    point = net_benefit(binary([0.1] * 100, [0] * 100), 0.5)
+    assert point.model == 0
+    assert point.interval.low < -0.01
+    assert point.interval.high > 0.01
+
+
+def test_net_benefit_undefined_and_refused_limit():
+    assert decision_curve(empty(2)) is None
+    assert decision_curve(from_batch([[0.2, 0.7, 0.1]], [0])) is None
+    assert len(THRESHOLDS) == 19
+    for wrong in (0.0, 1.0, 1 / 7):
+        with pytest.raises(ValueError, match="threshold is"):
+            net_benefit(binary([0.2], [0]), wrong)

@@ -1,0 +1,190 @@
+import math
+from dataclasses import asdict
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+
+from fl_dpbayes.calibration.bins import coarsen
+from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, wilson_interval
+from fl_dpbayes.calibration.metrics import ranking, scores
+from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
+from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from tests.counted import GOLDEN, binary, top_label
+
+
+def test_ten_points_decomposition_golden():
+    case = GOLDEN["ten_points"]
+    statistics = binary(case["p"], case["y"])
+    terms = scores.decompose_table(coarsen(statistics.class_wise[1], case["bins"]))
+    for name, value in asdict(terms).items():
+        assert value == pytest.approx(float(Fraction(case[name])), abs=1e-15), name
+    assert terms.brier == pytest.approx(float(Fraction(case["brier"])), abs=1e-15)
+    assert scores.brier(statistics).value == pytest.approx(2 * float(Fraction(case["brier"])), abs=1e-15)
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 80), st.integers(2, 5), st.sampled_from([1, 5, 15, 960]))
+def test_five_terms_property_add_up(seed, count, classes, bins):
+    generator = np.random.default_rng(seed)
+    statistics = from_batch(generator.dirichlet(np.ones(classes), count), generator.integers(0, classes, count))
+    assert scores.decompose_brier(statistics, bins).brier == pytest.approx(scores.brier(statistics).value, abs=1e-12)
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(st.integers(0, 10_000), st.sampled_from([5, 15]))
+def test_label_flip_property(seed, bins):
+    generator = np.random.default_rng(seed)
+    p, y = generator.uniform(0, 1, 100), generator.integers(0, 2, 100)
+    one, other = (
+        scores.decompose_table(coarsen(binary(*pair).class_wise[1], bins)) for pair in ((p, y), (1 - p, 1 - y))
+    )
+    assert asdict(one) == pytest.approx(asdict(other), abs=1e-12)
+    assert ranking.auroc(binary(p, y)).value == pytest.approx(ranking.auroc(binary(1 - p, 1 - y)).value, abs=1e-12)
+
+
+def test_accuracy_nll_and_brier_agree_with_records():
+    generator = np.random.default_rng(1)
+    probabilities, labels = generator.dirichlet(np.ones(4), 300), generator.integers(0, 4, 300)
+    statistics = from_batch(probabilities, labels)
+    assert scores.accuracy(statistics).value == (probabilities.argmax(axis=1) == labels).mean()
+    assert scores.nll(statistics).value == pytest.approx(log_loss(labels, probabilities, labels=range(4)), abs=1e-12)
+    direct = ((probabilities - np.eye(4)[labels]) ** 2).sum(axis=1).mean()
+    assert scores.brier(statistics).value == pytest.approx(direct, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_auroc_lies_within_its_bounds(seed):
+    generator = np.random.default_rng(seed)
+    p = generator.beta(0.6, 0.6, 624)
+    y = generator.random(624) < p
+    area, exact = ranking.auroc(binary(p, y)), roc_auc_score(y, p)
+    assert area.bounds.low <= exact <= area.bounds.high
+    assert area.bounds.high - area.bounds.low < 3e-3
+    assert area.value == pytest.approx(exact, abs=5e-4)
+
+
+def test_multiclass_auroc_is_the_macro_average_of_one_against_the_rest():
+    generator = np.random.default_rng(2)
+    probabilities = generator.dirichlet(np.ones(3), 400)
+    labels = np.array([generator.choice(3, p=row) for row in probabilities])
+    area = ranking.auroc(from_batch(probabilities, labels))
+    exact = roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
+    assert area.bounds.low <= exact <= area.bounds.high
+
+
+def test_auroc_averages_over_the_classes_that_occur():
+    probabilities, labels = [[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.5, 0.4, 0.1]], [0, 1, 1]
+    assert ranking.auroc(from_batch(probabilities, labels)).value == pytest.approx(1.0)
+
+
+def test_auroc_of_one_label_is_undefined_limit():
+    assert ranking.auroc(binary([0.2, 0.7], [1, 1])) is None
+    assert ranking.auroc(from_batch([[0.2, 0.7, 0.1]], [2])) is None
+
+
+def test_auroc_of_equal_scores_is_one_half_limit():
+    area = ranking.auroc(binary([0.5] * 4, [0, 1, 0, 1]))
+    assert (area.value, area.bounds.low, area.bounds.high) == (0.5, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("score", [scores.accuracy, scores.nll, scores.brier, ranking.auroc, scores.decompose_brier])
+def test_without_records_undefined_limit(score):
+    assert score(empty(3)) is None
+
+
+INTERVALS = {"nll": nll_interval, "brier": brier_interval}
+
+
+def share_held(score, draw, truth, count, replicates, seed):
+    generator = np.random.default_rng(seed)
+    found = [INTERVALS[score](draw(generator, count)) for _ in range(replicates)]
+    return np.mean([low <= truth <= high for low, high in found])
+
+
+@pytest.mark.parametrize("score", INTERVALS)
+def test_covers_confident_models_of_few_records(score):
+    # The central-limit interval covers 80 to 85 % here. Truth: means over p uniform on [.9, .99] of p's entropy (nats)
+    # and of 2 p (1 - p).
+    p = np.linspace(0.9, 0.99, 100_001)
+    truth = {"nll": np.mean(-p * np.log(p) - (1 - p) * np.log(1 - p)), "brier": np.mean(2 * p * (1 - p))}[score]
+
+    def draw(generator, count):
+        p = generator.uniform(0.9, 0.99, count)
+        return top_label(p, generator.random(count) < p)
+
+    assert share_held(score, draw, truth, 100, 600, 21) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", INTERVALS)
+def test_covers_ten_classes(score):
+    def draw(generator, count):
+        p = generator.dirichlet(np.full(10, 0.6), count)
+        labels = (generator.random((count, 1)) > p.cumsum(axis=1)).sum(axis=1).clip(0, 9)
+        return from_batch(p, labels)
+
+    p = np.random.default_rng(22).dirichlet(np.full(10, 0.6), 400_000)
+    truth = {"nll": float(-(p * np.log(p)).sum(axis=1).mean()), "brier": float(1 - (p**2).sum(axis=1).mean())}[score]
+    assert share_held(score, draw, truth, 400, 400, 23) > 0.93 - 3 * math.sqrt(0.93 * 0.07 / 400)
+
+
+def test_equal_confidences_give_the_interval_of_a_proportion(monkeypatch):
+    # Of records all as confident the loss is one of two values. Wilson's variance bends down away from the mean, which
+    # makes his interval shorter by a share of z^2 / n.
+    monkeypatch.setattr(scores, "QUANTILE", NORMAL_QUANTILE)
+    monkeypatch.setattr(scores, "PSEUDO_RECORDS", 0.0)
+    n, wrong, p = 10_000, 2_000, 0.7
+    found = brier_interval(top_label(np.full(n, p), np.arange(n) >= wrong))
+    of_right, of_wrong = 2 * (1 - p) ** 2, 2 * p**2
+    expected = [of_right + (of_wrong - of_right) * end for end in wilson_interval(wrong, n)]
+    half = (expected[1] - expected[0]) / 2
+    assert found == pytest.approx(expected, abs=half * NORMAL_QUANTILE**2 / n)
+
+
+def test_without_a_wrong_answer_the_upper_end_allows_for_one():
+    n, p = 200, 0.97
+    low, high = nll_interval(top_label(np.full(n, p), np.ones(n, bool)))
+    mean = -math.log(p)
+    assert 0 <= low <= mean
+    assert high > mean + -math.log(1 - p) / n
+
+
+def test_no_nll_interval_where_one_answer_could_change_too_much_limit():
+    generator = np.random.default_rng(24)
+    certain = np.where(generator.random(200) < 0.8, 1.0, generator.uniform(0.6, 1, 200))
+    statistics = top_label(certain, generator.random(200) < certain)
+    assert nll_interval(statistics) is None
+    assert brier_interval(statistics) is not None
+
+
+def test_labels_do_not_decide_whether_it_is_shown():
+    generator = np.random.default_rng(25)
+    for count in (40, 60, 80, 120, 200):
+        p = generator.uniform(0.5, 1, count)
+        shown = {nll_interval(top_label(p, np.full(count, right))) is None for right in (True, False)}
+        assert len(shown) == 1
+
+
+@pytest.mark.parametrize("score", INTERVALS)
+def test_sites_add_up_to_their_pool(score):
+    generator = np.random.default_rng(26)
+    p = generator.uniform(0.5, 0.98, 300)
+    right = generator.random(300) < p
+    parts = merge(top_label(p[:100], right[:100]), top_label(p[100:], right[100:]))
+    assert INTERVALS[score](parts) == pytest.approx(INTERVALS[score](top_label(p, right)))
+
+
+@pytest.mark.parametrize("score", INTERVALS)
+def test_fewer_than_two_records_limit(score):
+    assert INTERVALS[score](empty(2)) is None
+    assert INTERVALS[score](from_batch([[0.7, 0.3]], [0])) is None
+
+
+def test_a_certain_and_right_model_limit():
+    certain = top_label(np.ones(30), np.ones(30, bool))
+    assert nll_interval(certain) is None
+    assert brier_interval(certain) == (0.0, 0.0)

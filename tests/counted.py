@@ -1,0 +1,37 @@
+"""Predictions and their statistics for tests of calibration."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from scipy.special import softmax
+
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "calibration.json").read_text())
+
+
+def binary(p, y) -> CalibrationStatistics:
+    """Count predictions p of class 1 against labels y."""
+    p = np.asarray(p, np.float64)
+    return from_batch(np.stack([1 - p, p], axis=1), y)
+
+
+def top_label(confidence, right) -> CalibrationStatistics:
+    """Count predictions of class 0 with a confidence, right or wrong."""
+    confidence = np.asarray(confidence, np.float64)
+    return from_batch(np.stack([confidence, 1 - confidence], axis=1), np.where(right, 0, 1))
+
+
+def miscalibrated(records: int, classes: int, factor: float = 2.0, seed: int = 0):
+    """Return predictions whose logits are `factor` times the true ones, labels, and the true probabilities."""
+    generator = np.random.default_rng(seed)
+    logits = 2 * generator.standard_normal((records, classes))
+    true = softmax(logits, axis=1)
+    labels = (generator.random((records, 1)) > true.cumsum(axis=1)).sum(axis=1)
+    return softmax(factor * logits, axis=1), labels, true
+
+
+def overconfident(records: int, classes: int, factor: float = 2.0, seed: int = 0):
+    """Return the predictions and labels of `miscalibrated`."""
+    return miscalibrated(records, classes, factor, seed)[:2]

@@ -1,0 +1,287 @@
+"""Synthetic sources: their law and truth, how sites differ, bounds, seeds, and a place in a simulation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from sklearn.metrics import roc_auc_score
+
+from fl_dpbayes.config.data import DataSpec, DirichletPartition, IIDPartition, NaturalPartition, Shift, SiteSpec
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sources import Logistic2D, Radiographs
+from fl_dpbayes.data.load import load_source, load_unscaled
+from fl_dpbayes.data.sources import radiographs
+from fl_dpbayes.data.sources.logistic_2d import site_laws
+from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
+
+SOURCES = [
+    Logistic2D(records=3000, test_records=600, sites=3, seed=1),
+    Radiographs(records=3000, test_records=600, sites=3, side=12, seed=1),
+]
+TRAIN = SiteSpec(role="train")
+SITES = {
+    "site-1": TRAIN,
+    "site-2": SiteSpec(role="held_out", part="test"),
+    "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2)),
+}
+
+
+def by_kind(value):
+    return value.kind
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
+def test_equal_seeds_give_equal_records_and_parts_differ(source):
+    first = load_source(source, "train")
+    radiographs.load.cache_clear()
+    again = load_source(source, "train")
+    assert first.labels is not again.labels
+    np.testing.assert_array_equal(first.features, again.features)
+    np.testing.assert_array_equal(first.labels, again.labels)
+    other = load_source(source.model_copy(update={"seed": 2}), "train")
+    assert not np.array_equal(first.labels, other.labels)
+    assert not np.array_equal(first.labels[:600], load_source(source, "test").labels)
+    with pytest.raises(UserError, match="has no part 'validation': choose train or test"):
+        load_source(source, "validation")
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
+def test_a_name_alone_is_a_source(source):
+    assert DataSpec(source=source.kind).source == type(source)()
+    assert source.with_place(Path.resolve) == source.located(None) == source
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "logistic-2d", "records": 5, "sites": 6}, "records is 5 for 6 sites"),
+        ({"kind": "logistic-2d", "records": 2_000_000}, "less than or equal to 1000000"),
+        ({"kind": "logistic-2d", "heterogeneity": -1}, "greater than or equal to 0"),
+        ({"kind": "logistic-2d", "side": 28}, "Extra inputs"),
+        ({"kind": "radiographs", "side": 7}, "greater than or equal to 8"),
+        ({"kind": "radiographs", "side": 225}, "less than or equal to 224"),
+        ({"kind": "radiographs", "side": 224, "records": 12_000}, "at side 224 at most 10699 are made"),
+    ],
+)
+def test_bounds(keys, message):
+    with pytest.raises(ValidationError, match=message):
+        DataSpec(source=keys)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
+def test_natural_sites_travel_by_site_file_with_their_truth(source, tmp_path, deal):
+    dealt = deal(SITES, NaturalPartition(), DataSpec(source=source))
+    assert dealt.plan.source == source
+    train, held_out, shifted = dealt.load(tmp_path)
+    everything = load_source(source, "train")
+    expected = everything.subset(everything.natural_site == "site-1")
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([train.train.truth[:, 1], train.test.truth[:, 1]])), np.sort(expected.truth[:, 1])
+    )
+    test = load_source(source, "test")
+    np.testing.assert_array_equal(held_out.test.truth, test.subset(test.natural_site == "site-2").truth)
+    assert len(shifted.test.labels) < 1000
+    assert shifted.test.truth.shape == (len(shifted.test.labels), 2)
+
+
+@pytest.mark.parametrize("partition", [IIDPartition(), DirichletPartition(alpha=0.5)], ids=by_kind)
+@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
+def test_other_partitions_deal_the_records_too(source, partition, check_truth, deal):
+    sites = {"north": TRAIN, "south": TRAIN, "away": SiteSpec(role="held_out", part="test", records=100)}
+    plan = deal(sites, partition, DataSpec(source=source)).plan
+    dealt = np.concatenate([site.indices for site in plan.sites if site.spec.role == "train"])
+    assert np.array_equal(np.sort(dealt), np.arange(3000))
+    records = load_source(source, "train")
+    for site in plan.sites[:2]:
+        assert records.subset(site.indices).truth.shape == (len(site.indices), 2)
+    if partition.kind == "iid":
+        check_truth(records.subset(plan.sites[0].indices))
+
+
+# Points in the plane.
+
+POINTS = Logistic2D(records=60_000, test_records=9000, sites=3, heterogeneity=0.8, intercept=-0.5, seed=4)
+
+
+@pytest.fixture(scope="module")
+def points():
+    return load_source(POINTS, "train")
+
+
+def logistic_regression(inputs, labels):
+    """Return the maximum-likelihood estimate and its covariance, by Newton steps."""
+    weights = np.zeros(inputs.shape[1])
+    for _ in range(12):
+        chances = 1 / (1 + np.exp(-inputs @ weights))
+        information = inputs.T @ (inputs * (chances * (1 - chances))[:, None])
+        weights = weights + np.linalg.solve(information, inputs.T @ (labels - chances))
+    return weights, np.linalg.inv(information)
+
+
+def test_logistic_regression_finds_each_sites_law(points):
+    laws = site_laws(POINTS)
+    for number in range(POINTS.sites):
+        site = points.subset(points.natural_site == f"site-{number + 1}")
+        inputs = np.column_stack([np.ones(len(site)), site.features])
+        found, covariance = logistic_regression(inputs.astype(np.float64), site.labels)
+        expected = np.array([laws.intercepts[number], *laws.slopes[number]])
+        assert (np.abs(found - expected) < 4 * np.sqrt(np.diag(covariance))).all()
+        mean_error = site.features.mean(axis=0) - laws.means[number]
+        assert (np.abs(mean_error) < 4 / np.sqrt(len(site))).all()
+        np.testing.assert_allclose(site.features.std(axis=0), 1, rtol=0, atol=4 / np.sqrt(2 * len(site)))
+        correlation = np.corrcoef(site.features.T)[0, 1]
+        assert abs(np.arctanh(correlation) - np.arctanh(laws.correlations[number])) < 4 / np.sqrt(len(site) - 3)
+
+
+def test_truth_of_points_is_that_of_the_labels(points, check_truth):
+    check_truth(points)
+    for number in range(POINTS.sites):
+        check_truth(points.subset(points.natural_site == f"site-{number + 1}"))
+
+
+def test_points_are_as_described(points):
+    assert points.task == POINTS.task
+    assert points.unit == POINTS.unit
+    assert points.features.dtype == np.float32
+    assert points.features.shape == (60_000, 2)
+    assert len(np.unique(points.units)) == 60_000
+    names, counts = np.unique(points.natural_site, return_counts=True)
+    assert names.tolist() == ["site-1", "site-2", "site-3"]
+    assert counts.tolist() == [20_000] * 3
+
+
+def test_laws_of_points_differ_by_heterogeneity_only():
+    alike = site_laws(POINTS.model_copy(update={"heterogeneity": 0.0}))
+    np.testing.assert_array_equal(alike.means, np.zeros((3, 2)))
+    np.testing.assert_array_equal(alike.correlations, np.zeros(3))
+    np.testing.assert_array_equal(alike.intercepts, np.full(3, -0.5))
+    np.testing.assert_array_equal(alike.slopes, np.tile([1.5, -1.0], (3, 1)))
+    apart = site_laws(POINTS)
+    further = site_laws(POINTS.model_copy(update={"heterogeneity": 1.6}))
+    np.testing.assert_allclose(further.means, 2 * apart.means, rtol=1e-12)
+    assert np.ptp(apart.means, axis=0).min() > 0.1
+    assert np.ptp(apart.intercepts) > 0.1
+    assert np.ptp(apart.slopes, axis=0).min() > 0.1
+
+
+def test_more_sites_leave_the_first_ones_as_they_are():
+    more = site_laws(POINTS.model_copy(update={"sites": 7}))
+    np.testing.assert_array_equal(more.means[:3], site_laws(POINTS).means)
+
+
+def test_test_points_are_others_of_the_same_sites(points, check_truth):
+    test = load_source(POINTS, "test")
+    assert len(test) == 9000
+    check_truth(test)
+    assert not set(points.features[:, 0].tolist()) >= set(test.features[:, 0].tolist())
+    means = np.stack([test.features[test.natural_site == f"site-{number}"].mean(axis=0) for number in (1, 2, 3)])
+    assert (np.abs(means - site_laws(POINTS).means) < 4 / np.sqrt(3000)).all()
+
+
+# Radiographs.
+
+FILMS = Radiographs(records=6000, test_records=1500, sites=3, heterogeneity=0.8, seed=2)
+ALIKE = FILMS.model_copy(update={"heterogeneity": 0.0})
+
+
+@pytest.fixture(scope="module")
+def films():
+    return load_source(FILMS, "train")
+
+
+@pytest.fixture(scope="module")
+def alike():
+    return load_source(ALIKE, "train")
+
+
+def of_site(records, number):
+    return records.subset(records.natural_site == f"site-{number}")
+
+
+def test_pictures_are_as_described(films):
+    assert films.task == FILMS.task
+    assert films.unit == FILMS.unit
+    assert films.features.shape == (6000, 1, 28, 28)
+    assert films.features.dtype == np.float32
+    assert 0 <= films.features.min() < 0.1
+    assert 0.9 < films.features.max() <= 1
+    assert [len(of_site(films, number)) for number in (1, 2, 3)] == [2000] * 3
+    assert len(np.unique(films.units)) == 6000
+
+
+def test_truth_is_that_of_the_labels(films, alike, check_truth):
+    for part in (films, alike, load_source(FILMS, "test"), *(of_site(films, number) for number in (1, 2, 3))):
+        check_truth(part)
+
+
+def test_truth_follows_the_contrast_of_the_opacity():
+    patients = draw_patients(400, np.random.default_rng(0))
+    pictures = draw_pictures(patients, np.arange(400), 32)
+    unaffected = draw_pictures(
+        type(patients)(**{**vars(patients), "contrast": np.zeros_like(patients.contrast)}), np.arange(400), 32
+    )
+    added = (pictures - unaffected).max(axis=(1, 2))
+    assert np.corrcoef(added, patients.contrast)[0, 1] > 0.99
+    # The opacity lies in a lung: where it is strongest the chest without it is dark.
+    brightest = (pictures - unaffected).reshape(400, -1).argmax(axis=1)
+    assert (unaffected.reshape(400, -1)[np.arange(400), brightest] < 0.6).mean() > 0.95
+
+
+def test_a_small_model_learns_the_label(alike):
+    inputs = alike.features.reshape(len(alike), -1).astype(np.float64)
+    inputs = np.column_stack([np.ones(len(inputs)), inputs - inputs.mean(axis=0)])
+    train, test = inputs[:4500], inputs[4500:]
+    weights = np.linalg.solve(train.T @ train + 10 * np.eye(train.shape[1]), train.T @ alike.labels[:4500])
+    learnt = roc_auc_score(alike.labels[4500:], test @ weights)
+    best = roc_auc_score(alike.labels[4500:], alike.truth[4500:, 1])
+    assert 0.8 < learnt < best
+
+
+def test_sites_differ_by_heterogeneity_only(films, alike):
+    levels = [of_site(films, number).features.mean() for number in (1, 2, 3)]
+    noise = [np.diff(of_site(films, number).features[:, 0, 0], axis=1).std() for number in (1, 2, 3)]
+    # The average picture as each scanner takes it; few pixels reach the ends of the scale.
+    taken = acquisition(FILMS)
+    expected_levels = 0.5 + taken.gains * (alike.features.mean() - 0.5) + taken.offsets
+    np.testing.assert_allclose(levels, expected_levels, rtol=0, atol=0.01)
+    assert np.ptp(taken.offsets) > 0.05
+    assert max(noise) > 1.2 * min(noise)
+    assert np.ptp([of_site(films, number).truth[:, 1].mean() for number in (1, 2, 3)]) > 0.03
+    scanners = acquisition(ALIKE)
+    for values, expected in (
+        (scanners.gains, 1.0),
+        (scanners.offsets, 0.0),
+        (scanners.noises, 0.04),
+        (scanners.intercepts, 0.0),
+    ):
+        np.testing.assert_array_equal(values, np.full(3, expected))
+    means = np.array([of_site(alike, number).features.mean(axis=(1, 2, 3)).mean() for number in (1, 2, 3)])
+    error = alike.features.mean(axis=(1, 2, 3)).std() / np.sqrt(2000)
+    assert np.ptp(means) < 5 * error
+
+
+def test_the_side_changes_the_resolution_and_not_the_patients():
+    larger = load_source(FILMS.model_copy(update={"side": 56, "records": 600}), "train")
+    smaller = load_source(FILMS.model_copy(update={"records": 600}), "train")
+    np.testing.assert_array_equal(larger.labels, smaller.labels)
+    np.testing.assert_array_equal(larger.truth, smaller.truth)
+    halved = larger.features.reshape(600, 28, 2, 28, 2).mean(axis=(2, 4))
+    # Grain apart, which half the side averages over four pixels.
+    assert np.abs(halved - smaller.features[:, 0]).mean() < 0.06
+
+
+@pytest.mark.parametrize("side", [8, 224])
+def test_smallest_and_largest_side(side):
+    records = load_unscaled(Radiographs(side=side, records=20, test_records=20), "test")
+    assert records.features.shape == (20, 1, side, side)
+    assert records.features.dtype == np.uint8
+    assert records.task == Radiographs(side=side).task
+
+
+def test_pictures_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    source = Radiographs(records=50, test_records=50)
+    whole = load_unscaled(source, "train").features
+    radiographs.load.cache_clear()
+    monkeypatch.setattr("fl_dpbayes.data.sources.radiographs.PIXELS_AT_ONCE", 7 * 28 * 28)
+    np.testing.assert_array_equal(load_unscaled(source, "train").features, whole)
