@@ -11,7 +11,7 @@ from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from server.check_reply import check_reachable
+from server.check_reply import check_displacement
 
 MIXTURE = "aggregation={rule='mixture'}"
 PLAN = TrainingPlan(
@@ -30,7 +30,7 @@ def check(moved: np.ndarray, start: np.ndarray) -> None:
         last_step=4, last={"parameters/w": moved}, samples=SimpleNamespace(arrays={"w": moved[np.newaxis]})
     )
     request = SimpleNamespace(plan=PLAN, first_step=0, steps=5, precision="float32")
-    check_reachable(reply, request, 1000, {"parameters/w": start})  # type: ignore[arg-type]
+    check_displacement(reply, request, 1000, {"parameters/w": start})  # type: ignore[arg-type]
 
 
 def test_last_digits_may_move_however_short_the_steps_are() -> None:
