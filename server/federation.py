@@ -154,11 +154,9 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
             "evaluation": strategy.evaluation.statements if strategy.evaluation else {},
         }
     )
-    summary = summarise_run(strategy, record, partition.get("label_total_variation"))
-    if "feature_total_variation" in partition:
-        summary["feature_total_variation"] = partition["feature_total_variation"]
-    write_summary(summary, folder)
-    rows = [calibration_csv_row(row) for row in summary["calibration"]]
+    summary = summarise_run(strategy, record, partition)
+    write_summary(summary.as_written(), folder)
+    rows = [calibration_csv_row(row) for row in summary.calibration]
     write_csv(folder / "calibration.csv", rows, CALIBRATION_COLUMNS)
     if report:
         write_report(folder)

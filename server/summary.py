@@ -3,13 +3,32 @@
 import importlib.metadata
 import math
 import platform
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 import fl_dpbayes
 from fl_dpbayes.config.recalibration import COUNTED
+from fl_dpbayes.config.summary import (
+    AggregationInputs,
+    CalibrationRecord,
+    ConformalRecord,
+    EvaluationPrivacyRecord,
+    ParticipationRecord,
+    PrivacyRecord,
+    RecalibrationRecord,
+    ReleaseRecord,
+    ReliabilityRecord,
+    ShiftDetectionRecord,
+    SiteRecord,
+    SmallDeltaRecord,
+    SubgroupRecord,
+    Summary,
+    SummaryPart,
+    Traffic,
+)
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.convergence import (
     convergence_rows,
@@ -24,13 +43,20 @@ from fl_dpbayes.report.settings_table import settings_table
 from fl_dpbayes.report.warnings import sentence, sentences
 from server.recalibration import Recalibration
 from server.roster import Federation
-from server.run_record import RunRecord
+from server.run_record import RunRecord, cost_cells
 from server.strategies.fald import FALDStrategy
 from server.strategies.strategy import PosteriorStrategy
 
+PUBLIC, PAID, NOT_SENT = "public by declaration", "paid in ledger", "not sent"
+PartT = TypeVar("PartT", bound=SummaryPart)
 
-def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity: float | None) -> dict[str, Any]:
-    """Gather everything that a run shows for itself."""
+
+def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Mapping[str, Any]) -> Summary:
+    """Gather everything that a run shows for itself.
+
+    `partition` holds what was measured of the sites' data in a simulation: `label_total_variation`, the mean total
+    variation between training sites' labels and the pooled ones, and `feature_total_variation`, where known.
+    """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, members = federation.scenario, federation.roster.members
     bank, chains = strategy.bank, strategy.chain_names()
@@ -41,60 +67,62 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
     privacy = [_privacy(site, record, recalibration) for site in trainers]
-    return {
-        "scenario": scenario.name,
-        "description": scenario.description,
-        "seed": scenario.seed,
-        "run": federation.run,
-        "resumed_after": record.resumed_after,
-        "versions": {
+    found = Summary(
+        scenario=scenario.name,
+        description=scenario.description,
+        seed=scenario.seed,
+        run=federation.run,
+        resumed_after=tuple(record.resumed_after),
+        versions={
             "fl-dpbayes": fl_dpbayes.__version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "flwr": importlib.metadata.version("flwr"),
         },
-        "adjacency": scenario.privacy.adjacency,
-        "seeded": any(member.card.seeded for member in members)
+        adjacency=scenario.privacy.adjacency,
+        seeded=any(member.card.seeded for member in members)
         or any(statement.seeded for statement in record.statements.values()),
-        "private": scenario.privacy.kind == "dp",
-        "settings": settings_table(scenario, federation.planned_sites, record.aggregation_inputs),
-        "sampler": scenario.sampler.kind,
-        "chains": scenario.training.chains,
-        "aggregation": scenario.aggregation.rule,
-        "aggregation_inputs": record.aggregation_inputs,
-        "sites": [
-            {
-                "name": member.card.name,
-                "role": member.card.role,
-                "n": member.card.units,
-                "unit": member.card.unit,
-                "shift": member.card.shift,
-                "test_n": tested.get(member.card.name),
-            }
+        private=scenario.privacy.kind == "dp",
+        settings=settings_table(scenario, federation.planned_sites, record.aggregation_inputs),
+        sampler=scenario.sampler.kind,
+        chains=scenario.training.chains,
+        aggregation=scenario.aggregation.rule,
+        aggregation_inputs=_optional(AggregationInputs, record.aggregation_inputs),
+        sites=tuple(
+            SiteRecord(
+                name=member.card.name,
+                role=member.card.role,
+                n=member.card.units,
+                unit=member.card.unit,
+                shift=member.card.shift,
+                test_n=tested.get(member.card.name),
+            )
             for member in members
-        ],
-        "clipped": scenario.privacy.clip_norm is not None,
-        "averaged_temperature": strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
-        "privacy": privacy,
-        "small_delta": largest_at_small_delta(privacy, scenario.privacy.adjacency),
-        "participation": [{"site": site, "statuses": record.participation(site)} for site in trainers],
-        "recalibration": _recalibration(recalibration),
-        "calibration": calibration,
-        "reliability": reliability,
-        "subgroups": evaluation.subgroup_rows() if evaluation else [],
-        "shift_detection": evaluation.shift_detection_rows() if evaluation else [],
-        "conformal": evaluation.conformal() if evaluation else [],
-        "evaluation_privacy": [_evaluation_privacy(*item) for item in statements.items()],
-        "releases": [*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())],
-        "bytes": {
-            "up": [row["bytes_up"] for row in record.round_rows],
-            "down": [row["bytes_down"] for row in record.round_rows],
-        },
-        "seconds": {stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
-        "configurations_tried": scenario.configurations_tried,
-        "convergence": [row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence],
-        "warnings": [
+        ),
+        clipped=scenario.privacy.clip_norm is not None,
+        averaged_temperature=strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
+        privacy=_all(PrivacyRecord, privacy),
+        small_delta=_optional(SmallDeltaRecord, largest_at_small_delta(privacy, scenario.privacy.adjacency)),
+        participation=tuple(
+            ParticipationRecord(site=site, statuses=tuple(record.participation(site))) for site in trainers
+        ),
+        recalibration=_recalibration(recalibration),
+        calibration=_all(CalibrationRecord, calibration),
+        reliability=_all(ReliabilityRecord, reliability),
+        subgroups=_all(SubgroupRecord, evaluation.subgroup_rows() if evaluation else []),
+        shift_detection=_all(ShiftDetectionRecord, evaluation.shift_detection_rows() if evaluation else []),
+        conformal=_all(ConformalRecord, evaluation.conformal() if evaluation else []),
+        evaluation_privacy=_all(EvaluationPrivacyRecord, (_tested(*item) for item in statements.items())),
+        releases=(*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())),
+        bytes=Traffic(
+            up=tuple(row["bytes_up"] for row in record.round_rows),
+            down=tuple(row["bytes_down"] for row in record.round_rows),
+        ),
+        seconds={stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
+        configurations_tried=scenario.configurations_tried,
+        convergence=tuple(row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence),
+        warnings=(
             *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
             *map(sentence, federation.roster.left_out),
             *sentences(record.warnings),
@@ -102,9 +130,19 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, heterogeneity:
             *map(sentence, mixture_warnings(scenario, bank, chains)),
             *map(sentence, convergence_warnings(convergence)),
             *map(sentence, hot),
-        ],
-        "heterogeneity": heterogeneity,
-    }
+        ),
+        heterogeneity=partition.get("label_total_variation"),
+    )
+    known = {name: partition[name] for name in ("feature_total_variation",) if name in partition}
+    return found.model_copy(update=known) if known else found
+
+
+def _all(kind: type[PartT], rows: Iterable[Mapping[str, Any]]) -> tuple[PartT, ...]:
+    return tuple(map(kind.model_validate, rows))
+
+
+def _optional(kind: type[PartT], row: Mapping[str, Any] | None) -> PartT | None:
+    return None if row is None else kind.model_validate(row)
 
 
 def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) -> dict[str, Any]:
@@ -117,85 +155,65 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         row["recalibration_epsilon"] = float("inf") if epsilon is None else epsilon
     if statement is None:
         return row
-    return row | {
-        "delta": statement.delta,
-        "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
-        "epsilon_method": statement.epsilon_method,
-        "mu": float("inf") if statement.mu is None else statement.mu,
-        "mu_kind": statement.mu_kind,
-        "steps": statement.steps,
-        "history": [list(row) for row in statement.history],
-        "rounds": record.rounds_used(site),
-        "budget": float("inf") if statement.budget is None else statement.budget,
-        "unit": statement.unit,
-    }
+    return (
+        row
+        | cost_cells(statement)
+        | {
+            "history": statement.history,
+            "rounds": record.rounds_used(site),
+            "unit": statement.unit,
+        }
+    )
 
 
-def _recalibration(recalibration: Recalibration | None) -> dict[str, Any] | None:
+def _recalibration(recalibration: Recalibration | None) -> RecalibrationRecord | None:
     if recalibration is None:
         return None
-    return {
-        "method": recalibration.average.method,
-        "noise": sentence(recalibration.noise) if recalibration.noise else "",
-        "average": list(recalibration.average.parameters),
-        "sites": {site: list(own.parameters) for site, own in recalibration.own.items()},
-    }
+    return RecalibrationRecord(
+        method=recalibration.average.method,
+        noise=sentence(recalibration.noise) if recalibration.noise else "",
+        average=recalibration.average.parameters,
+        sites={site: own.parameters for site, own in recalibration.own.items()},
+    )
 
 
-def _evaluation_privacy(site: str, statement: PrivacyStatement) -> dict[str, Any]:
-    return {
-        "site": site,
-        "unit": statement.unit,
-        "delta": statement.delta,
-        "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
-        "epsilon_method": statement.epsilon_method,
-        "mu": float("inf") if statement.mu is None else statement.mu,
-        "mu_kind": statement.mu_kind,
-        "budget": float("inf") if statement.budget is None else statement.budget,
-    }
+def _tested(site: str, statement: PrivacyStatement) -> dict[str, Any]:
+    return {"site": site, "unit": statement.unit} | cost_cells(statement)
 
 
-def _paid_evaluation(site: str, statement: PrivacyStatement) -> dict[str, str]:
+def _paid_evaluation(site: str, statement: PrivacyStatement) -> ReleaseRecord:
     epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
     budget = float("inf") if statement.budget is None else statement.budget
     item = f"test records of {site}: epsilon {epsilon} of {budget:g} at delta {statement.delta:g}"
-    return {"item": item, "how": "paid in ledger"}
+    return ReleaseRecord(item=item, how=PAID)
 
 
-def _prevalences(federation: Federation) -> list[dict[str, str]]:
+def _prevalences(federation: Federation) -> dict[str, str]:
     cards = [member.card for member in federation.roster.members]
     declared = [card.name for card in cards if isinstance(card.prevalence, tuple)]
     estimated = [card.name for card in cards if card.prevalence == "estimated"]
     places = [*(["the training population"] if federation.scenario.data.prevalence else []), *declared]
-    rows = []
-    if places:
-        rows.append({"item": f"prevalence of the classes: {', '.join(places)}", "how": "public by declaration"})
-    if estimated:
-        rows.append({"item": f"estimated prevalence of the classes: {', '.join(estimated)}", "how": "not sent"})
-    return rows
+    return ({f"prevalence of the classes: {', '.join(places)}": PUBLIC} if places else {}) | (
+        {f"estimated prevalence of the classes: {', '.join(estimated)}": NOT_SENT} if estimated else {}
+    )
 
 
-def _releases(federation: Federation, recalibration: Recalibration | None) -> list[dict[str, str]]:
-    how = {"public": "public by declaration", "noised": "paid in ledger", "none": "not sent"}
+def _releases(federation: Federation, recalibration: Recalibration | None) -> list[ReleaseRecord]:
+    how = {"public": PUBLIC, "noised": PAID, "none": NOT_SENT}
     evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
-    exactly = sorted({how["public"] if how["public"] == sent else how["none"] for sent in evaluation})
-    paid = "paid in ledger" if federation.scenario.privacy.kind == "dp" else "sent without privacy"
+    exactly = sorted({PUBLIC if sent == PUBLIC else NOT_SENT for sent in evaluation})
+    paid = PAID if federation.scenario.privacy.kind == "dp" else "sent without privacy"
     counted = recalibration is not None and recalibration.average.method in COUNTED
-    maps = {"item": "counts of bins for recalibration" if counted else "parameters of recalibration", "how": paid}
-    return [
-        *([maps] if recalibration else []),
-        *_prevalences(federation),
-        {"item": "posterior samples and last state of each chain", "how": paid},
-        {
-            "item": "spending: planned noise, steps done, epsilon, head of the ledger's chain",
-            "how": "public by declaration",
-        },
-        {"item": "number of privacy units, role, shift, shape and classes of records", "how": "public by declaration"},
-        {"item": "refusals: a fixed code and the name of a request's field", "how": "public by declaration"},
-        {"item": "sums over test records (calibration statistics)", "how": ", ".join(evaluation)},
-        {
-            "item": "histograms of the test records' uncertainty; the same sums over subgroups of them",
-            "how": ", ".join(exactly),
-        },
-        {"item": "records, labels, losses, gradients, clipped fraction, realised batch sizes", "how": "not sent"},
-    ]
+    maps = "counts of bins for recalibration" if counted else "parameters of recalibration"
+    items = {
+        **({maps: paid} if recalibration else {}),
+        **_prevalences(federation),
+        "posterior samples and last state of each chain": paid,
+        "spending: planned noise, steps done, epsilon, head of the ledger's chain": PUBLIC,
+        "number of privacy units, role, shift, shape and classes of records": PUBLIC,
+        "refusals: a fixed code and the name of a request's field": PUBLIC,
+        "sums over test records (calibration statistics)": ", ".join(evaluation),
+        "histograms of the test records' uncertainty; the same sums over subgroups of them": ", ".join(exactly),
+        "records, labels, losses, gradients, clipped fraction, realised batch sizes": NOT_SENT,
+    }
+    return [ReleaseRecord(item=item, how=way) for item, way in items.items()]

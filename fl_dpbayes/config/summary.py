@@ -1,24 +1,34 @@
-"""The content of `summary.json` as validated records; what tables, figures and the report read."""
+"""The content of `summary.json`, written down once: what a run writes, and what tables, figures and the report read.
+
+Fields stand in the order in which they are written.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
-from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.json_values import JSONValue, json_values
 from fl_dpbayes.config.metrics import METRICS
 
 MAX_TEXT = 500
 
 
-def _printable(text: str) -> str:
-    """Replace control and direction characters: a name from outside must not steer a terminal or a page."""
-    return "".join(character if character.isprintable() else "�" for character in text)
+def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
+    """Replace control and direction characters in every text but keys, and cut long ones.
 
-
-def _short(text: str) -> str:
-    return _printable(text[:MAX_TEXT])
+    A name from outside must not steer a terminal or a page.
+    """
+    match value:
+        case str():
+            return "".join(character if character.isprintable() else "�" for character in value[:most])
+        case list():
+            return [printable(item, most) for item in value]
+        case dict():
+            return {key: printable(item, most) for key, item in value.items()}
+        case _:
+            return value
 
 
 def _empty_for_none(value: object) -> object:
@@ -29,8 +39,7 @@ def _number_or_none(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-Text = Annotated[str, BeforeValidator(_empty_for_none), AfterValidator(_short)]
-Sentence = Annotated[str, AfterValidator(_printable)]
+Text = Annotated[str, BeforeValidator(_empty_for_none)]
 Number = Annotated[float | None, AfterValidator(_number_or_none)]
 Role = Literal["train", "held_out", "shifted"]
 Interval = tuple[Number, Number] | None
@@ -61,19 +70,20 @@ class PrivacyRecord(SummaryPart):
     """
 
     site: Text
+    status: Text = ""
+    temperature: Number = None
+    temperature_range: Interval = None
+    recalibration_epsilon: Number = None
     delta: Number = None
     epsilon: Number = None
-    recalibration_epsilon: Number = None
     epsilon_method: Text = ""
     mu: Number = None
     mu_kind: Text = ""
     steps: int | None = None
+    history: tuple[tuple[float, float, int], ...] = ()
     rounds: int | None = None
     budget: Number = None
-    temperature: Number = None
-    temperature_range: Interval = None
     unit: Text = "record"
-    status: Text = ""
 
     @property
     def largest_epsilon(self) -> float | None:
@@ -102,13 +112,13 @@ class EvaluationPrivacyRecord(SummaryPart):
     """What noised test results cost one site's test units, in this run and earlier ones of its cohort."""
 
     site: Text
+    unit: Text = "record"
     delta: Number = None
     epsilon: Number = None
     epsilon_method: Text = ""
     mu: Number = None
     mu_kind: Text = ""
     budget: Number = None
-    unit: Text = "record"
 
 
 class NetBenefitRecord(SummaryPart):
@@ -179,10 +189,16 @@ class CalibrationValues(_Measured):
     n: int | None = None
     intervals: dict[str, Interval] = Field(default_factory=dict)
 
+    @model_serializer(mode="wrap")
+    def _in_order(self, plain: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        row = plain(self)
+        first = ("site", "role", "predictor", "samples", "attribute", "value", "n")
+        last = {"intervals": row.pop("intervals")} if "intervals" in row else {}
+        return {name: row.pop(name) for name in first if name in row} | row | last
+
     def as_row(self) -> dict[str, Any]:
         """Return the values as plain numbers, intervals as lists [low, high]; n first, intervals last."""
-        row = self.model_dump(mode="json")
-        return {"n": row.pop("n"), **row}
+        return self.model_dump(mode="json")
 
 
 class CalibrationRecord(CalibrationValues):
@@ -278,10 +294,15 @@ class ReliabilityRecord(SummaryPart):
 
 
 class RecalibrationRecord(SummaryPart):
-    """The map that was fitted; `noise` says so where it is mostly privacy noise, else it is empty."""
+    """The map that was fitted; `noise` says so where it is mostly privacy noise, else it is empty.
+
+    `average` has its parameters over the training sites, `sites` each site's own.
+    """
 
     method: Text
     noise: Text = ""
+    average: tuple[float, ...] = ()
+    sites: dict[str, tuple[float, ...]] = Field(default_factory=dict)
 
 
 class SettingRecord(SummaryPart):
@@ -325,36 +346,45 @@ class Summary(SummaryPart):
     """A whole run."""
 
     scenario: Text
+    description: Text = ""
     seed: int | None
+    run: Text = ""
+    resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
     adjacency: Text
     seeded: bool = False
     private: bool = True
-    resumed_after: tuple[int, ...] = ()
     settings: tuple[SettingRecord, ...] = ()
-    clipped: bool = True
-    averaged_temperature: Number = None
+    sampler: Text = ""
     chains: int = 1
-    recalibration: RecalibrationRecord | None = None
     aggregation: Text = ""
     aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
+    clipped: bool = True
+    averaged_temperature: Number = None
     privacy: tuple[PrivacyRecord, ...]
     small_delta: SmallDeltaRecord | None = None
     participation: tuple[ParticipationRecord, ...] = ()
-    evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
+    recalibration: RecalibrationRecord | None = None
     calibration: tuple[CalibrationRecord, ...]
     reliability: tuple[ReliabilityRecord, ...] = ()
     subgroups: tuple[SubgroupRecord, ...] = ()
     shift_detection: tuple[ShiftDetectionRecord, ...] = ()
     conformal: tuple[ConformalRecord, ...] = ()
+    evaluation_privacy: tuple[EvaluationPrivacyRecord, ...] = ()
     releases: tuple[ReleaseRecord, ...] = ()
     bytes: Traffic
     seconds: dict[str, Number]
     configurations_tried: int | None
-    warnings: tuple[Sentence, ...] = ()
+    # `posterior.convergence.ConvergenceSummary` with `site` and `warning`; nothing reads it here.
+    convergence: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[Text, ...] = ()
     heterogeneity: Number = None
     feature_total_variation: Number = None
+
+    def as_written(self) -> dict[str, JSONValue]:
+        """Return what `summary.json` holds: what was given, in order."""
+        return {name: json_values(value) for name, value in self.model_dump(exclude_unset=True).items()}
 
     @property
     def places(self) -> list[CalibrationRecord]:
@@ -368,15 +398,15 @@ class Summary(SummaryPart):
 
 
 def parse_summary(summary: Mapping[str, object]) -> Summary:
-    """Validate a summary, as a run made it or as `summary.json` holds it.
+    """Validate a summary as `summary.json` holds it; its texts become fit to be shown.
 
     Args:
-        summary: the keys of DESIGN's `summary.json`; undefined numbers are None or NaN, infinite ones inf or "inf".
-
-    Returns:
-        The summary with its optional parts filled in.
+        summary: undefined numbers are None or NaN, infinite ones inf or "inf".
 
     Raises:
         ValueError: naming the first part that is missing or of another type.
     """
-    return Summary.model_validate(json_values(summary))
+    values = {name: json_values(value) for name, value in summary.items()}
+    return Summary.model_validate(
+        {name: printable(value, None if name == "warnings" else MAX_TEXT) for name, value in values.items()}
+    )

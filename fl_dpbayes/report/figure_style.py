@@ -90,8 +90,7 @@ def drawn_figure(name: str, description: str, draw: Callable[[], Figure | None])
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
     """Save figures as SVG below `figures` of a run's or a study's folder.
 
-    Raises:
-        UserError: if they cannot be written.
+    Raises UserError if they cannot be written.
     """
     below = folder / "figures"
     with written(below):

@@ -22,12 +22,9 @@ SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
 def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) -> dict[str, DrawnFigure]:
     """Draw a run's figures and save them below its `figures` folder.
 
-    Returns:
-        By name: reliability diagrams (per role, last beside posterior), epsilon per round, each metric per site,
-        reliability at every site, then decision curves (per role). A figure without data is left out.
-
-    Raises:
-        UserError: if the folder cannot be written to.
+    Returns by name: reliability diagrams (per role, last beside posterior), epsilon per round, each metric per
+    site, reliability at every site, then decision curves (per role). A figure without data is left out. Raises
+    UserError if the folder cannot be written to.
     """
     figures = [
         *(_draw_reliability(run, row) for row in pooled_reliability(run)),

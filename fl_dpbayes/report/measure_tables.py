@@ -40,11 +40,10 @@ Row = TypeVar("Row", bound=_Placed)
 def measure_tables(run: Summary) -> dict[str, PageTable | str]:
     """Gather the tables of everything that was measured beyond calibration, by the page's names.
 
-    Returns:
-        What is read first and, as `further_...`, the rest: single sites, further predictors; a table without rows is
-        not to be shown. `headline` is the predictor of subgroups and prediction sets that is read first, `level` the
-        coverage that these were asked to have, `calibrated_on` what they were calibrated on, `reference_records` how
-        many records of training sites the uncertainty of others is held against.
+    Returns what is read first and, as `further_...`, the rest: single sites, further predictors; a table without
+    rows is not to be shown. `headline` is the predictor of subgroups and prediction sets that is read first,
+    `level` the coverage that these were asked to have, `calibrated_on` what they were calibrated on,
+    `reference_records` how many records of training sites the uncertainty of others is held against.
     """
     groups = [row for row in run.subgroups if row.n]
     clinical = [row for row in run.places if row.calibration_intercept is not None or row.calibration_slope is not None]

@@ -14,7 +14,7 @@ from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
 from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.metrics import METRICS
-from fl_dpbayes.config.summary import Summary, parse_summary
+from fl_dpbayes.config.summary import CalibrationRecord, Summary, parse_summary
 
 SUMMARY_FILE, PRIVACY_FILE, ROUNDS_FILE = "summary.json", "privacy.csv", "rounds.csv"
 
@@ -107,16 +107,11 @@ def read_csv(path: Path | str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def calibration_csv_row(row: Mapping[str, Any]) -> dict[str, object]:
-    """Flatten one entry of the summary's `calibration` list to the columns of `calibration.csv`.
-
-    Returns:
-        Column -> value; `<metric>_low` and `<metric>_high` are the ends of its interval, or of its bounds.
-    """
-    cells = {column: row.get(column) for column in CALIBRATION_COLUMNS}
-    intervals = row.get("intervals") or {}
+def calibration_csv_row(row: CalibrationRecord) -> dict[str, object]:
+    """Flatten a row of the summary to the columns of `calibration.csv`; bounds stand in for an absent interval."""
+    cells: dict[str, object] = {column: getattr(row, column, None) for column in CALIBRATION_COLUMNS}
     for metric in _RANKED:
-        ends = intervals.get(metric.key) or (row.get(f"{metric.key}_bounds") if metric.bounded else None)
+        ends = row.intervals.get(metric.key) or (getattr(row, f"{metric.key}_bounds") if metric.bounded else None)
         if ends is not None:
             cells[f"{metric.key}_low"], cells[f"{metric.key}_high"] = ends
     return cells

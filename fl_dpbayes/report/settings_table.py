@@ -11,11 +11,12 @@ from fl_dpbayes.config.recalibration import ISOTONIC_BINS
 from fl_dpbayes.config.recalibration_plan import recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, Training
+from fl_dpbayes.config.summary import SettingRecord
 
 
 def settings_table(
     scenario: Scenario, planned_sites: int, aggregation_inputs: Mapping[str, Any] | None
-) -> list[dict[str, str]]:
+) -> tuple[SettingRecord, ...]:
     """Say what was run.
 
     Args:
@@ -41,7 +42,7 @@ def settings_table(
         "Recalibration": _recalibration(scenario),
         "Taking part": _taking_part(scenario),
     }
-    return [{"name": name, "value": value} for name, value in rows.items()]
+    return tuple(SettingRecord(name=name, value=value) for name, value in rows.items())
 
 
 def _described(record: Config, *left_out: str, **derived: Any) -> str:

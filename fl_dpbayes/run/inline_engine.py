@@ -109,14 +109,8 @@ class InlineGrid(LocalGrid):
 def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: bool = True) -> None:
     """Run the prepared scenario of a run directory on an in-process grid.
 
-    Args:
-        run_folder: holds `scenario.toml` and `sites/`.
-        sites: number of nodes.
-        stop: set by another thread to end the run before the next request.
-        report: whether figures and `report.html` are drawn.
-
-    Raises:
-        UserError: what the ServerApp could not do, or that the run was stopped.
+    `run_folder`: holds `scenario.toml` and `sites/`. `report`: whether figures and `report.html` are drawn. Raises
+    UserError what the ServerApp could not do, or that the run was stopped.
     """
     from clients.app import app as client_app
     from server.app import app as server_app

@@ -40,17 +40,7 @@ def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) 
     but `label`, in order, one per input. Archives (.npz): `features` (N, *input_shape) and, if known, `labels`.
     Folders: images, in one folder per class where labels are known (alphabetical order).
 
-    Args:
-        path: the file or folder.
-        task: what the run's model takes and predicts.
-        source: the run's data source.
-        labelled: read the labels too; else whatever labels the file has are not looked at.
-
-    Returns:
-        The records.
-
-    Raises:
-        UserError: if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
+    Raises UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: {FORMS}")

@@ -9,6 +9,7 @@ import pytest
 import tomli_w
 
 from fl_dpbayes.calibration.intervals import paired_difference
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_report
@@ -164,7 +165,9 @@ def privacy_rounds(summary):
 def write_run_directory(run_dir, summary, rounds):
     write_summary(summary, run_dir)
     write_csv(run_dir / "privacy.csv", rounds, PRIVACY_COLUMNS)
-    write_csv(run_dir / "calibration.csv", map(calibration_csv_row, summary["calibration"]), CALIBRATION_COLUMNS)
+    write_csv(
+        run_dir / "calibration.csv", map(calibration_csv_row, parse_summary(summary).calibration), CALIBRATION_COLUMNS
+    )
     rows = [{"round": n, "seconds": 14.2, "sites_asked": 4, "sites_ok": 4, "bytes_up": 240_000} for n in (1, 2)]
     write_csv(run_dir / "rounds.csv", rows, ROUND_COLUMNS)
     return run_dir

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.json_values import json_values
-from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.config.summary import Summary, parse_summary
 from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,
     calibration_csv_row,
@@ -55,6 +55,17 @@ def test_summary_round_trip_writes_null_and_inf(summary, tmp_path):
     assert read.calibration[0].auroc is None
     assert read == parse_summary(summary)
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["summary.json"]
+
+
+def test_a_summary_is_written_as_it_was_read_in_the_order_of_its_fields(measured_summary):
+    measured_summary["privacy"][0]["epsilon"], measured_summary["privacy"][1]["recalibration_epsilon"] = math.inf, 0.5
+    run = Summary.model_validate(measured_summary)
+    written = run.as_written()
+    assert Summary.model_validate(written) == run
+    assert written["privacy"][0]["epsilon"] == "inf"
+    assert list(written) == [name for name in Summary.model_fields if name in measured_summary]
+    assert list(written["subgroups"][0])[:7] == ["site", "role", "predictor", "attribute", "value", "n", "accuracy"]
+    assert list(written["calibration"][0])[-1] == "intervals"
 
 
 def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
@@ -127,7 +138,7 @@ def test_csv_refuses_an_unknown_column(tmp_path):
 
 
 def test_calibration_csv_row_flattens_intervals(summary):
-    row = calibration_csv_row(summary["calibration"][0] | {"nll_clipped": 3})
+    row = calibration_csv_row(parse_summary(summary).calibration[0])
     assert set(row) == set(CALIBRATION_COLUMNS)
     assert (row["rms_debiased_low"], row["rms_debiased_high"]) == tuple(
         summary["calibration"][0]["intervals"]["rms_debiased"]

@@ -11,10 +11,15 @@ ROOT = Path(fl_dpbayes.__file__).parents[1]
 
 
 def test_every_kind_that_is_made_has_a_sentence_and_none_is_left_over() -> None:
-    code = "".join(
-        path.read_text() for folder in ("fl_dpbayes", "clients", "server") for path in (ROOT / folder).rglob("*.py")
-    )
-    assert set(re.findall(r'(?<![\w.])warning\(\s*"([\w-]+)"', code)) == set(SENTENCES)
+    folders = [ROOT / name for name in ("fl_dpbayes", "clients", "server")]
+    paths = [
+        path for folder in folders for path in folder.rglob("*.py") if path.parts[-2:] != ("report", "warnings.py")
+    ]
+    code = "".join(path.read_text() for path in paths)
+    made = set(re.findall(r'(?<![\w.])warning\(\s*"([\w-]+)"', code))
+    assert made <= set(SENTENCES)
+    # A kind may be handed on before the warning is made.
+    assert {kind for kind in SENTENCES if f'"{kind}"' not in code} == set()
 
 
 def test_a_warning_comes_back_from_json_and_is_worded_in_one_place() -> None:

@@ -24,12 +24,7 @@ def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
 
     Only seeds count that have as many rows as any seed has: a seed whose cell failed would average other settings.
 
-    Args:
-        frame: rows of a study's table.
-        column: a number, NaN where undefined.
-
-    Returns:
-        The mean with its interval, cut at 0 where no value lies below, or None where nothing is defined.
+    Returns the mean with its interval, cut at 0 where no value lies below, or None where nothing is defined.
     """
     found = _mean(frame, column)
     if found is None or found.low is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
@@ -51,14 +46,7 @@ def _mean(frame: pd.DataFrame, column: str) -> Estimate | None:
 def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]) -> Estimate | None:
     """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds.
 
-    Args:
-        methods: rows of one method.
-        baseline: rows of another.
-        column: a number.
-        keys: what two rows of a pair share beside the seed.
-
-    Returns:
-        The mean difference with its interval, or None without pairs.
+    Returns the mean difference with its interval, or None without pairs.
     """
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]

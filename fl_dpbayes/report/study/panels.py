@@ -87,11 +87,7 @@ class PanelFigure:
 def draw_panels(content: PanelFigure) -> Figure:
     """Draw small multiples, two or three in a row, so that they can be read on a telephone.
 
-    Args:
-        content: what is drawn; panels beyond `MOST_PANELS` are in the table only.
-
-    Returns:
-        The figure.
+    `content`: what is drawn; panels beyond `MOST_PANELS` are in the table only.
     """
     panels = content.panels[:MOST_PANELS]
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3

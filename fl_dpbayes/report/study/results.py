@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import SummaryPart, Text
+from fl_dpbayes.config.summary import SummaryPart, Text, printable
 from fl_dpbayes.report.wording import POINT_PREDICTORS
 
 RECORD_FILE = "study.json"
@@ -154,19 +154,13 @@ def label_text(value: object) -> str:
 def read_study(folder: Path) -> StudyResults:
     """Read the folder of a study.
 
-    Args:
-        folder: holds `study.json`, `study.toml` and the tables as CSV.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        UserError: if a file is missing or damaged.
+    `folder`: holds `study.json`, `study.toml` and the tables as CSV. Raises UserError if a file is missing or
+    damaged.
     """
     path = folder / RECORD_FILE
     again = f"write it again with  fl-dpbayes study --resume {folder}"
     try:
-        record = StudyRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        record = StudyRecord.model_validate(printable(json.loads(path.read_text(encoding="utf-8"))))
         settings = tomllib.loads((folder / "study.toml").read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}: {again}") from None
