@@ -40,10 +40,16 @@ def write_public(run, path: Path) -> None:
 
 
 def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
-    path = tmp_path / "public.npz"
+    path = fitting_file(tmp_path)
     run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
     write_public(run, path)
     return run
+
+
+def fitting_file(folder: Path) -> Path:
+    """Write what fits, for a simulation is planned only then."""
+    np.savez(folder / "public.npz", features=np.zeros((4, 64)), labels=np.zeros(4, np.int64))
+    return folder / "public.npz"
 
 
 def module_of(run):
@@ -52,7 +58,7 @@ def module_of(run):
 
 def site_predictions(run, features) -> list[np.ndarray]:
     bank = PosteriorBank(run.folder / "bank")
-    samples = [bank.samples(site) for site in ("north", "south", "east", "west")]
+    samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
     return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
 
 
@@ -67,8 +73,7 @@ def divergence(teacher, student) -> float:
 
 @pytest.mark.slow
 def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation, tmp_path: Path) -> None:
-    run = federation_with_public_file(federation, tmp_path, "rule='distillation'")
-    run.run()
+    run = federation_with_public_file(federation, tmp_path, "rule='distillation'").run()
     units = {site["name"]: site["n"] for site in run.summary()["sites"] if site["role"] == "train"}
     said = run.summary()["aggregation_inputs"]
     public, unseen = held_back(run, "spare").features, held_back(run, "held-out").features
@@ -90,8 +95,7 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
 
 @pytest.mark.slow
 def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, tmp_path: Path) -> None:
-    run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'")
-    run.run()
+    run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'").run()
     part, said = held_back(run, "spare"), run.summary()["aggregation_inputs"]
     single = site_predictions(run, part.features)
     assert said["beta"] == pytest.approx(best_beta(product_and_mixture(single), part.labels), abs=1e-4)
@@ -109,8 +113,7 @@ def test_synthetic_inputs_need_no_record_and_are_warned_about(federation, patter
     run = federation(
         f"aggregation={{rule='predbayes', beta=0.5, public={{kind='synthetic', pattern='{pattern}', count=300}}}}",
         *KEPT,
-    )
-    run.run()
+    ).run()
     summary = run.summary()
     said = summary["aggregation_inputs"]
     assert (said["kind"], said["pattern"], said["count"], said["statement"], said["beta"]) == (
@@ -143,7 +146,7 @@ def test_order_of_a_sites_hidden_units_does_not_matter(federation, rule: str) ->
     permuted.grid.change = lambda request, reply: _permuted(permuted, request, reply)
     for run in (plain, permuted):
         run.run()
-    banks = [PosteriorBank(run.folder / "bank").samples("south").arrays for run in (plain, permuted)]
+    banks = [PosteriorBank(run.folder / "bank").stored("south").in_memory().arrays for run in (plain, permuted)]
     assert not np.allclose(banks[0]["1.weight"], banks[1]["1.weight"], atol=1e-3)
     features = held_back(plain, "spare").features
     np.testing.assert_allclose(predictions(plain, features), predictions(permuted, features), atol=1e-4)
@@ -175,10 +178,13 @@ def _permuted(run, request: Message, reply: Message) -> Message:
 def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     federation, tmp_path: Path, arrays, more: str, rule: str, said: str
 ) -> None:
-    path = tmp_path / "public.npz"
-    if arrays is not None:
-        np.savez(path, **arrays)
-    run = federation(f"aggregation={{{rule}, {public_section(path, more)}}}")
+    path = fitting_file(tmp_path)
+    section = f"aggregation={{{rule}, {public_section(path, more)}}}"
+    run = federation(section)
+    path.unlink() if arrays is None else np.savez(path, **arrays)
+    with pytest.raises(UserError, match=said):
+        federation(section, name="planned")
+    # A server whose sites hold their own data plans no simulation.
     with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
@@ -190,14 +196,12 @@ def test_inputs_reach_the_model_as_its_features(federation) -> None:
         "aggregation={rule='distillation', iterations=20, public={kind='synthetic', count=50}}",
         "model={kind='logistic', features={kind='scattering', scales=1, angles=4}}",
         *SPARE,
-    )
-    run.run()
+    ).run()
     assert run.summary()["aggregation_inputs"]["count"] == 50
     assert run.posterior().arrays["1.weight"].shape[2] != 64
 
 
 def test_network_on_a_frozen_body_is_distilled_too(federation) -> None:
     model = "model={kind='mlp', hidden=[8], frozen_body={seed=0}}"
-    run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT)
-    run.run()
+    run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT).run()
     assert set(run.posterior().arrays) == {"3.weight", "3.bias"}
