@@ -40,10 +40,16 @@ def write_public(run, path: Path) -> None:
 
 
 def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
-    path = tmp_path / "public.npz"
+    path = fitting_file(tmp_path)
     run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
     write_public(run, path)
     return run
+
+
+def fitting_file(folder: Path) -> Path:
+    """Write what fits, for a simulation is planned only then."""
+    np.savez(folder / "public.npz", features=np.zeros((4, 64)), labels=np.zeros(4, np.int64))
+    return folder / "public.npz"
 
 
 def module_of(run):
@@ -175,10 +181,13 @@ def _permuted(run, request: Message, reply: Message) -> Message:
 def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
     federation, tmp_path: Path, arrays, more: str, rule: str, said: str
 ) -> None:
-    path = tmp_path / "public.npz"
-    if arrays is not None:
-        np.savez(path, **arrays)
-    run = federation(f"aggregation={{{rule}, {public_section(path, more)}}}")
+    path = fitting_file(tmp_path)
+    section = f"aggregation={{{rule}, {public_section(path, more)}}}"
+    run = federation(section)
+    path.unlink() if arrays is None else np.savez(path, **arrays)
+    with pytest.raises(UserError, match=said):
+        federation(section, name="planned")
+    # A server whose sites hold their own data plans no simulation.
     with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
