@@ -124,13 +124,10 @@ def _chance_of_right_guesses(right: int, guesses: int, canaries: int, epsilon: f
 
 @dataclass(frozen=True)
 class MembershipScore:
-    """How well the loss tells members from others.
+    """How well the loss tells members, units that were trained on, from others.
 
     Attributes:
-        members: number of units that were trained on.
-        others: number of units that were not.
         area: probability that a member's loss lies below another's; 0.5 is chance.
-        area_standard_error: of `area`.
         advantage: largest true-positive minus false-positive rate over all thresholds, in [0, 1]; chosen on the same
             losses, so biased upwards.
         advantage_bound: the largest that the claimed epsilon and delta allow.
@@ -151,14 +148,7 @@ def loss_threshold_attack(
 
     Under (epsilon, delta) no attack has more advantage than (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
 
-    Args:
-        member_losses: losses of units that were trained on, at least one.
-        other_losses: losses of units of the same population that were not, at least one.
-        epsilon: the claim, 0 or more, may be infinite.
-        delta: in (0, 1).
-
-    Returns:
-        The score.
+    There is at least one unit of each kind, all of one population. The claimed epsilon may be infinite.
 
     Source:
         Yeom et al. (2018) for the attack; Kairouz, Oh and Viswanath (2015), theorem 2.1, for the bound; Hanley and

@@ -38,7 +38,7 @@ def checked_statement(
     filter admits a step.
 
     Args:
-        statement: the site's word, within the bounds of its record.
+        statement: the site's word, within the bounds of its message.
         own: what the site was asked for and says it did, as the server computes it.
         reached: the planned steps up to the last of them.
         previous: the last accepted statement of the same part of the site's units in this run.

@@ -116,12 +116,7 @@ def largest_prefix(
 ) -> int:
     """Return the largest t in 0 .. T whose first t steps meet the budget by their privacy-loss distribution.
 
-    Args:
-        noise_multipliers: sigma_t, shape (T,).
-        sampling_rate: q, in (0, 1].
-        epsilon: the budget, 0 or more.
-        delta: in (0, 1).
-        adjacency: which data sets count as neighbours.
+    `noise_multipliers` are sigma_t, shape (T,), at one sampling rate in (0, 1].
     """
 
     def cost(steps: int) -> float:

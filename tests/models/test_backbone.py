@@ -43,8 +43,7 @@ def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", ["weights.pth", "any name.safetensors"])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("name", "channels"), [("weights.pth", 3), ("any name.safetensors", 1)])
 def test_features_are_what_reaches_the_last_layer(network, tmp_path, name, channels):
     features = saved(network, tmp_path, name)
     records = images(3, channels, 64, 64)
@@ -95,24 +94,20 @@ def test_number_of_features_is_the_width_of_the_last_layer(architecture):
     assert [layer.in_features for layer in linear] == [width]
 
 
-def test_weights_of_another_architecture_are_refused(network, tmp_path):
-    features = saved(network, tmp_path).model_copy(update={"architecture": "resnet50"})
-    with pytest.raises(UserError, match="does not hold the weights of resnet50"):
-        backbone(features, tmp_path)
-
-
-def test_a_wrong_shape_is_refused(network, tmp_path):
+@pytest.mark.parametrize(
+    ("architecture", "spoil"),
+    [
+        ("resnet50", lambda state: state),
+        ("resnet18", lambda state: state | {"conv1.weight": torch.zeros(64, 1, 7, 7)}),
+        ("resnet18", lambda state: dict.fromkeys(state, "text")),
+    ],
+    ids=["another architecture", "a wrong shape", "no tensors"],
+)
+def test_other_weights_are_refused(network, tmp_path, architecture, spoil):
     path = tmp_path / "other.pth"
-    torch.save(network.state_dict() | {"conv1.weight": torch.zeros(64, 1, 7, 7)}, path)
-    with pytest.raises(UserError, match="does not hold the weights of resnet18"):
-        backbone(BackboneFeatures(architecture="resnet18", weights=sha256(path)), tmp_path)
-
-
-def test_a_state_without_tensors_is_refused(network, tmp_path):
-    path = tmp_path / "text.pth"
-    torch.save(dict.fromkeys(network.state_dict(), "text"), path)
-    with pytest.raises(UserError, match="does not hold the weights"):
-        backbone(BackboneFeatures(architecture="resnet18", weights=sha256(path)), tmp_path)
+    torch.save(spoil(network.state_dict()), path)
+    with pytest.raises(UserError, match=f"does not hold the weights of {architecture}"):
+        backbone(BackboneFeatures(architecture=architecture, weights=sha256(path)), tmp_path)
 
 
 def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):

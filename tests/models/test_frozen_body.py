@@ -107,17 +107,22 @@ def stored(folder, state, name="body.safetensors"):
     return FrozenBody(weights=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-@pytest.mark.parametrize("name", ["any name.safetensors", "body.pth"])
-@pytest.mark.parametrize("end", [None, -1], ids=["whole network", "body alone"])
-@pytest.mark.parametrize("model", MODELS, ids=NAMES)
-def test_weights_of_a_file_are_the_body(model, name, end, tmp_path):
-    records, whole = records_of(model), whole_network(model, seed=8)
-    body = stored(tmp_path, whole[:end].state_dict(), name)
-    found = frozen_body(model, body, records.shape[1:], weights_folder=tmp_path)(records)
+def assert_body_of(whole, model, body, folder):
+    records = records_of(model)
+    found = frozen_body(model, body, records.shape[1:], weights_folder=folder)(records)
     # A network gives other last bits at other numbers of rows.
     rows, real = padded(MAX_RECORDS_PER_PASS, torch.tensor(records))
     with torch.no_grad():
         np.testing.assert_array_equal(found, whole[:-1](rows)[real].numpy())
+
+
+@pytest.mark.parametrize("name", ["any name.safetensors", "body.pth"])
+@pytest.mark.parametrize("end", [None, -1], ids=["whole network", "body alone"])
+@pytest.mark.parametrize("model", MODELS, ids=NAMES)
+def test_weights_of_a_file_are_the_body(model, name, end, tmp_path):
+    whole = whole_network(model, seed=8)
+    body = stored(tmp_path, whole[:end].state_dict(), name)
+    assert_body_of(whole, model, body, tmp_path)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
@@ -141,13 +146,8 @@ def posterior_file(folder, model, count):
 
 
 def test_a_posterior_of_one_network_is_a_body(tmp_path):
-    model, records = MODELS[0], records_of(MODELS[0])
-    whole, body = posterior_file(tmp_path, model, count=1)
-    found = frozen_body(model, body, TASK.input_shape, weights_folder=tmp_path)(records)
-    # A network gives other last bits at other numbers of rows.
-    rows, real = padded(MAX_RECORDS_PER_PASS, torch.tensor(records))
-    with torch.no_grad():
-        np.testing.assert_array_equal(found, whole[:-1](rows)[real].numpy())
+    whole, body = posterior_file(tmp_path, MODELS[0], count=1)
+    assert_body_of(whole, MODELS[0], body, tmp_path)
 
 
 def test_a_posterior_of_several_networks_is_refused(tmp_path):

@@ -15,6 +15,7 @@ HISTORIES = st.lists(EVENTS, min_size=1, max_size=3).map(tuple)
 ADJACENCIES = ["add_or_remove_one", "replace_one"]
 # What discretisation may add to the privacy-loss distribution's epsilon.
 OVERSHOOT = 1e-4
+EXTREMES = [0.0, 1e-300, 1e-160, 1e-10, pytest.param(1e-3, marks=pytest.mark.slow), 0.05, 1.0, 1e6, 1e300, math.inf]
 
 
 def values_of(result: Account) -> dict[str, float]:
@@ -34,7 +35,7 @@ def test_upper_bounds_are_ordered_and_the_limit_is_named() -> None:
 
 
 @given(history=HISTORIES, adjacency=st.sampled_from(ADJACENCIES), delta=st.sampled_from([1e-2, 1e-5, 1e-8]))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_every_method_property_rises_with_steps_rate_and_falls_with_noise(
     history: History, adjacency: str, delta: float
 ) -> None:
@@ -68,9 +69,9 @@ def test_no_method_property_cares_about_order_grouping_or_free_events(history: H
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("rate", [0.0, 1e-12, 0.01, 0.5, 1.0])
-@pytest.mark.parametrize("sigma", [0.0, 1e-300, 1e-160, 1e-10, 1e-3, 0.05, 1.0, 1e6, 1e300, math.inf])
+@pytest.mark.parametrize("sigma", EXTREMES)
 def test_no_history_raises_or_gives_nan(sigma: float, rate: float, adjacency: str) -> None:
-    for steps in (0, 1, 1000, 10**6):
+    for steps in (0, 1, 10**6):
         result = account((GaussianEvent(sigma, rate, steps),), 1e-6, adjacency)  # type: ignore[arg-type]
         values = [result.mu, result.epsilon_pld, result.epsilon_rdp, result.epsilon_gdp]
         assert not np.isnan(values).any()

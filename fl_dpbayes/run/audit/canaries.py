@@ -1,9 +1,6 @@
 """Epsilon from below: records that each own one input, put in by a coin; how well does the released chain betray them?
 
-The attacker is the server: it chooses the start state, and it sees every state, which the accounting grants it. The
-model is the logistic one with an input for each canary, updates are Langevin's and clipping is flat; the rest is the
-scenario's. The start predicts each canary wrongly with certainty, so that its gradient points into its own direction
-(e_0 - e_1) / sqrt(2) of its own column at full length C throughout, and canaries do not touch each other.
+docs/audit.md says what the attacker sees and why canaries do not touch each other.
 """
 
 import math
@@ -50,14 +47,11 @@ WEIGHT = "1.weight"
 
 @dataclass(frozen=True)
 class CanaryAudit:
-    """What the canaries say about epsilon.
+    """What the canaries, about half of them put in, say about epsilon at delta.
 
     Attributes:
-        canaries: how many there were, about half of them put in.
         units: n, declared by the audited site.
         steps: audited steps, the first of the plan.
-        planned_steps: steps of the whole plan.
-        delta: for which all epsilons hold.
         claimed: epsilon of the audited steps, as the site's own ledger states it; may be infinite.
         gaussian_bound: lower bound from a threshold test, read on a Gaussian trade-off curve.
         one_run_bound: lower bound from one run's boldest guesses.

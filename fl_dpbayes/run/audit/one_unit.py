@@ -17,7 +17,7 @@ from fl_dpbayes.run.audit.gradients import (
     tensor_lengths,
     unit_gradient,
 )
-from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_stretch
+from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.amplification import worst_movement
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
@@ -69,8 +69,8 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
             units=1,
         )
         course = Course(site, scenario.model, plan, 1)
-        slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
-        sums = [read_stretch(course, slots, step + 1, step, 1).mean for step in range(plan.total_steps)]
+        vectors = {"parameters": start, "spread": np.full(len(start), SPREAD)}
+        sums = [reading.mean for reading in read_all(course, vectors, 1)]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))

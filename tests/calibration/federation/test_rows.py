@@ -40,7 +40,17 @@ def test_what_is_undefined_at_one_site_has_no_mean() -> None:
     assert mean_rows([row("a", auroc=None), row("b")])[0]["auroc"] is None
 
 
-def test_a_run_shows_means_and_takes_none_for_a_site(federation) -> None:
+def sets_of_a_run(summary, parsed) -> None:
+    places = {(row["site"], row["predictor"], row["weights"]) for row in summary["conformal"]}
+    sites = ("pooled:held_out", "pooled:shifted", "held-out", "noisy-scanner", "rotated")
+    assert places >= {(place, predictor, "none") for place in sites for predictor in ("posterior", "last")}
+    assert not any("estimated" in weights for *_, weights in places)  # ten classes
+    assert all(1 <= row["size"] + 1 <= 11 and row["n_calibration"] > 0 for row in summary["conformal"])
+    assert len(parsed.conformal) == len(summary["conformal"])
+    assert parsed.calibration[0].accuracy_at_coverage["0.8"] == summary["calibration"][0]["accuracy_at_coverage"]["0.8"]
+
+
+def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sums(federation) -> None:
     run = federation()
     run.run()
     summary = json.loads((run.folder / "summary.json").read_text())
@@ -57,7 +67,9 @@ def test_a_run_shows_means_and_takes_none_for_a_site(federation) -> None:
     assert [line["site"] for line in read_csv(run.folder / "calibration.csv")].count("mean:train") == 2
     without = {**summary, "calibration": [row for row in summary["calibration"] if row is not mean]}
     assert str(answer(parse_summary(summary))) == str(answer(parse_summary(without)))
-    assert all(not place.mean_of_sites for place in parse_summary(summary).places)
+    parsed = parse_summary(summary)
+    assert all(not place.mean_of_sites for place in parsed.places)
+    sets_of_a_run(summary, parsed)
 
 
 def site(seed: int, count: int, prevalence: float):
@@ -114,25 +126,13 @@ def test_class_that_training_sites_lack_leaves_no_weights_limit() -> None:
     assert [row["weights"] for row in rows] == ["none"]
 
 
-def test_run_holds_rows_of_its_exact_sums(federation) -> None:
-    run = federation()
-    run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    places = {(row["site"], row["predictor"], row["weights"]) for row in summary["conformal"]}
-    sites = ("pooled:held_out", "pooled:shifted", "held-out", "noisy-scanner", "rotated")
-    assert places >= {(place, predictor, "none") for place in sites for predictor in ("posterior", "last")}
-    assert not any("estimated" in weights for *_, weights in places)  # ten classes
-    assert all(1 <= row["size"] + 1 <= 11 and row["n_calibration"] > 0 for row in summary["conformal"])
-    parsed = parse_summary(summary)
-    assert len(parsed.conformal) == len(summary["conformal"])
-    assert parsed.calibration[0].accuracy_at_coverage["0.8"] == summary["calibration"][0]["accuracy_at_coverage"]["0.8"]
-
-
 def test_noised_run_has_no_rows(federation) -> None:
     run = federation("evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=8")
     run.run()
     summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["conformal"] == []
+    assert summary["conformal"] == summary["subgroups"] == []
+    assert summary["shift_detection"]
+    assert all(row["auroc"] is None and row["n_reference"] is None for row in summary["shift_detection"])
     row = summary["calibration"][0]
     for metric in ("aurc", "brier_terms", "accuracy_at_coverage", "net_benefit", "auroc_bounds", "ece_10"):
         assert row[metric] is None

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import brentq
@@ -107,14 +109,18 @@ def test_certain_predictions_that_err_stay_finite_limit():
 
 def test_two_of_many_records_that_overlap_limit():
     # The mean gradient is tiny long before the maximum, so an optimiser that trusts it stops short.
-    p = np.repeat((np.concatenate([np.arange(440, 479), np.arange(481, 520)]) + 0.5) / 960, 20_000)
-    y = (p > 0.5).astype(np.int64)
-    p, y = np.concatenate([p, [479.5 / 960, 480.5 / 960]]), np.concatenate([y, [1, 0]])
-    value = calibration_slope(binary(p, y)).value
+    apart, overlap = (
+        (np.concatenate([np.arange(440, 479), np.arange(481, 520)]) + 0.5) / 960,
+        [479.5 / 960, 480.5 / 960],
+    )
+    many = binary(apart, (apart > 0.5).astype(np.int64))
+    statistics = merge(replace(many, class_wise=20_000 * many.class_wise), binary(overlap, [1, 0]))
+    value = calibration_slope(statistics).value
 
+    p, y, n = np.append(apart, overlap), np.append(apart > 0.5, [1, 0]), np.append(np.full(len(apart), 20_000), [1, 1])
     score = np.log(p / (1 - p))
-    rest = y - expit(score * value)  # by symmetry the intercept is 0
-    assert abs(rest @ score) < 1e-6 * (score**2 @ (expit(score * value) * expit(-score * value))) * value
+    rest = n * (y - expit(score * value))  # by symmetry the intercept is 0
+    assert abs(rest @ score) < 1e-6 * (score**2 @ (n * expit(score * value) * expit(-score * value))) * value
 
 
 def test_agrees_with_its_definition_at_every_threshold():
