@@ -117,7 +117,9 @@ def measure(law: str, distortion: str, n: int, noise_std: float, replicates: int
     truth and of those that hold 0; `spread` is the standard deviation of the number of right answers. With exact
     sums also the coverage of the other metrics' intervals.
     """
-    generator = Streams.from_insecure_seed(seed, f"interval-coverage {law} {n} {noise_std}").generator(distortion)
+    generator = Streams.from_insecure_seed(seed, f"interval-coverage {law} n={n} noise={noise_std:g}").generator(
+        distortion
+    )
     drawn = draw_test_sets(law, distortion, n, replicates, generator)
     values = _rms(drawn, noise_std, generator)
     if noise_std == 0:

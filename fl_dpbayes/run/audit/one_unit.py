@@ -69,8 +69,8 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
             units=1,
         )
         course = Course(site, scenario.model, plan, 1)
-        slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
-        sums = [reading.mean for reading in read_all(course, slots, 1)]
+        vectors = {"parameters": start, "spread": np.full(len(start), SPREAD)}
+        sums = [reading.mean for reading in read_all(course, vectors, 1)]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))

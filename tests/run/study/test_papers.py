@@ -11,7 +11,6 @@ import pytest
 import tomli_w
 
 from fl_dpbayes import cli
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
 from fl_dpbayes.config.study_file import load_study, shipped_papers, study_of
 from fl_dpbayes.run.study import study as engine
@@ -59,22 +58,6 @@ def test_a_study_may_vary_a_shipped_scenario() -> None:
     (cell,) = study_cells(load_study("federated-mnist"))
     shipped = load_scenario("mnist-iid")
     assert cell.scenario == shipped.model_copy(update={"name": "federated-mnist", "seed": 1})
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ({"algorithm": "SGDD", "ece": 0.1}, "algorithm = 'SGDD': choose SGD, DP-SGD"),
-        ({"algorithm": "SGD", "eec": 0.1}, "eec = 0.1: it must be an axis (seed, algorithm, predictor), site, or a"),
-        ({"algorithm": "SGD", "ece": "small"}, "ece = 'small'"),
-        ({"predictor": "best", "ece": 0.1}, "predictor = 'best': choose last, posterior"),
-    ],
-)
-def test_a_wrong_published_value_is_told(value: dict[str, Any], says: str) -> None:
-    table = content("knolle-mnist")
-    with pytest.raises(UserError) as told:
-        study_of({**table, "paper": {"source": "p", "values": [value]}}, "study")
-    assert says in str(told.value)
 
 
 def test_a_value_stands_beside_the_mean_over_seeds_of_what_it_leaves_open() -> None:

@@ -125,6 +125,11 @@ def asked(*, said: str, **section: Any) -> tuple[dict[str, Any], str]:
     return {"axes": {"partition": {"alpha": [1.0, 0.5]}, "privacy.epsilon": [1.0]}, "study": section}, said
 
 
+def printed(value: dict[str, Any], said: str) -> tuple[dict[str, Any], str]:
+    """A study whose paper prints this value, and what is said of it."""
+    return {"axes": {"seed": [1, 2]}, "paper": {"source": "p", "values": [value]}}, said
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
@@ -149,6 +154,12 @@ def asked(*, said: str, **section: Any) -> tuple[dict[str, Any], str]:
         ({"variants": {"who": {"\x1b[2J": {"seed": 1}}}}, "printable characters"),
         ({"variants": {"who": {"=1+1": {"seed": 1}}}}, "printable characters"),
         ({"axes": {"resources": {"threads_per_site": [1, 2]}}}, "are the same scenario"),
+        printed({"seed": 3, "ece": 0.1}, "paper.values has seed = 3: choose 1, 2"),
+        printed({"predictor": "best", "ece": 0.1}, "predictor = 'best': choose last, posterior"),
+        printed(
+            {"seed": 1, "eec": 0.1}, "eec = 0.1: it must be an axis (seed, predictor), site, or a number of accuracy"
+        ),
+        printed({"ece": "small"}, "ece = 'small'"),
         asked(focus={"partition.alpha": 7.0}, said="choose 1.0, 0.5"),
         asked(focus={"nothing": 1}, said="choose an axis among partition.alpha"),
         asked(baseline={"partition.alpha": 3.0}, said="study.baseline has partition.alpha = 3.0: choose 1.0, 0.5"),
