@@ -122,13 +122,8 @@ class PosteriorBank:
         newest = {_chain_of(path): path for path in found}
         return [newest[chain] for chain in sorted(newest)]
 
-    def samples(self, site: str) -> PosteriorSamples | None:
-        """Return all samples of a site in the order of rounds, or None if it has sent none."""
-        stored = self.stored(site)
-        return stored.in_memory() if stored else None
-
     def stored(self, site: str) -> StoredSamples | None:
-        """Return what `samples` does without reading the samples from the disk."""
+        """Return all samples of a site in the order of rounds, left on the disk, or None if it has sent none."""
         pieces = tuple(open_samples(path) for path in self._sample_paths(site))
         return StoredSamples(pieces) if pieces else None
 

@@ -74,18 +74,11 @@ def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: p
 def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
     federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = federation("resources.round_timeout=2", name="unbroken")
-    unbroken.run()
+    unbroken = federation("resources.round_timeout=2", name="unbroken").run()
     run, free = federation("resources.round_timeout=2"), [2**30]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
 
-    def fill(request, reply):
-        if request.metadata.message_type != "train" or run.site_of(request) != "west":
-            return reply
-        free[0] = 0
-        return None
-
-    run.grid.change = fill
+    run.spoil(lambda reply: free.__setitem__(0, 0), sites=("west",))
     with pytest.raises(UserError, match="whose disk has 0 KiB left: free space on it"):
         run.run()
     run.grid.change, free[0] = lambda request, reply: reply, 2**30
