@@ -55,7 +55,7 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
     if terms := decompose_brier(statistics):
         values["brier_terms"] = asdict(terms)
     if curve := decision_curve(statistics):
-        values["net_benefit"] = [point._asdict() for point in curve]
+        values["net_benefit"] = curve
     kept = {str(share): ranked for share in COVERAGES if (ranked := accuracy_at_coverage(statistics, share))}
     values["accuracy_at_coverage"] = {share: ranked.value for share, ranked in kept.items()}
     values["accuracy_at_coverage_bounds"] = {share: ranked.bounds for share, ranked in kept.items()}

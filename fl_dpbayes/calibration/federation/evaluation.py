@@ -139,7 +139,7 @@ class Evaluation:
         few = len({part.card.name for part in self.parts}) <= MAX_RELIABILITY_SITES
         shown = [*self._pooled(), *(place for place in self._by_site() if few and place[2] == headline)]
         reliability = [
-            self._key(name, role, predictor) | {"bins": [row.as_row() for row in reliability_bins(statistics)]}
+            self._key(name, role, predictor) | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
             for name, role, predictor, statistics in shown
             if isinstance(statistics, CalibrationStatistics)
         ]

@@ -250,7 +250,9 @@ def descent_with_half_the_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         clients.recalibrate,
         "private_fit",
-        lambda *data, noise_multiplier, **rest: original(*data, noise_multiplier=noise_multiplier / 2, **rest),
+        lambda *data, **rest: original(
+            *data[:3], dataclasses.replace(data[3], noise_multiplier=data[3].noise_multiplier / 2), **rest
+        ),
     )
 
 
