@@ -102,14 +102,11 @@ def prepare_simulated_ledger(site_file: SiteFile) -> None:
 def data_version(site: Site, key: bytes) -> DataVersion:
     """Describe a site's records under a secret key.
 
-    The ledger's heads leave the site and are hashes over all that it holds. Without the key, whoever knows all
-    records but one could try out the last one until the head fits.
+    The ledger's heads leave the site and are hashes over all that it holds. Without the key, of 1 to 64 bytes, whoever
+    knows all records but one could try out the last one until the head fits.
 
-    Source:
-        RFC 7693 for keyed BLAKE2b.
-
-    `key`: the ledger's secret key, 1 to 64 bytes. Returns the fingerprint of all parts, and a sketch of their
-    units: by name where the source names them (a patient column), else by content.
+    Returns the fingerprint of all parts, and a sketch of their units: by name where the source names them (a patient
+    column), else by content. Source: RFC 7693 for keyed BLAKE2b.
     """
     whole = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
     units: list[str] = []
