@@ -58,7 +58,7 @@ def module_of(run):
 
 def site_predictions(run, features) -> list[np.ndarray]:
     bank = PosteriorBank(run.folder / "bank")
-    samples = [bank.samples(site) for site in ("north", "south", "east", "west")]
+    samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
     return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
 
 
@@ -146,7 +146,7 @@ def test_order_of_a_sites_hidden_units_does_not_matter(federation, rule: str) ->
     permuted.grid.change = lambda request, reply: _permuted(permuted, request, reply)
     for run in (plain, permuted):
         run.run()
-    banks = [PosteriorBank(run.folder / "bank").samples("south").arrays for run in (plain, permuted)]
+    banks = [PosteriorBank(run.folder / "bank").stored("south").in_memory().arrays for run in (plain, permuted)]
     assert not np.allclose(banks[0]["1.weight"], banks[1]["1.weight"], atol=1e-3)
     features = held_back(plain, "spare").features
     np.testing.assert_allclose(predictions(plain, features), predictions(permuted, features), atol=1e-4)
