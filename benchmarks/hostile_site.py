@@ -32,7 +32,7 @@ from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.run.inline_engine import InlineGrid, logs_in, task_identity
-from server.check_reply import reachable
+from server.check_reply import displacements
 from server.federation import run_federation
 
 Floats = npt.NDArray[np.float64]
@@ -153,7 +153,7 @@ class HostileGrid(InlineGrid):
         sent = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
         arrays = reply.content.array_records["arrays"]
         start = without_prefix("start", sent)
-        bound = reachable(request, record.privacy.units, start, record.steps)
+        bound = displacements(request, record.privacy.units, start, record.steps)
         farthest = np.full(record.steps, UNBOUNDED) if bound is None else bound[:, 0]
         kept = [step for step in range(record.steps) if request.plan.is_kept(record.first_step + step)]
         shapes = {name: array.shape for name, array in without_prefix("parameters", start).items()}

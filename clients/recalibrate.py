@@ -12,7 +12,7 @@ from clients.own_site import compute_device, site_streams
 from clients.pay import SentArrays, pay, privacy_statement
 from clients.policy import check_recalibration_policy
 from clients.request_arrays import read_predictors
-from fl_dpbayes.calibration.recalibration.descent import private_fit
+from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, noised_to_arrays, sensitivity
 from fl_dpbayes.config.base import digest
@@ -80,19 +80,11 @@ def recalibrate_posterior(
                 noised = exact + noise_std * generator.standard_normal(exact.shape)
                 arrays = noised_to_arrays(NoisedTable(noised, noise_std))
             else:
-                fit = private_fit(
-                    predict(part),
-                    part.labels,
-                    part.unit_index,
-                    plan=request.plan,
-                    noise_multiplier=noise_multiplier,
-                    units=site.recalibration_units,
-                    start=request.start or (),
-                    first_step=request.first_step,
-                    steps=reserved.steps,
-                    generator=generator,
-                )
-                parameters = tuple(map(float, fit.parameters))
+                units, first = site.recalibration_units, request.first_step
+                stretch = Stretch(request.plan, noise_multiplier, units, first, reserved.steps)
+                records = predict(part), part.labels, part.unit_index
+                found = private_fit(*records, stretch, start=request.start or (), generator=generator)
+                parameters = tuple(map(float, found))
             seeded = site_file.insecure_seed is not None
             reply = RecalibrateReply(
                 run=request.run,

@@ -83,7 +83,7 @@ def check_train_reply(
     )
 
 
-def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
+def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, start: Arrays) -> None:
     """Reject samples and states that lie farther from the start than clipping and the planned noise let a chain get.
 
     Everything in the bound is public: the request, its start, and the units that the site declares. An honest chain
@@ -92,7 +92,7 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     Raises ValueError naming how far the state lies and how far a chain can get.
     """
     steps = reply.last_step + 1 - request.first_step
-    bound = reachable(request, units, start, steps)
+    bound = displacements(request, units, start, steps)
     if bound is None:
         return
     began = without_prefix("parameters", start)
@@ -100,31 +100,25 @@ def check_reachable(reply: CheckedReply, request: TrainRequest, units: int, star
     for index, row in enumerate(kept):
         sample = {name: array[index] for name, array in reply.samples.arrays.items()}
         _check(f"sample {index + 1}", _distance(sample, began), bound[row, 0])
-    last = {slot: without_prefix(slot, reply.last) for slot in ("parameters", "momentum")}
+    last = {name: without_prefix(name, reply.last) for name in ("parameters", "momentum")}
     _check("its last state", _distance(last["parameters"], began), bound[-1, 0])
     _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])
 
 
-def reachable(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
+def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
     """Bound how far from its start an honest site can be after each of the request's first `steps` steps.
 
-    Args:
-        request: what is asked.
-        units: number of privacy units that the site declares, above zero.
-        start: the state that the request carries.
-        steps: how many of its steps.
-
-    Returns:
-        Shape (steps, 2): the greatest distance of the parameters, and the greatest norm of the momentum. None where
-        there is no such bound (`displacement_bound`), or no noise fits the site's budget.
+    `units`: number of privacy units that the site declares, above zero. Returns shape (steps, 2): the greatest
+    distance of the parameters, and the greatest norm of the momentum. None where there is no such bound
+    (`displacement_bound`), or no noise fits the site's budget.
     """
-    plan, began = request.plan, {slot: without_prefix(slot, start) for slot in ("parameters", "momentum")}
+    plan, began = request.plan, {name: without_prefix(name, start) for name in ("parameters", "momentum")}
     try:
         chain = planned_chain(plan, units)
     except UserError:
         # The site says in its own refusal that no noise fits; what it would have done is not known here.
         return None
-    norms = np.array([_norm(began[slot].values()) for slot in ("parameters", "momentum")])
+    norms = np.array([_norm(began[name].values()) for name in ("parameters", "momentum")])
     bound = displacement_bound(
         replace(chain, noise_multipliers=(1 + NOISE_TOLERANCE) * chain.noise_multipliers),
         range(request.first_step, request.first_step + steps),

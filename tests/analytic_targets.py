@@ -5,18 +5,27 @@ norm C (which clips nothing here) and n units of one record each. `independent_c
 on one, as `run_chain` would. Tolerances are standard errors of the draws, never a free choice.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
-from fl_dpbayes.config.sampler import ConstantStepSize, GaussianPrior, Sampler
+from fl_dpbayes.config.aggregation import Aggregation
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior, GaussianPrior, Sampler
+from fl_dpbayes.posterior.natural import NaturalGaussian
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
+from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.samplers.algorithm import build_algorithm, prior_energy_gradient
 from fl_dpbayes.samplers.chain import noisy_gradient
 from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.state_vectors import ChainState, initial_vectors
 
+SITE_NOISE = 0.5
+SITE_SIZES = {"a": 12, "b": 30, "c": 60, "d": 150}
+Moments = tuple[np.ndarray, np.ndarray]
 CHAINS = 20_000
 SIZE = ConstantStepSize(initial=0.1)
 
@@ -210,3 +219,112 @@ def check_gaussian_target(sampler: Sampler, *, temperature: float, step_size: fl
             positions = independent_chains(target, sampler, size, sigma, seed=seed)
             assert_within_four_standard_errors(positions, target.posterior_mean, law)
     np.testing.assert_allclose(law, temperature * np.linalg.inv(target.units * target.curvature), rtol=1e-3)
+
+
+@dataclass(frozen=True)
+class LinearSites:
+    """y = X w + noise at each of several sites, whose posteriors are known exactly; prior N(0, prior_scale^2 I)."""
+
+    information: dict[str, np.ndarray]  # site -> X^T X / noise^2
+    evidence: dict[str, np.ndarray]  # site -> X^T y / noise^2
+    prior_scale: float
+    dimension: int
+
+    @property
+    def sites(self) -> list[str]:
+        return list(self.information)
+
+    def natural(self, site: str, share: float, scale: float = 1.0) -> NaturalGaussian:
+        """p(w)^share p(D_k|w)^scale."""
+        prior = np.eye(self.dimension) / self.prior_scale**2
+        return NaturalGaussian(share * prior + scale * self.information[site], scale * self.evidence[site])
+
+    def factors(self, share: float) -> list[NaturalGaussian]:
+        return [self.natural(site, share) for site in self.sites]
+
+    @property
+    def posterior(self) -> Moments:
+        """The posterior given all records, by numpy alone."""
+        precision = np.eye(self.dimension) / self.prior_scale**2 + sum(self.information.values())
+        covariance = np.linalg.inv(precision)
+        return covariance @ sum(self.evidence.values()), covariance
+
+    def moments(self, site: str, share: float, scale: float = 1.0) -> Moments:
+        natural = self.natural(site, share, scale)
+        covariance = np.linalg.inv(natural.precision)
+        return covariance @ natural.precision_mean, covariance
+
+
+def linear_sites(*, diagonal: bool) -> LinearSites:
+    """Four heterogeneous sites; `diagonal`: of orthogonal designs, so diagonal precisions that differ between sites."""
+    generator = np.random.default_rng(11)
+    truth = np.array([1.0, -0.6, 0.3])
+    information, evidence = {}, {}
+    for index, (site, size) in enumerate(SITE_SIZES.items()):
+        mixing = generator.normal(size=(3, 3)) * np.array([1.0, 0.5, 2.0])
+        features = generator.normal(size=(size, 3)) @ mixing
+        if diagonal:
+            features = (
+                np.linalg.qr(features)[0] * np.sqrt(size) * np.array([1.0, 0.5, 2.0][index % 3 :] + [0.7] * 3)[:3]
+            )
+        offset = 0.4 * generator.normal(size=3)
+        target = features @ (truth + offset) + SITE_NOISE * generator.normal(size=size)
+        information[site] = features.T @ features / SITE_NOISE**2
+        evidence[site] = features.T @ target / SITE_NOISE**2
+        if diagonal:
+            information[site] = np.diag(np.diag(information[site]))
+    return LinearSites(information, evidence, prior_scale=1.5, dimension=3)
+
+
+def as_samples(draws: np.ndarray, temperature: float = 1.0, weights: np.ndarray | None = None) -> PosteriorSamples:
+    """One array "w" (float64 if the draws are, so that rounding of the message does not hide in tolerances)."""
+    count = len(draws)
+    return PosteriorSamples(
+        {"w": draws}, np.ones(count) if weights is None else weights, np.full(count, float(temperature))
+    )
+
+
+def random_samples(
+    moments: Moments, count: int, generator: np.random.Generator, temperature: float = 1.0
+) -> PosteriorSamples:
+    """Independent draws."""
+    mean, covariance = moments
+    return as_samples(generator.multivariate_normal(mean, temperature * covariance, size=count), temperature)
+
+
+def exact_samples(moments: Moments, count: int, temperature: float = 1.0, seed: int = 3) -> PosteriorSamples:
+    """Draws whose sample mean and unbiased sample covariance are exactly the moments."""
+    mean, covariance = moments
+    noise = np.random.default_rng(seed).normal(size=(count, len(mean)))
+    noise -= noise.mean(axis=0)
+    whitened = np.linalg.solve(np.linalg.cholesky(noise.T @ noise / (count - 1)), noise.T).T
+    return as_samples(mean + whitened @ np.linalg.cholesky(temperature * covariance).T, temperature)
+
+
+def combined(
+    name: str,
+    samples: Mapping[str, PosteriorSamples],
+    *,
+    weights: Mapping[str, float] | None = None,
+    sites: int | None = None,
+    generator: np.random.Generator | None = None,
+    scale: float = 1.5,
+    **settings: Any,
+) -> Aggregate:
+    """Combine samples by a rule of this name and settings; `draws` may be more than a scenario's."""
+    draws = {"draws": settings.pop("draws")} if "draws" in settings else {}
+    rule = TypeAdapter(Aggregation).validate_python({"rule": name, **settings}).model_copy(update=draws)
+    prior = FlatPrior() if np.isinf(scale) else GaussianPrior(scale=scale)
+    sampler = SGLD(step_size=SIZE, prior=prior)
+    shares = weights or dict.fromkeys(samples, 1.0)
+    return combine_sites(
+        rule, Released(samples, shares, sampler, sites or len(samples), generator or np.random.default_rng(0))
+    )
+
+
+def assert_within_standard_errors(replicates: Any, expected: Any, limit: float = 4.0) -> None:
+    """The mean over replicates (R, ...) is within `limit` of its standard errors from the expected value."""
+    replicates = np.asarray(replicates)
+    error = replicates.std(axis=0, ddof=1) / np.sqrt(len(replicates))
+    distance = np.abs(replicates.mean(axis=0) - expected) / error
+    assert distance.max() < limit, f"{distance} standard errors"

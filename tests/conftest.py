@@ -71,10 +71,11 @@ class Federation:
         prepare_simulation(scenario, plan_sites(scenario, None), folder)
         self.grid = WatchedGrid(app, len(scenario.sites))
 
-    def run(self, grid: Grid | None = None) -> None:
+    def run(self, grid: Grid | None = None) -> "Federation":
         from server.federation import run_federation
 
         run_federation(grid or self.grid, self.scenario, self.folder, str(self.folder / SITES_FOLDER))
+        return self
 
     def site_of(self, message: Message) -> str:
         return list(self.scenario.sites)[message.metadata.dst_node_id - 1]

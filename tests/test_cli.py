@@ -165,6 +165,7 @@ def test_solve_json_meets_its_target(run) -> None:
     assert 2 * 0.999 <= answer["epsilon"] <= 2
 
 
+@pytest.mark.slow
 def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, run) -> None:
     from sklearn.datasets import load_digits
 

@@ -1,6 +1,6 @@
 """Split conformal prediction sets from merged histograms of p_label: thresholds, coverage and size."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +38,8 @@ def set_thresholds(calibration: CalibrationStatistics, level: float, weights: Fl
     return np.maximum(FINE_BINS - 1 - from_top, 0)
 
 
-@dataclass(frozen=True)
-class SetQuality:
-    """How prediction sets did on a set of records.
-
-    Attributes:
-        coverage: share of records whose set holds the label.
-        interval: 95 % Wilson interval of the coverage of these thresholds.
-        size: mean number of classes in a set.
-    """
+class SetQuality(NamedTuple):
+    """Share of records whose set holds the label, its 95 % Wilson interval, and mean number of classes in a set."""
 
     coverage: float
     interval: Interval | None

@@ -87,6 +87,14 @@ class BuiltIn(SourceConfig):
         return self.model_copy(update={"folder": None if folder is None else folder.resolve()})
 
 
+def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[float, ...]) -> None:
+    for key, given in (("centers", centers), ("scales", scales)):
+        if len(given) not in (0, features):
+            raise ValueError(f"{key} has {len(given)} values for {features} numeric features: give one each, or none")
+    if any(scale <= 0 for scale in scales):
+        raise ValueError("a value of scales is not above 0")
+
+
 class Table(SourceConfig):
     """A CSV or Parquet table with a label column and numeric features.
 
@@ -117,12 +125,7 @@ class Table(SourceConfig):
 
     @model_validator(mode="after")
     def _constants_fit_features(self) -> "Table":
-        for key in ("centers", "scales"):
-            count = len(getattr(self, key))
-            if count not in (0, len(self.features)):
-                raise ValueError(f"{key} has {count} values for {len(self.features)} features: give one each, or none")
-        if any(scale <= 0 for scale in self.scales):
-            raise ValueError("a value of scales is not above 0")
+        _check_constants(len(self.features), self.centers, self.scales)
         return self
 
 
@@ -145,8 +148,7 @@ class ImageFolder(SourceConfig):
     def task(self) -> Task:
         """The stated size, and one class per sub-folder, of which an empty one counts.
 
-        Raises:
-            UserError: if the folder is absent or has fewer than two sub-folders.
+        Raises UserError if the folder is absent or has fewer than two sub-folders.
         """
         if not self.path.is_dir():
             raise UserError(f"image folder {self.path} does not exist")
@@ -247,11 +249,7 @@ class HuggingFace(SourceConfig):
         sizes = (self.height is not None, self.width is not None)
         if sizes != (self.image is not None,) * 2:
             raise ValueError("height and width must be given exactly when features is one column of images")
-        for key in ("centers", "scales"):
-            if len(getattr(self, key)) not in (0, len(self.columns)):
-                raise ValueError(f"{key} must have one value for each of {len(self.columns)} numeric features, or none")
-        if any(scale <= 0 for scale in self.scales):
-            raise ValueError("a value of scales is not above 0")
+        _check_constants(len(self.columns), self.centers, self.scales)
         return self
 
 

@@ -19,9 +19,8 @@ _ROUNDING = 1e-9
 class NaturalGaussian:
     """A Gaussian factor, proper or not.
 
-    Attributes:
-        precision: L, shape (d,) if diagonal, else (d, d) and symmetric; a factor may have one that is not positive.
-        precision_mean: h = L m, shape (d,).
+    `precision`: L, shape (d,) if diagonal, else (d, d) and symmetric; a factor may have one that is not positive.
+    `precision_mean`: h = L m, shape (d,).
     """
 
     precision: Array
@@ -46,13 +45,6 @@ class NaturalGaussian:
             return self.precision_mean / self.precision
         return cho_solve(cho_factor(self.precision, lower=True), self.precision_mean)
 
-    @property
-    def covariance(self) -> Array:
-        """Covariance S = L^-1, of the same form as the precision."""
-        if self.precision.ndim == 1:
-            return 1 / self.precision
-        return cho_solve(cho_factor(self.precision, lower=True), np.eye(len(self.precision)))
-
     def sample(self, draws: int, generator: np.random.Generator) -> Array:
         """Draw from N(m, S), shape (draws, d)."""
         noise = generator.standard_normal((draws, len(self.precision_mean)))
@@ -60,14 +52,6 @@ class NaturalGaussian:
             return self.mean + noise / np.sqrt(self.precision)
         factor = np.linalg.cholesky(self.precision)
         return self.mean + solve_triangular(factor, noise.T, lower=True, trans="T").T
-
-
-def from_moments(mean: Array, covariance: Array) -> NaturalGaussian:
-    """Return N(mean, covariance) in natural parameters, for variances (d,) or a positive definite matrix (d, d)."""
-    if covariance.ndim == 1:
-        return NaturalGaussian(1 / covariance, mean / covariance)
-    precision = cho_solve(cho_factor(covariance, lower=True), np.eye(len(mean)))
-    return NaturalGaussian(precision, precision @ mean)
 
 
 def centred_prior(scale: float, like: NaturalGaussian) -> NaturalGaussian:

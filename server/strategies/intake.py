@@ -14,7 +14,7 @@ from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from server.check_reply import CheckedReply, check_reachable, check_room, check_train_reply
+from server.check_reply import CheckedReply, check_displacement, check_room, check_train_reply
 from server.checkpoint import Checkpoint, write_checkpoint
 from server.exchange import Answer
 from server.roster import Member
@@ -117,5 +117,5 @@ class ReplyIntake(RoundRequests):
     def _checked(self, reply: Message, record: TrainReply, request: TrainRequest, member: Member) -> CheckedReply:
         previous = self.record.statements.get(member.card.name)
         checked = check_train_reply(reply, record, request, member.card, self.federation.shapes, previous)
-        check_reachable(checked, request, member.card.units, self.start_of(member.card.name, request.round))
+        check_displacement(checked, request, member.card.units, self.start_of(member.card.name, request.round))
         return checked

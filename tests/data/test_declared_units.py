@@ -25,7 +25,7 @@ def _site_file(folder, patients: int, units: int, test: float, recalibration: fl
 
 
 @pytest.mark.parametrize(("test", "recalibration"), [(0.2, 0.1), (0.25, 0.0), (0.5, 0.3), (0.9, 0.0)])
-@pytest.mark.parametrize("patients", [60, 500])
+@pytest.mark.parametrize("patients", [60, pytest.param(500, marks=pytest.mark.slow)])
 def test_delta_that_is_admitted_is_below_one_over_the_real_number(tmp_path, patients, test, recalibration) -> None:
     loaded = 0
     for key in range(4):

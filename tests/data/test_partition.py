@@ -14,12 +14,7 @@ from fl_dpbayes.config.data import (
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.load import load_source, load_unscaled
-from fl_dpbayes.data.partition import (
-    feature_scores,
-    feature_total_variation,
-    label_total_variation,
-    partition_labels,
-)
+from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
 
 LABELS = np.repeat(np.arange(10), 60)
 
@@ -31,6 +26,11 @@ KINDS = [
     FeaturePartition(strictness=0.7),
 ]
 SCORES = np.random.default_rng(5).gamma(2.0, size=len(LABELS))
+
+
+@pytest.fixture
+def fewer_attempts(monkeypatch):
+    monkeypatch.setattr("fl_dpbayes.data.partition.MAX_ATTEMPTS", 5)
 
 
 def divide(partition, sites=5, seed=0, labels=LABELS, scores=SCORES):
@@ -72,6 +72,7 @@ def test_heterogeneity_falls_as_alpha_grows():
     assert realised[0] > 0.5 > realised[1] > 0.15 > realised[2]
 
 
+@pytest.mark.slow
 def test_mean_share_of_a_class_is_one_over_sites():
     shares = [
         np.bincount(LABELS[divide(DirichletPartition(alpha=1.0, min_records=1), 5, seed)[0]], minlength=10) / 60
@@ -86,6 +87,7 @@ def test_classes_per_site_is_kept():
         assert len(np.unique(LABELS[part])) == 4
 
 
+@pytest.mark.usefixtures("fewer_attempts")
 @pytest.mark.parametrize(("classes_per_site", "sites"), [(2, 5), (3, 4), (1, 10), (10, 1), (7, 3)])
 def test_classes_division_that_chance_misses_is_found(classes_per_site, sites):
     parts = divide(ClassesPartition(classes_per_site=classes_per_site), sites)
@@ -164,6 +166,7 @@ def test_label_total_variation_limits():
     assert label_total_variation(labels, [np.array([0]), np.array([1, 2, 3])]) == pytest.approx(hand)
 
 
+@pytest.mark.usefixtures("fewer_attempts")
 @pytest.mark.parametrize(
     ("partition", "sites", "message"),
     [

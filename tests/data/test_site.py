@@ -97,9 +97,6 @@ def test_a_natural_site_is_selected_by_name(data_folder):
     assert site.unit == "patient"
     with pytest.raises(UserError, match="'zurich': choose one of cleveland, hungarian, switzerland, va"):
         load_site(digits_site(source=source, selection=Selection(natural_site="zurich"), units=46))
-
-
-def test_digits_have_no_natural_sites():
     with pytest.raises(UserError, match="does not say which site"):
         load_site(digits_site(selection=Selection(natural_site="a")))
 
@@ -134,14 +131,11 @@ def test_a_wrong_declaration_is_refused_with_a_round_number(declared):
         load_site(digits_site(units=declared))
 
 
-def test_a_training_site_needs_something_to_train_on():
+def test_a_declaration_need_not_be_exact_but_something_must_be_left_to_train_on():
+    for declared in (1200, 1400, 1700):
+        assert load_site(digits_site(units=declared)).units == declared
     with pytest.raises(UserError, match=r"lower split\.test_fraction"):
         load_site(digits_site(split=Split(test_fraction=1.0, key=KEY), units=0))
-
-
-@pytest.mark.parametrize("declared", [1200, 1400, 1700])
-def test_a_declaration_need_not_be_exact(declared):
-    assert load_site(digits_site(units=declared)).units == declared
 
 
 def test_a_site_file_survives_writing_and_reading(tmp_path):
@@ -166,8 +160,5 @@ def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_wha
     assert site.train.unit_count + site.recalibration.unit_count == plain.train.unit_count
     assert abs(site.recalibration.unit_count - 179.7) < 4 * np.sqrt(1797 * 0.09)
     assert site.recalibration_units == 180
-
-
-def test_shares_that_exceed_one_together_are_refused():
     with pytest.raises(ValueError, match="exceed 1 together"):
         Split(test_fraction=0.5, recalibration_fraction=0.6, key=KEY)

@@ -16,6 +16,7 @@ from fl_dpbayes.posterior.rules.predbayes import between, product_and_mixture
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix
+from tests.analytic_targets import combined
 
 HIDDEN = 12
 MODULE = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(5,), classes=3), seed=0)
@@ -84,7 +85,7 @@ def test_mixture_and_predbayes_predictions_do_not_change(sites, swapped):
 
 
 @pytest.mark.parametrize("rule", WEIGHT_SPACE)
-def test_weight_space_rules_change_and_warn(sites, swapped, combined, rule):
+def test_weight_space_rules_change_and_warn(sites, swapped, rule):
     settings = {"weights": WEIGHTS, "scale": 1.0, **WEIGHT_SPACE[rule]}
     aligned, mixed = combined(rule, sites, **settings), combined(rule, swapped, **settings)
     assert not [said for said in aligned.warnings if said.kind == "units-reordered"]

@@ -5,6 +5,7 @@ import pytest
 
 from fl_dpbayes.posterior.chains import chains, flatten_state, sample_shapes, unflatten
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from tests.analytic_targets import combined
 
 
 def samples(count, seed=0, shapes=None):
@@ -63,7 +64,7 @@ class ReadOnDemand(Mapping):
         return samples(20, seed=ord(site))
 
 
-def test_samples_may_be_read_from_disk_one_site_at_a_time(combined):
+def test_samples_may_be_read_from_disk_one_site_at_a_time():
     lazy = combined("product-diagonal", ReadOnDemand(), scale=1.0, draws=5)
     held = combined("product-diagonal", dict(ReadOnDemand()), scale=1.0, draws=5)
     for name, array in held.samples.arrays.items():

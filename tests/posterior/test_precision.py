@@ -5,6 +5,7 @@ from fl_dpbayes.posterior.chains import at_unit_temperature, chains
 from fl_dpbayes.posterior.precision import diagonal_gaussian, effective_draws, full_gaussian, weighted_variance
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
+from tests.analytic_targets import assert_within_standard_errors
 
 
 def chain_of(draws, weights=None, temperatures=None):
@@ -28,7 +29,7 @@ def test_plug_in_bias_factors_golden():
 
 
 @pytest.mark.parametrize("count", [8, 20])
-def test_diagonal_precision_is_unbiased(count, assert_within_standard_errors):
+def test_diagonal_precision_is_unbiased(count):
     draws = 0.3 * np.random.default_rng(1).normal(size=(count, 20_000))
     # Effective draws are measured on 64 coordinates together and at most M; here the draws are independent.
     precision = diagonal_gaussian(chain_of(draws))[0].precision
@@ -37,7 +38,7 @@ def test_diagonal_precision_is_unbiased(count, assert_within_standard_errors):
     assert effective_draws(chain_of(draws)) > 0.85 * count
 
 
-def test_full_precision_is_unbiased(assert_within_standard_errors):
+def test_full_precision_is_unbiased():
     generator = np.random.default_rng(2)
     covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
     precisions = []
@@ -51,7 +52,7 @@ def test_full_precision_is_unbiased(assert_within_standard_errors):
 
 @pytest.mark.parametrize("form", [diagonal_gaussian, full_gaussian])
 @pytest.mark.parametrize(("dimensions", "count"), [(1, 8), (1, 40), (2, 12), (5, 16)])
-def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions, count, assert_within_standard_errors):
+def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions, count):
     found = []
     for seed in range(1500):
         draws = np.random.default_rng([dimensions, count, seed]).normal(size=(count, dimensions))
@@ -61,7 +62,7 @@ def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions,
     assert_within_standard_errors(np.array(found)[:, np.newaxis], 1.0)
 
 
-def test_weighted_variance_is_unbiased(assert_within_standard_errors):
+def test_weighted_variance_is_unbiased():
     weights = np.array([1.0, 2.0, 0.5, 4.0, 1.0])
     draws = np.random.default_rng(3).normal(size=(5, 50_000))
     assert_within_standard_errors(weighted_variance(chain_of(draws, weights)), 1.0)

@@ -1,3 +1,4 @@
+import io
 import itertools
 import json
 import math
@@ -7,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from rich.console import Console
 
 from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.summary import parse_summary
@@ -179,6 +181,18 @@ def figures_of():
     return lambda folder: draw_figures(folder, read_summary(folder), read_epsilon_curves(folder))
 
 
+@pytest.fixture(scope="session")
+def shown():
+    """The function that prints a table to a terminal of a width and returns the text."""
+
+    def text(table, width=100):
+        output = io.StringIO()
+        Console(file=output, width=width, color_system=None).print(table)
+        return output.getvalue()
+
+    return text
+
+
 @pytest.fixture
 def write_run(tmp_path, privacy_rounds):
     """Write a run directory that holds a summary, as a run does."""
@@ -216,23 +230,8 @@ def write_study_folder(
     where: str = "pooled:held_out",
     extra_axes: dict[str, list] | None = None,
 ) -> Path:
-    """Write a study's files.
-
-    Args:
-        folder: where.
-        seeds: of the runs.
-        alphas: of the Dirichlet partition.
-        shifts: with shifted sites.
-        further: with subgroups, conformal sets, shift detection, known truth.
-        noise: how far apart seeds are.
-        last_noise: the same for the last iterate; default: as for the posterior.
-        question: what was asked.
-        site: name of the held-out site.
-        where: the study's place.
-        extra_axes: further axes that change nothing.
-
-    Returns:
-        The folder.
+    """Write a study's files: `noise` is how far apart seeds are, `last_noise` the same for the last iterate; `further`
+    adds subgroups, conformal sets, shift detection and known truth, `extra_axes` axes that change nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     extra = extra_axes or {}

@@ -1,10 +1,37 @@
+"""What a run's answer, its largest numbers and its facts claim: what the intervals and the record allow, no more."""
+
+import copy
 import math
+from itertools import product
 
 import pytest
 
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.headline import key_figures
+from fl_dpbayes.report.answer import Answer, answer
+from fl_dpbayes.report.headline import headline_rows, key_figures, median_rows
+from fl_dpbayes.report.page import write_report
+from fl_dpbayes.report.page_tables import all_metrics_table, facts, metric_table, privacy_table
+from fl_dpbayes.report.run_files import write_summary
+from fl_dpbayes.report.tables import calibration_table
+from fl_dpbayes.report.tables import privacy_table as printed_privacy_table
+
+SERVER = "Server's own inputs"
+PUBLIC = {"kind": "file", "file": "public.npz", "statement": "by its authors\x1b[2J", "count": 1200, "labelled": True}
+ACCOUNTING = ("pld", "clt", "central-limit", "ledger", "neighbours", "budget")
+TESTED = {"site": "island", "unit": "patient", "delta": 1e-4, "epsilon": 0.8941, "epsilon_method": "pld", "mu": 0.35,
+          "mu_kind": "exact", "budget": 2.0}  # fmt: skip
+
+
+def said(summary: dict) -> Answer:
+    return answer(parse_summary(summary))
+
+
+def figures(summary: dict) -> list[tuple[str, str]]:
+    return key_figures(parse_summary(summary))
+
+
+def facts_of(summary: dict, **changes: object) -> dict[str, str]:
+    return dict(facts(parse_summary(summary | changes)))
 
 
 def row_of(summary, site, predictor):
@@ -12,7 +39,7 @@ def row_of(summary, site, predictor):
 
 
 def test_answer_states_held_out_errors_and_privacy(summary):
-    found = answer(parse_summary(summary))
+    found = said(summary)
     assert found.calibration == (
         "At held-out sites the averaged posterior's probabilities are off by 2.1 percentage points [1.2, 3.0]; the "
         "last iterate's by 6.4 [5.5, 7.3] (debiased RMS calibration error, n = 450). Averaging over the posterior is "
@@ -24,6 +51,7 @@ def test_answer_states_held_out_errors_and_privacy(summary):
         "patient)."
     )
     assert found.cautions == ()
+    assert [value for value, _ in figures(summary)] == ["2.1", "6.4", "94.0%", "1.96"]
 
 
 @pytest.mark.parametrize(
@@ -40,83 +68,235 @@ def test_answer_states_held_out_errors_and_privacy(summary):
 def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
-    assert answer(parse_summary(summary)).calibration.endswith(verdict)
+    assert said(summary).calibration.endswith(verdict)
 
 
 @pytest.mark.parametrize("how", ["absent", "unmeasured"])
 def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, how):
     if how == "absent":
         summary["calibration"] = [row for row in summary["calibration"] if row["role"] != "held_out"]
-    else:
-        for predictor in ("last", "posterior"):
-            row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
-    found = answer(parse_summary(summary))
-    assert found.calibration.startswith("At the median of the training sites")
-    assert "No site was held out" in found.cautions[0]
+    for predictor in ("last", "posterior") if how == "unmeasured" else ():
+        row_of(summary, "pooled:held_out", predictor)["rms_debiased"] = None
+    assert said(summary).calibration.startswith("At the median of the training sites")
+    assert "No site was held out" in said(summary).cautions[0]
 
 
-def test_without_any_calibration(summary):
-    summary["calibration"] = []
-    found = answer(parse_summary(summary))
-    assert found.calibration == "Calibration at training sites was not measured."
-    assert found.elsewhere == ""
-
-
-def test_one_predictor_is_not_compared(summary):
+def test_what_was_not_measured_is_not_compared(summary):
     summary["calibration"] = [row for row in summary["calibration"] if row["predictor"] == "last"]
-    text = answer(parse_summary(summary)).calibration
+    text = said(summary).calibration
     assert "the last iterate's probabilities are off by 6.4 percentage points [5.5, 7.3]" in text
     assert "better" not in text
     assert "posterior" not in text
+    nothing = said(summary | {"calibration": []})
+    assert (nothing.calibration, nothing.elsewhere) == ("Calibration at training sites was not measured.", "")
 
 
-def test_seeded_run_is_called_not_private(summary):
-    summary["seeded"] = True
-    assert answer(parse_summary(summary)).cautions[0].startswith("Seeded: not private.")
-    assert "not private (seeded)" in key_figures(parse_summary(summary))[-1][1]
-
-
-def test_infinite_epsilon_is_no_guarantee(summary):
-    summary["privacy"][2]["epsilon"] = math.inf
-    assert (
-        answer(parse_summary(summary)).privacy == "There is no privacy guarantee: epsilon is infinite at 1 of 4 sites."
-    )
-    summary["privacy"][2]["epsilon"] = None
-    assert (
-        answer(parse_summary(summary)).privacy
-        == "There is no privacy guarantee: epsilon is not recorded at 1 of 4 sites."
-    )
-
-
-def test_several_deltas_are_named(summary):
+def test_privacy_is_said_of_the_costliest_site_and_never_where_it_is_not_known(summary):
+    assert said(summary | {"seeded": True}).cautions[0].startswith("Seeded: not private.")
+    assert "not private (seeded)" in figures(summary | {"seeded": True})[-1][1]
+    assert said(summary | {"privacy": []}).privacy == "No privacy cost is recorded: no site trained."
     summary["privacy"][0]["delta"] = 1e-5
-    assert "at its own delta, 1e-5 to 1e-4" in answer(parse_summary(summary)).privacy
+    assert "at its own delta, 1e-5 to 1e-4" in said(summary).privacy
+    for epsilon, state in ((math.inf, "infinite"), (None, "not recorded")):
+        summary["privacy"][2]["epsilon"] = epsilon
+        expected = f"There is no privacy guarantee: epsilon is {state} at 1 of 4 sites."
+        assert said(summary).privacy == expected
+
+
+def test_cost_of_noised_test_results_is_part_of_the_answer(summary):
+    tested = summary | {"evaluation_privacy": [TESTED]}
+    assert "Noised test results, on other units, cost at most epsilon 0.895." in said(tested).privacy
+    assert "is not recorded" in said(summary | {"evaluation_privacy": [TESTED | {"epsilon": None}]}).privacy
 
 
 def test_stopped_sites_and_tuning_are_cautions(summary):
+    assert not any("depend on what was seen" in caution for caution in said(summary).cautions)
     summary["privacy"][0]["status"] = "PARTIAL"
     summary["privacy"][1] |= {"status": "REFUSED BUDGET_EXHAUSTED", "steps": None, "epsilon": None}
     summary["configurations_tried"] = 12
-    found = answer(parse_summary(summary))
+    found = said(summary)
     assert found.cautions[0] == "1 of 4 sites stopped early, at the end of the budget: north-clinic."
     assert found.cautions[1] == "1 of 4 sites refused a round: harbour-hospital."
     assert found.cautions[2].startswith("12 configurations were tried")
     assert "the 3 hospitals that trained" in found.privacy
-
-
-def test_nobody_trained(summary):
-    summary["privacy"] = []
-    assert answer(parse_summary(summary)).privacy == "No privacy cost is recorded: no site trained."
-
-
-def test_key_figures(summary):
-    assert [value for value, _ in key_figures(parse_summary(summary))] == ["2.1", "6.4", "94.0%", "1.96"]
-
-
-def test_epsilon_of_a_site_that_did_not_end_by_its_plan_or_budget_is_qualified(summary):
-    assert not any("depend on what was seen" in caution for caution in answer(parse_summary(summary)).cautions)
     summary["privacy"][1]["status"] = "REFUSED BUSY"
-    assert any(
-        "depend on what was seen; if it did, the whole plan's" in caution
-        for caution in answer(parse_summary(summary)).cautions
-    )
+    qualified = "depend on what was seen; if it did, the whole plan's"
+    assert any(qualified in caution for caution in said(summary).cautions)
+
+
+def three_sites(summary, third, pooled):
+    """Give the held-out role two honest sites and a third; values are (error, accuracy, n)."""
+    template = row_of(summary, "pooled:held_out", "last")
+    rows = [row for row in summary["calibration"] if row["role"] != "held_out"]
+    sites = {"a": (0.05, 0.80, 400), "b": (0.09, 0.70, 300), "made-up": third, "pooled:held_out": pooled}
+    for site, (error, accuracy, n) in sites.items():
+        ends = {"rms_debiased": [max(0.0, error - 0.01), error + 0.01]}
+        changed = {"site": site, "predictor": "posterior", "rms_debiased": error, "accuracy": accuracy, "n": n}
+        rows.append({**template, **changed, "intervals": ends})
+    return {**copy.deepcopy(summary), "calibration": rows}
+
+
+@pytest.mark.parametrize(("error", "accuracy"), [*product([0.0, 0.07, 0.9], [0.0, 0.75, 0.9993])])
+def test_one_made_up_site_of_three_cannot_move_the_headline_beyond_the_honest_sites(summary, error, accuracy):
+    run = parse_summary(three_sites(summary, (error, accuracy, 400_000), (error, accuracy, 400_700)))
+    row = headline_rows(run, "held_out")["posterior"]
+    assert row.site == "median:held_out"
+    assert 0.05 <= row.rms_debiased <= 0.09
+    assert 0.70 <= row.accuracy <= 0.80
+    assert 300 <= row.n <= 400_000
+    low, high = row.intervals["rms_debiased"]
+    assert 0.04 <= low <= 0.08
+    assert 0.06 <= high <= 0.10
+
+
+def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
+    made_up = three_sites(summary, (0.0, 0.9993, 400_000), (0.0, 0.9990, 400_700))
+    found = said(made_up).calibration
+    assert found.startswith("At the median of the held-out sites the averaged posterior's probabilities are off by 5.0")
+    assert "n = 400 at a site" in found
+    tiles = {meaning: value for value, meaning in figures(made_up)}
+    assert tiles["accuracy at the median of the held-out sites, averaged posterior"] == "80.0%"
+    assert "median of held-out" in "".join(map(str, calibration_table(parse_summary(made_up)).columns[0].cells))
+    run = parse_summary(summary)
+    assert all(row.pooled for role in ("held_out", "shifted") for row in headline_rows(run, role).values())
+    assert not [row for row in median_rows(run) if row.role != "train"]
+
+
+def recalibrated(summary: dict, epsilon: float = 1.5) -> dict:
+    """Add a recalibrated predictor, half as far off, to a run's summary."""
+    summary = copy.deepcopy(summary)
+    for rows in (summary["calibration"], summary["reliability"]):
+        for row in [row for row in rows if row["predictor"] == "posterior"]:
+            added = row | {"predictor": "recalibrated"}
+            if "rms_debiased" in row:
+                rms = row["rms_debiased"] / 2
+                added |= {"rms_debiased": rms, "epistemic": None, "aleatoric": None}
+                added["intervals"] = row["intervals"] | {"rms_debiased": [rms - 0.004, rms + 0.004]}
+            rows.append(added)
+    for row in summary["privacy"]:
+        row["recalibration_epsilon"] = epsilon
+    return summary
+
+
+def test_recalibration_stands_beside_the_posterior_everywhere(summary, figures_of, tmp_path, shown):
+    with_it = recalibrated(summary)
+    write_summary(with_it, tmp_path)
+    assert any("recalibrated" in name for name in figures_of(tmp_path))
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "recalibrated posterior" in page
+    assert "kept from training" in page
+    assert "recalibrated" in shown(calibration_table(parse_summary(with_it)), 120)
+    assert said(with_it).calibration.endswith("Recalibrated, they are off by 1.1 [0.7, 1.5].")
+    assert "Recalibrated" not in said(summary).calibration
+    assert "recalibrated posterior" in figures(with_it)[0][1]
+
+
+def test_cost_of_recalibration_is_a_column_and_the_larger_of_both_is_the_answer(summary, shown):
+    assert "ε of recalibration" not in privacy_table(parse_summary(summary)).columns
+    table = privacy_table(parse_summary(recalibrated(summary)))
+    column = table.columns.index("ε of recalibration")
+    assert [row[column][0] for row in table.rows] == ["1.50"] * 4
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    for epsilon, text in (
+        (1.5, "at most epsilon 1.96 "),
+        (2.5, "at most epsilon 2.50 "),
+        (math.inf, "infinite at 4 of"),
+    ):
+        assert text in said(recalibrated(summary, epsilon)).privacy
+    printed = shown(printed_privacy_table(parse_summary(recalibrated(summary, 2.5))), 120)
+    assert "epsilon at most 2.50" in " ".join(printed.split())
+
+
+def test_map_that_is_mostly_noise_does_not_come_first(summary):
+    noisy = recalibrated(summary) | {"recalibration": {"method": "temperature", "noise": "it is mostly noise"}}
+    meanings = [meaning for _, meaning in figures(noisy)]
+    assert "averaged posterior" in meanings[0]
+    assert "recalibrated posterior" in meanings[2]
+    assert "mostly privacy noise" in meanings[2]
+    assert said(noisy).calibration.endswith("but do not use that: the map is mostly privacy noise.")
+
+
+def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(summary, figures_of, tmp_path):
+    assert "averaged posterior" in str(said(summary))
+    for row in (*summary["calibration"], *summary["reliability"]):
+        row |= {"samples": 1, "epistemic": None, "aleatoric": None}
+    run, text = parse_summary(summary), str(said(summary))
+    assert "combined point estimate's probabilities are off by" in text
+    assert "The combined point estimate is better calibrated." in text
+    words = [text, *(meaning for _, meaning in key_figures(run)), *metric_table(run.calibration, "nll").columns]
+    words += [row[1][0] for row in all_metrics_table(run.calibration).rows]
+    write_summary(summary, tmp_path)
+    words += [figure.description + figure.svg for figure in figures_of(tmp_path).values()]
+    assert "combined point estimate" in words[-1]
+    assert not any("averag" in word.lower() for word in words)
+    assert [cell for cell, _ in all_metrics_table(run.calibration).rows[0][-2:]] == ["–", "–"]
+
+
+@pytest.fixture
+def not_private(summary: dict) -> dict:
+    for row in summary["privacy"]:
+        row |= {"epsilon": math.inf, "mu": math.inf, "budget": math.inf, "temperature": None, "temperature_range": None}
+    summary["releases"][0]["how"] = "sent without privacy"
+    return summary | {"private": False}
+
+
+@pytest.fixture
+def page_of(write_run):
+    """Write the page of a summary without figures, which take most of the time."""
+    bare = {"calibration": [], "reliability": []}
+    return lambda summary: write_report(write_run(summary | bare, [])).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def printed(shown):
+    return lambda summary: " ".join(shown(printed_privacy_table(parse_summary(summary))).split()).lower()
+
+
+def test_a_run_without_privacy_has_no_word_of_an_account(not_private: dict, page_of, printed) -> None:
+    text, body = printed(not_private), page_of(not_private).lower().partition("<body>")[2]
+    assert "not private: epsilon is infinite" in text
+    assert "∞" in text
+    assert not [word for word in (*ACCOUNTING, "temp.", "delta", " mu ") if word in text]
+    assert "(not private)</h1>" in body
+    assert "not private: ε is infinite" in body
+    assert not [word for word in (*ACCOUNTING, "temperature", "δ", "μ") if word in body]
+    assert said(not_private).privacy.startswith("Not private: epsilon is infinite.")
+    assert figures(not_private)[-1] == ("∞", "epsilon: not private")
+    tested = printed(not_private | {"evaluation_privacy": [TESTED]})
+    assert "island 0.895 2.00 1e-4 0.350 exact evaluation" in tested
+    assert "north-clinic 1,234 200 ∞ ok" in tested
+
+
+def test_absent_temperature_has_no_column_and_no_footnote(summary: dict, page_of, printed) -> None:
+    for row in summary["privacy"]:
+        row |= {"temperature": None, "temperature_range": None}
+    assert "temp." not in printed(summary)
+    assert "Temperature" not in page_of(summary)
+
+
+def test_several_chains_cost_one_account_and_settings_are_a_table(summary: dict, page_of, printed) -> None:
+    text = "3 chains per site: their costs add up to this one account"
+    page = page_of(summary | {"chains": 3, "settings": [{"name": "Clipping", "value": "flat, clip norm 3"}]})
+    assert text in printed(summary | {"chains": 3})
+    assert "chains" not in printed(summary)
+    assert all(part in page for part in (text, "What was run", "flat, clip norm 3"))
+    assert "What was run" not in page_of(summary)
+
+
+def test_inputs_of_the_server_are_named_with_their_declaration(summary):
+    found = facts_of(summary, aggregation_inputs=PUBLIC | {"beta": 0.125, "divergence": 0.0214})
+    assert found[SERVER] == "1,200 records of public.npz, with labels, declared public: by its authors�[2J"
+    assert found["beta of PredBayes"] == "0.125"
+    assert [value for name, value in found.items() if name.startswith("Divergence")] == ["0.021"]
+    unread = facts_of(summary, aggregation_inputs=PUBLIC | {"labelled": False})[SERVER]
+    assert unread.startswith("1,200 records of public.npz, labels not used, declared public")
+    made_up = {"kind": "synthetic", "pattern": "noise", "statement": "", "count": 300, "labelled": False}
+    found = facts_of(summary, aggregation_inputs=made_up)
+    assert found[SERVER] == "300 made-up inputs (noise), no record"
+    assert "beta of PredBayes" not in found
+    assert SERVER not in facts_of(summary, aggregation_inputs=None)
+
+
+def test_rounds_after_which_a_run_went_on_are_named(summary):
+    assert facts_of(summary, resumed_after=[0, 2])["Resumed"] == "before round 1, after round 2"
+    assert "Resumed" not in facts_of(summary)

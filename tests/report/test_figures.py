@@ -39,6 +39,12 @@ def test_text_stays_text(drawn):
     assert {"all held-out sites", "island", "last iterate"} <= set(texts(figures["sites-ece"]))
 
 
+def test_a_figure_promises_intervals_only_where_it_draws_them(drawn):
+    descriptions = {name: figure.description for name, figure in drawn[1].items()}
+    assert descriptions["sites-ece"] == "Calibration error, ECE (15 bins) at every site."
+    assert descriptions["sites-accuracy"] == "Accuracy at every site, with 95% intervals."
+
+
 def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, privacy_rounds):
     summary["reliability"] = []
     for row in privacy_rounds:

@@ -81,8 +81,7 @@ def counts_of(run, site: str, stored) -> np.ndarray:
 
 
 def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
-    run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}")
-    run.run()
+    run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}").run()
     summary, rows = run.summary(), rows_of(run)
     assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
     assert len(summary["recalibration"]["average"]) == 2
@@ -106,8 +105,7 @@ def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str)
         f"recalibration={{fraction=0.3, method='isotonic', scope='{scope}'}}",
         "privacy={kind='none', sampling_rate=1.0, delta=1e-3}",
         "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, prior={kind='gaussian', scale=1.0}}",
-    )
-    run.run()
+    ).run()
     summary, stored = run.summary(), load_posterior(run.folder / "posterior.safetensors")
     counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
     pooled = fit(NoisedTable(counted["a"] + counted["b"], 0.0))
@@ -172,8 +170,7 @@ def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
 
 
 def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hospitals) -> None:
-    run = hospitals(ISOTONIC, "simulation.insecure_seed=")
-    run.run()
+    run = hospitals(ISOTONIC, "simulation.insecure_seed=").run()
     message = run.requests("train.recalibrate")[0]
     with run.ledger("a") as ledger:
         before = ledger.rows()
@@ -216,8 +213,7 @@ def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals,
 
 
 def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
-    run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}")
-    run.run()
+    run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}").run()
     summary, rows = run.summary(), rows_of(run)
     assert sum("recalibration is mostly noise: in the counts of the sum of all sites" in w for w in summary["warnings"])
     assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
@@ -249,15 +245,13 @@ def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospital
 
 
 def test_pooled_row_is_shown_only_where_every_site_of_the_role_is_corrected(hospitals) -> None:
-    run = hospitals(*DECLARED, f"sites.a.prevalence={TRAINED}")
-    run.run()
+    run = hospitals(*DECLARED, f"sites.a.prevalence={TRAINED}").run()
     assert {site for site, predictor in rows_of(run) if predictor == "prior_corrected"} == {"a"}
 
 
 def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None:
     noised = ["evaluation={release='noised', noise_multiplier=5.0}", *DECLARED]
-    run = hospitals(*noised, f"sites.elsewhere.prevalence={ELSEWHERE}")
-    run.run()
+    run = hospitals(*noised, f"sites.elsewhere.prevalence={ELSEWHERE}").run()
     tables = {}
     for site in ("held", "elsewhere"):
         with run.ledger(site) as ledger:
@@ -266,8 +260,7 @@ def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None
 
 
 def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None:
-    run = hospitals()
-    run.run()
+    run = hospitals().run()
     message = run.requests("evaluate")[0]
     record = json.loads(message.content["config"]["record"]) | {"trained_prevalence": TRAINED}
     message.content["config"] = ConfigRecord({**message.content["config"], "record": json.dumps(record)})
@@ -305,8 +298,7 @@ def test_prevalence_of_too_few_classes_is_refused_before_anything_runs(federatio
 
 
 def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
-    run = federation("recalibration={method='isotonic', fraction=0.2}")
-    run.run()
+    run = federation("recalibration={method='isotonic', fraction=0.2}").run()
     rows = rows_of(run)
     assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
     assert len(run.summary()["recalibration"]["average"]) == 30

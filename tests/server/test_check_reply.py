@@ -11,7 +11,7 @@ from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from server.check_reply import check_reachable
+from server.check_reply import check_displacement
 
 MIXTURE = "aggregation={rule='mixture'}"
 PLAN = TrainingPlan(
@@ -30,7 +30,7 @@ def check(moved: np.ndarray, start: np.ndarray) -> None:
         last_step=4, last={"parameters/w": moved}, samples=SimpleNamespace(arrays={"w": moved[np.newaxis]})
     )
     request = SimpleNamespace(plan=PLAN, first_step=0, steps=5, precision="float32")
-    check_reachable(reply, request, 1000, {"parameters/w": start})  # type: ignore[arg-type]
+    check_displacement(reply, request, 1000, {"parameters/w": start})  # type: ignore[arg-type]
 
 
 def test_last_digits_may_move_however_short_the_steps_are() -> None:
@@ -42,9 +42,7 @@ def test_last_digits_may_move_however_short_the_steps_are() -> None:
 
 def test_round_too_large_for_a_message_is_refused_before_anything_is_spent(federation) -> None:
     run = federation(
-        MIXTURE,
-        "model={kind='mlp', hidden=[1000, 1000]}",
-        "training={rounds=1, steps_per_round=200, thinning=1}",
+        MIXTURE, "model={kind='mlp', hidden=[1000, 1000]}", "training={rounds=1, steps_per_round=200, thinning=1}"
     )
     with pytest.raises(UserError, match=r"would hold 8\d\d MiB .*raise training\.thinning"):
         run.run()
@@ -74,18 +72,11 @@ def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: p
 def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
     federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = federation("resources.round_timeout=2", name="unbroken")
-    unbroken.run()
+    unbroken = federation("resources.round_timeout=2", name="unbroken").run()
     run, free = federation("resources.round_timeout=2"), [2**30]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
 
-    def fill(request, reply):
-        if request.metadata.message_type != "train" or run.site_of(request) != "west":
-            return reply
-        free[0] = 0
-        return None
-
-    run.grid.change = fill
+    run.spoil(lambda reply: free.__setitem__(0, 0), sites=("west",))
     with pytest.raises(UserError, match="whose disk has 0 KiB left: free space on it"):
         run.run()
     run.grid.change, free[0] = lambda request, reply: reply, 2**30

@@ -61,8 +61,7 @@ def test_run_directory_of_an_averaged_chain_holds_what_the_contract_names(plain)
 @pytest.mark.slow
 def test_run_directory_of_a_mixture_holds_what_the_contract_names(federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
-    run = federation("aggregation.rule=mixture")
-    run.run()
+    run = federation("aggregation.rule=mixture").run()
     assert_meets_the_contract(run, samples=12)
     assert np.isclose(run.posterior().weights.sum(), 1.0)
     assert (run.folder / "report.html").stat().st_size > 0
@@ -108,8 +107,7 @@ def test_flower_result_holds_each_round_and_the_pooled_evaluation(plain) -> None
 
 @pytest.mark.slow
 def test_site_with_a_small_budget_runs_a_prefix_and_the_others_go_on(federation) -> None:
-    run = federation("sites.north.epsilon=2.5")
-    run.run()
+    run = federation("sites.north.epsilon=2.5").run()
     north = run.rows("privacy.csv", site="north")
     assert north[-1]["status"] in ("PARTIAL", "REFUSED")
     assert max(float(row["epsilon"]) for row in north if row["epsilon"]) <= 2.5
@@ -119,8 +117,7 @@ def test_site_with_a_small_budget_runs_a_prefix_and_the_others_go_on(federation)
 
 @pytest.mark.slow
 def test_run_ends_well_when_every_budget_is_spent_early(federation) -> None:
-    run = federation("simulation.cohort_epsilon=2.5", "training.rounds=6")
-    run.run()
+    run = federation("simulation.cohort_epsilon=2.5", "training.rounds=6").run()
     summary = run.summary()
     assert all(row["epsilon"] <= 2.5 for row in summary["privacy"])
     assert all("BUDGET_EXHAUSTED" in row["status"] or "PARTIAL" in row["status"] for row in summary["privacy"])
@@ -161,8 +158,7 @@ def test_too_few_usable_replies_stop_the_run_and_keep_what_there_is(federation) 
 
 
 def test_site_that_sends_no_evaluation_is_named_once_for_all(federation) -> None:
-    run = federation("evaluation.release=none")
-    run.run()
+    run = federation("evaluation.release=none").run()
     summary = run.summary()
     assert summary["calibration"] == []
     (text,) = [text for text in summary["warnings"] if "NOT_SENT" in text]
@@ -213,8 +209,7 @@ def test_sites_with_the_same_patients_are_not_pooled(federation, monkeypatch: py
     monkeypatch.setattr("server.federation.write_report", write_report)
     run = federation(
         *COPIES, "sites.noisy-scanner=", "sites.rotated=", "partition.kind=feature", "partition.strictness=0.8"
-    )
-    run.run()
+    ).run()
     summary = run.summary()
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     assert {site for site, _ in rows} >= {"pooled:train", "pooled:held_out", "held-out", "dark", "rarer"}
@@ -231,8 +226,7 @@ def test_sites_with_the_same_patients_are_not_pooled(federation, monkeypatch: py
 
 @pytest.mark.slow
 def test_one_copy_of_a_held_out_site_is_pooled(federation) -> None:
-    run = federation(*COPIES[:4], "sites.noisy-scanner=", "sites.rotated=")
-    run.run()
+    run = federation(*COPIES[:4], "sites.noisy-scanner=", "sites.rotated=").run()
     summary = run.summary()
     assert "pooled:shifted" in {row["site"] for row in summary["calibration"]}
     assert not any("records_of" in text for text in summary["warnings"])

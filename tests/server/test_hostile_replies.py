@@ -180,14 +180,8 @@ def test_what_a_broken_connection_raises_still_ends_the_run(federation) -> None:
 def test_card_with_escapes_is_shown_clean(federation, monkeypatch) -> None:
     run = federation()
 
-    def change(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "query" and run.site_of(request) in ("south", "east"):
-            card = json.loads(reply.content["config"]["record"])
-            card |= {"unit": TERMINAL, "shift": TERMINAL} if run.site_of(request) == "south" else {TERMINAL: 1}
-            reply.content["config"]["record"] = json.dumps(card)
-        return reply
-
-    run.grid.change = change
+    changes = {"south": {"unit": TERMINAL, "shift": TERMINAL}, "east": {TERMINAL: 1}}
+    run.spoil_record(lambda card: card.update(changes[card["name"]]), ("query",), changes)
     monkeypatch.setattr("server.federation.write_report", write_report)
     run.run()
     for name in ("events.jsonl", "summary.json", "report.html"):

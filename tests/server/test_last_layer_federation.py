@@ -84,8 +84,7 @@ def test_several_chains_on_one_body_are_aligned(federation) -> None:
     chains = ["training={rounds=1, steps_per_round=4, burn_in=2, thinning=2, chains=2}", "aggregation.rule=fedavg"]
     warned = {}
     for name, model in {"last": MLP, "all": "model={kind='mlp', hidden=[16]}"}.items():
-        run = federation(model, *FOUR, *chains, name=name)
-        run.run()
+        run = federation(model, *FOUR, *chains, name=name).run()
         warned[name] = any("start from different weights" in text for text in run.warnings())
     assert warned == {"last": False, "all": True}
 
@@ -107,8 +106,7 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
         "sampler.step_size.initial=0.5",
         "privacy.epsilon=20",
     ]
-    first = federation("model={kind='mlp', hidden=[8]}", "aggregation.rule=fedavg", *table, name="first")
-    first.run()
+    first = federation("model={kind='mlp', hidden=[8]}", "aggregation.rule=fedavg", *table, name="first").run()
     folder = tmp_path / "data" / "backbones"
     folder.mkdir(parents=True)
     body = (first.folder / "posterior.safetensors").read_bytes()
@@ -120,8 +118,7 @@ def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_
         "aggregation.rule=product-full",
         *table,
         name="second",
-    )
-    run.run()
+    ).run()
     assert run.posterior().arrays["3.weight"].shape == (100, 2, 8)
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85

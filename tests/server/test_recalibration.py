@@ -98,8 +98,7 @@ def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys:
 
 
 def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=12, rounds=3}")
-    run.run()
+    run = federation("recalibration={fraction=0.2, steps=12, rounds=3}").run()
     assert {run.site_of(message) for message in run.requests("train.recalibrate")} == {"north", "south", "east", "west"}
     records = run.asked("train.recalibrate")
     assert [record["first_step"] for record in records] == [0] * 4 + [4] * 4 + [8] * 4
@@ -110,8 +109,7 @@ def test_only_training_sites_are_asked_and_each_round_starts_from_the_average(fe
 
 
 def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_average(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}")
-    run.run()
+    run = federation("recalibration={fraction=0.2, steps=12, method='vector', scope='site'}").run()
     maps = run.summary()["recalibration"]
     used = {site: run.asked("evaluate", site)[0]["recalibration"] for site in run.scenario.sites}
     assert all(mapping["method"] == "vector" for mapping in used.values())
@@ -121,8 +119,7 @@ def test_with_scope_site_each_training_site_has_its_own_map_and_the_others_the_a
 
 
 def test_site_without_budget_for_it_runs_a_prefix_and_the_run_goes_on(federation) -> None:
-    run = federation(*RECALIBRATED, "recalibration.epsilon=4.0", "sites.north.epsilon=2.0")
-    run.run()
+    run = federation(*RECALIBRATED, "recalibration.epsilon=4.0", "sites.north.epsilon=2.0").run()
     summary = run.summary()
     paid = {row["site"]: row["recalibration_epsilon"] for row in summary["privacy"]}
     assert 0 < paid["north"] <= 2.0 < paid["south"]
@@ -167,8 +164,7 @@ def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> 
 def test_map_that_is_mostly_noise_is_called_so_and_not_used(
     federation, tmp_path, capsys: pytest.CaptureFixture
 ) -> None:
-    run = federation('recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy")
-    run.run()
+    run = federation('recalibration={ scope = "site", epsilon = 0.1, steps = 20, fraction = 0.2 }', name="noisy").run()
     summary = run.summary()
     assert sum("recalibration is mostly noise" in text for text in summary["warnings"]) == 1
     assert "mostly noise" in summary["recalibration"]["noise"]

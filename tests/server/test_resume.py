@@ -31,9 +31,7 @@ STRICT = ["resources.min_sites=4", "resources.start_nodes=5", "resources.round_t
 
 @pytest.fixture(scope="module")
 def unbroken(federations):
-    run = federations(*STRICT, name="unbroken")
-    run.run()
-    return run
+    return federations(*STRICT, name="unbroken").run()
 
 
 class Cut(BaseException):
@@ -84,16 +82,11 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        ["aggregation.rule=fald"],
-        ["aggregation.rule=fedpa"],
-        ["aggregation.rule=mixture", *NOISED, *RECALIBRATED],
-    ],
+    [["aggregation.rule=fald"], ["aggregation.rule=fedpa"], ["aggregation.rule=mixture", *NOISED, *RECALIBRATED]],
     ids=["fald", "fedpa", "mixture, recalibrated, noised"],
 )
 def test_run_that_loses_replies_ends_as_the_unbroken_one(federation, overrides: list[str]) -> None:
-    unbroken = federation(*overrides, name="unbroken")
-    unbroken.run()
+    unbroken = federation(*overrides, name="unbroken").run()
     run = federation(*overrides)
     roster = len(run.scenario.sites)
     # The first round's third reply and its last, the second round's first and last, and three of what follows it.
@@ -282,8 +275,7 @@ def test_bytes_of_a_round_do_not_grow_with_the_rounds(federation, monkeypatch: p
 
     monkeypatch.setattr(RunRecord, "add_round", counted(RunRecord.add_round, rounds))
     monkeypatch.setattr(PosteriorStrategy, "save", save_and_go_on)
-    run = federation(f"training={{rounds={ROUNDS}, steps_per_round=1, burn_in=0, thinning=1}}")
-    run.run()
+    federation(f"training={{rounds={ROUNDS}, steps_per_round=1, burn_in=0, thinning=1}}").run()
     # Warnings come with the first round and the last.
     per_round = rounds[2:ROUNDS]
     # A number may have more digits than in an earlier round.

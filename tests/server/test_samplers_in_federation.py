@@ -16,8 +16,7 @@ OPEN = 'privacy={ kind = "none", sampling_rate = 0.5 }'
 
 @pytest.mark.parametrize("kind", ["sgld", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federation, kind: str) -> None:
-    run = federation(*MODEL, MIXTURE, f"sampler.kind=dp-{kind}")
-    run.run()
+    run = federation(*MODEL, MIXTURE, f"sampler.kind=dp-{kind}").run()
     samples = run.posterior()
     assert {name: array.shape[1:] for name, array in samples.arrays.items()} == {
         "1.weight": (8, 64), "1.bias": (8,), "3.weight": (10, 8), "3.bias": (10,)
@@ -33,8 +32,7 @@ def test_private_sampler_releases_ordinary_samples_and_its_whole_state(federatio
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampler_without_privacy_costs_infinity_and_says_so(federation, kind: str) -> None:
-    run = federation(*MODEL, MIXTURE, OPEN, f"sampler.kind={kind}", "training.rounds=1")
-    run.run()
+    run = federation(*MODEL, MIXTURE, OPEN, f"sampler.kind={kind}", "training.rounds=1").run()
     for row in run.summary()["privacy"]:
         assert (row["epsilon"], row["budget"]) == ("inf", "inf")
 
@@ -66,17 +64,12 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
     sigma = "privacy.noise_multiplier=20.0"
     one = federation(*MODEL, MIXTURE, sigma, name="one-chain")
     two = federation(*MODEL, MIXTURE, sigma, "training.chains=2", name="two-chains")
-    starts = {}
-
-    def keep(request, reply):
-        if request.metadata.message_type == "train":
-            number = int(request.metadata.group_id)
-            starts.setdefault(number, []).append(request.content["arrays"]["start/parameters/1.weight"].numpy())
-        return reply
-
-    two.grid.change = keep
     one.run()
     two.run()
+    starts = {}
+    for message in two.requests("train"):
+        start = message.content["arrays"]["start/parameters/1.weight"].numpy()
+        starts.setdefault(int(message.metadata.group_id), []).append(start)
     assert sorted(starts) == [1, 2, 3, 4]
     assert all(np.array_equal(start, starts[1][0]) for start in starts[1])
     assert all(np.array_equal(start, starts[3][0]) for start in starts[3])
@@ -92,8 +85,7 @@ def test_chains_start_apart_and_their_cost_adds_up(federation) -> None:
 
 @pytest.mark.slow
 def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation) -> None:
-    run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5")
-    run.run()
+    run = federation(*MODEL, "aggregation.rule=fald", "sampler.kind=dp-sgd", "sampler.momentum=0.5").run()
     assert set(run.posterior().arrays) == {"1.weight", "1.bias", "3.weight", "3.bias"}
 
 

@@ -42,23 +42,20 @@ def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
 @pytest.fixture
 def any_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let replies pass that lie farther from their start than chains get: reordered units at short steps do."""
-    monkeypatch.setattr("server.strategies.intake.check_reachable", lambda *_: None)
+    monkeypatch.setattr("server.strategies.intake.check_displacement", lambda *_: None)
 
 
 def reorder_hidden_units(run) -> None:
     """Let site `west` number the hidden units from the other end in the first round, from which its chain goes on."""
 
-    def change(request, reply):
-        first = request.metadata.message_type == "train" and '"round":1,' in request.content["config"]["record"]
-        if first and run.site_of(request) == "west":
-            for name, array in reply.content["arrays"].items():
-                units = {"1.weight": -2, "1.bias": -1, "3.weight": -1}.get(name.rpartition("/")[2])
-                if units is not None:
-                    values = np.ascontiguousarray(np.flip(array.numpy(), units))
-                    reply.content["arrays"][name] = Array(values)
+    def reordered(reply):
+        for name, array in reply.content["arrays"].items():
+            units = {"1.weight": -2, "1.bias": -1, "3.weight": -1}.get(name.rpartition("/")[2])
+            if units is not None:
+                reply.content["arrays"][name] = Array(np.ascontiguousarray(np.flip(array.numpy(), units)))
         return reply
 
-    run.grid.change = change
+    run.spoil(reordered, sites=("west",), rounds=(1,))
 
 
 @pytest.mark.slow

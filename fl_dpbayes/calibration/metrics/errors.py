@@ -5,7 +5,6 @@ Without records every error is undefined, None; the others lie in [0, 1].
 """
 
 import math
-from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
@@ -15,6 +14,7 @@ from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, REPORT_BINS,
 from fl_dpbayes.calibration.intervals import TAILS, Measured
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
+from fl_dpbayes.config.summary import ReliabilityBin
 
 
 def bin_gaps(table: Floats) -> tuple[Floats, Floats]:
@@ -134,46 +134,21 @@ def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats | None:
     return coarsen(np.stack(columns, axis=1), bins)
 
 
-@dataclass(frozen=True)
-class ReliabilityBin:
-    """One bar of the diagram; `n` over all bins is the histogram of confidence.
-
-    Attributes:
-        low: lower edge of the bin.
-        high: upper edge.
-        n: records in it.
-        confidence: their mean top-label probability; None without records, as the next three.
-        accuracy: share whose top label is right.
-        band_low: 2.5 % quantile of the accuracy of n records if `confidence` were the truth.
-        band_high: 97.5 % quantile.
-    """
-
-    low: float
-    high: float
-    n: int
-    confidence: float | None = None
-    accuracy: float | None = None
-    band_low: float | None = None
-    band_high: float | None = None
-
-    def as_row(self) -> dict[str, float | int | None]:
-        """Return the bin as a dictionary of plain numbers."""
-        return asdict(self)
-
-
 def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> tuple[ReliabilityBin, ...]:
     """Return the bins of a top-label reliability diagram with a pointwise 95 % consistency band, empty ones included.
 
-    The band holds the quantiles of Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not narrower than
-    the law of the sum of outcomes with unequal confidences.
+    `n` over all bins is the histogram of confidence. The band holds the 2.5 and 97.5 % quantiles of
+    Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not narrower than the law of the sum of outcomes with
+    unequal confidences.
     """
     rows = []
     for position, sums in enumerate(coarsen(statistics.top_label, bins)):
-        n, edges = int(sums[COUNT]), (position / bins, (position + 1) / bins)
-        if n == 0:
-            rows.append(ReliabilityBin(*edges, 0))
-            continue
-        confidence = min(1.0, float(sums[CONFIDENCE] / n))
-        band = (float(binom.ppf(tail, n, confidence)) / n for tail in TAILS)
-        rows.append(ReliabilityBin(*edges, n, confidence, float(sums[OUTCOME] / n), *band))
+        n = int(sums[COUNT])
+        measured = {}
+        if n:
+            confidence = min(1.0, float(sums[CONFIDENCE] / n))
+            low, high = (float(binom.ppf(tail, n, confidence)) / n for tail in TAILS)
+            accuracy = float(sums[OUTCOME] / n)
+            measured = {"confidence": confidence, "accuracy": accuracy, "band_low": low, "band_high": high}
+        rows.append(ReliabilityBin(low=position / bins, high=(position + 1) / bins, n=n, **measured))
     return tuple(rows)

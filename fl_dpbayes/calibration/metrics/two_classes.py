@@ -6,7 +6,6 @@ where errors are rare and none was seen.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq, minimize
@@ -15,6 +14,7 @@ from scipy.special import expit, logit
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, Interval, Measured
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR, CalibrationStatistics
+from fl_dpbayes.config.summary import NetBenefitRecord
 
 NEWTON_STEPS = 20
 STANDARD_ERRORS = 1e-5
@@ -118,30 +118,12 @@ def _wald(value: float, variance: float) -> Measured:
     return Measured(value, Interval(value - half, value + half))
 
 
-class NetBenefit(NamedTuple):
-    """Net benefit at one threshold, per record, in units of a true positive.
+def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenefitRecord | None:
+    """Return TP / N - FP / N t / (1 - t) of treating where p >= t, beside treating all and none.
 
-    Attributes:
-        threshold: t in (0, 1); a record is treated if p >= t.
-        model: net benefit of treating so.
-        interval: 95 % interval of `model`.
-        all: net benefit of treating everybody.
-        none: that of treating nobody, 0.
-    """
-
-    threshold: float
-    model: float
-    interval: Interval
-    all: float
-    none: float = 0.0
-
-
-def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenefit | None:
-    """Return TP / N - FP / N t / (1 - t), beside treating all and treating none.
-
-    The interval is mean +- z s / sqrt(N) of the terms 1 (true positive), -t / (1 - t) (false positive) and 0 (not
-    treated), after 4/3 of each are added: without them it would have no width where none is treated. None for more than
-    two classes or without records.
+    Per record, in units of a true positive. The interval is mean +- z s / sqrt(N) of the terms 1 (true positive),
+    -t / (1 - t) (false positive) and 0 (not treated), after 4/3 of each are added: without them it would have no width
+    where none is treated. None for more than two classes or without records.
 
     Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the added counts after Agresti and Coull,
         The American Statistician 52 (1998), 119-126.
@@ -163,11 +145,12 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
     gained, harmed = (true_positive + PRIOR_COUNT) / size, (false_positive + PRIOR_COUNT) / size
     middle = gained - harm * harmed
     half = NORMAL_QUANTILE * math.sqrt((gained + harm**2 * harmed - middle**2) / size)
-    interval = Interval(min(model, float(middle - half)), max(model, float(middle + half)))
-    return NetBenefit(threshold, model, interval, float(events - (count - events) * harm) / count)
+    interval = min(model, float(middle - half)), max(model, float(middle + half))
+    everybody = float(events - (count - events) * harm) / count
+    return NetBenefitRecord(threshold=threshold, model=model, interval=interval, all=everybody, none=0.0)
 
 
-def decision_curve(statistics: CalibrationStatistics) -> list[NetBenefit] | None:
+def decision_curve(statistics: CalibrationStatistics) -> list[NetBenefitRecord] | None:
     """Return the net benefit at THRESHOLDS, or None for more than two classes or without records."""
     points = [point for threshold in THRESHOLDS if (point := net_benefit(statistics, threshold))]
     return points or None

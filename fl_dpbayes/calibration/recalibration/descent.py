@@ -31,7 +31,6 @@ from fl_dpbayes.config.recalibration import (
     parameter_count,
 )
 from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.privacy.events import GaussianEvent, History
 
 Labels = npt.NDArray[np.int64]
 # More than the rounding of a norm over a few thousand parameters.
@@ -94,66 +93,58 @@ def fit(method: DescentMethod, probabilities: Floats, labels: Labels) -> Recalib
 
 
 @dataclass(frozen=True)
-class PrivateFit:
-    """Where a stretch of private descent ended.
+class Stretch:
+    """Some steps of a planned descent, whose cost is one Gaussian event (noise_multiplier, sampling rate 1, steps).
 
-    Attributes:
-        parameters: of the map, shape (P,).
-        history: what was done to the units, for accounting.
+    `plan`: method, clip norm, step size and number of steps of the whole fit. `noise_multiplier`: sigma >= 0; 0 is
+    the fit without noise. `units`: n > 0, a public constant near the number of units; it scales the steps and
+    nothing else. `first_step`: number of the first of these steps in the plan, from 0. `steps`: how many. Raises
+    ValueError if the stretch leaves the plan, or the noise multiplier is negative.
     """
 
-    parameters: Floats
-    history: History
+    plan: RecalibrationPlan
+    noise_multiplier: float
+    units: float
+    first_step: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.first_step < 0 or self.steps < 1 or self.first_step + self.steps > self.plan.steps:
+            raise ValueError(
+                f"steps {self.first_step} + {self.steps} must lie within the plan's {self.plan.steps} steps"
+            )
+        if not self.noise_multiplier >= 0:
+            raise ValueError(f"noise_multiplier is {self.noise_multiplier}: it must be 0 or more")
 
 
 def private_fit(
     probabilities: Floats,
     labels: Labels,
     unit_index: npt.NDArray[np.int64],
-    *,
-    plan: RecalibrationPlan,
-    noise_multiplier: float,
-    units: float,
+    stretch: Stretch,
     start: npt.ArrayLike,
-    first_step: int,
-    steps: int,
     generator: np.random.Generator,
-) -> PrivateFit:
+) -> Floats:
     """Run a stretch of the planned descent.
 
-    Args:
-        probabilities: predictions for the part's records, shape (N, C); N may be 0.
-        labels: shape (N,), 0 .. C - 1.
-        unit_index: unit of each record, shape (N,), >= 0.
-        plan: method, clip norm, step size and number of steps of the whole fit.
-        noise_multiplier: sigma >= 0; 0 is the fit without noise.
-        units: n > 0, a public constant near the number of units; it scales the steps and nothing else.
-        start: parameters before the first of these steps, shape (P,).
-        first_step: number of that step in the plan, from 0.
-        steps: how many.
-        generator: draws the noise.
-
-    Returns:
-        Parameters after the last step, each within +-PARAMETER_BOUND, and the history of this stretch.
-
-    Raises:
-        ValueError: if the stretch leaves the plan, the noise multiplier is negative, or there are so many units that
-            rounding could move a sum by more than 0.001 of the clip norm.
+    `probabilities`: predictions for the part's records, shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1.
+    `unit_index`: unit of each record, shape (N,), >= 0. `start`: parameters before the first of these steps, shape
+    (P,). Returns parameters after the last step, shape (P,), each within +-PARAMETER_BOUND. Raises ValueError if
+    there are so many units that rounding could move a sum by more than 0.001 of the clip norm.
     """
-    if first_step < 0 or steps < 1 or first_step + steps > plan.steps:
-        raise ValueError(f"steps {first_step} + {steps} must lie within the plan's {plan.steps} steps")
+    plan, units = stretch.plan, stretch.units
     logs = in_fixed_pieces(log_probabilities, probabilities)
     bound = plan.clip_norm * (1 - NORM_ROUNDING) / (1 + rounding_eta(units))
     parameters = np.asarray(start, np.float64)
     count = int(unit_index.max()) + 1 if len(unit_index) else 0
-    for step in range(first_step, first_step + steps):
+    for step in range(stretch.first_step, stretch.first_step + stretch.steps):
         gradients = np.zeros((count, len(parameters)))
         of_rows = partial(record_gradients, plan.method, parameters)
         np.add.at(gradients, unit_index, in_fixed_pieces(of_rows, logs, labels))
-        noise = noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
+        noise = stretch.noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
         move = plan.step_size * (1 - step / plan.steps) * (_clipped_sum(gradients, bound) + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)
-    return PrivateFit(parameters, (GaussianEvent(noise_multiplier, 1.0, steps),))
+    return parameters
 
 
 def bounded_map(plan: RecalibrationPlan, parameters: Floats) -> RecalibrationMap:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.config.sampler import Adam, BayesByBackprop
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
@@ -70,7 +69,7 @@ def still_plan(scenario: Scenario, units: int) -> TrainingPlan:
     plan, privacy = own_plan(scenario, pre_noise=0.0), scenario.privacy
     assert isinstance(privacy, PrivacyPlan)
     push = solve_plan(plan, units).noise_multipliers * privacy.clip_norm / (privacy.sampling_rate * UNITS)
-    farthest = planned_step_sizes(plan) * (1.0 if isinstance(plan.sampler, Adam) else push)
+    farthest = planned_step_sizes(plan) * (1.0 if plan.sampler.rescales else push)
     factor = MOVE / float(farthest.max())
     temperature = privacy.temperature
     if temperature is not None:
@@ -159,6 +158,6 @@ def _columns(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:
     shapes = model_shapes(scenario.model, canary_task(scenario))
     views = vector_views(torch.arange(_size(scenario)), shapes)
     columns = {name: view.flatten().numpy() for name, view in views.items()}
-    if isinstance(scenario.sampler, BayesByBackprop):
+    if "spread" in scenario.sampler.position:
         columns |= {f"spread of {name}": each + _size(scenario) for name, each in columns.items()}
     return columns

@@ -9,6 +9,7 @@ from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
+from fl_dpbayes.run.audit.amplification import worst_movement
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
@@ -19,7 +20,6 @@ from fl_dpbayes.run.audit.gradients import (
 )
 from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.samplers.algorithm import build_algorithm
-from fl_dpbayes.samplers.amplification import worst_movement
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 
 FALSE_ALARM = 1e-5
@@ -69,8 +69,8 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
             units=1,
         )
         course = Course(site, scenario.model, plan, 1)
-        slots = {"parameters": start, "spread": np.full(len(start), SPREAD)}
-        sums = [reading.mean for reading in read_all(course, slots, 1)]
+        vectors = {"parameters": start, "spread": np.full(len(start), SPREAD)}
+        sums = [reading.mean for reading in read_all(course, vectors, 1)]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))

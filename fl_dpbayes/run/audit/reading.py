@@ -15,28 +15,18 @@ import torch
 from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
-from fl_dpbayes.config.sampler import (
-    SGD,
-    SGHMC,
-    Adam,
-    BayesByBackprop,
-    ConstantStepSize,
-    MCDropout,
-    Sampler,
-    StepSizeSchedule,
-)
+from fl_dpbayes.config.sampler import ConstantStepSize, Sampler, StepSizeSchedule
 from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.task import Model
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.models.variational import divergence_gradient
 from fl_dpbayes.privacy.events import noise_of_steps, read_history
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audit.canary_site import DELTA, UNLIMITED, CanarySite, ask
+from fl_dpbayes.samplers.algorithm import Algorithm, build_algorithm
 from fl_dpbayes.samplers.planned import planned_step_sizes
-from fl_dpbayes.samplers.state_vectors import state_arrays, state_vectors
+from fl_dpbayes.samplers.state_vectors import ChainState, state_arrays, state_vectors
 
 Array = npt.NDArray[np.float64]
 
@@ -88,7 +78,7 @@ def loud_plan(
     clipping = privacy.clipping
     if isinstance(clipping, GlobalClipping):
         clipping = clipping.model_copy(update={"bound": clipping.bound * clip_norm / privacy.clip_norm})
-    step_size = ADAM_STEP if isinstance(plan.sampler, Adam) else move * sampling_rate / clip_norm
+    step_size = ADAM_STEP if plan.sampler.rescales else move * sampling_rate / clip_norm
     coupling: Literal["constant"] = "constant"
     changes = {
         "epsilon": UNLIMITED, "delta": DELTA, "coupling": coupling, "noise_multiplier": noise_multiplier,
@@ -118,14 +108,10 @@ class Reading:
 
         y = sum_k v_k (G_k / C + sigma_k xi_k),   sum v_k = 1
 
-    Attributes:
-        mean: y, shape (d,), for Bayes by backprop (2 d,).
-        weights: v_k, shape (steps,).
-        noise_multipliers: sigma_k, as the site's ledger accounts for them.
-        sampling_rate: q, as the ledger accounts for it.
-        rounding: of each entry of y by float32, shape of y.
-        sample_apart: largest difference of the last step's sample from the released state; 0 where it is not kept, or
-            is drawn at random.
+    `mean`: y, shape (d,), for Bayes by backprop (2 d,). `weights`: v_k, shape (steps,). `noise_multipliers`:
+    sigma_k, as the site's ledger accounts for them. `sampling_rate`: q, as the ledger accounts for it. `rounding`:
+    of each entry of y by float32, shape of y. `sample_apart`: largest difference of the last step's sample from the
+    released state; 0 where it is not kept, or is drawn at random.
     """
 
     mean: Array
@@ -162,21 +148,22 @@ def train(course: Course, start: Arrays, round_number: int, first_step: int, ste
 def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, first_step: int, steps: int) -> Reading:
     """Have a site train, and read the noisy sums off what it releases.
 
-    `start` is slot -> vector (d,) where the stretch starts; slots that are not named are 0.
+    `start` has the vectors (d,) of the state where the stretch starts; those that are not named are 0.
     """
     plan, sampler = course.plan, course.plan.sampler
     module = build_model(course.model, course.site.task, seed=0)
     size = len(start["parameters"])
     before: dict[str, torch.Tensor] = {
-        slot: torch.from_numpy(start.get(slot, np.zeros(size))).float() for slot in sampler.state_vectors
+        name: torch.from_numpy(start.get(name, np.zeros(size))).float() for name in sampler.state_vectors
     }
     reply, released = train(course, state_arrays(before, module), round_number, first_step, steps)
     after = state_vectors(without_prefix("last", released), sampler, module)
     sizes = planned_step_sizes(plan)[first_step : first_step + reply.steps]
-    coefficients = _coefficients(sampler, sizes)
-    position = _position(before, sampler)
-    drift = _data_free_gradient(plan, position) * (coefficients.sum() / course.site.file.units)
-    if isinstance(sampler, Adam):
+    algorithm, position = build_algorithm(sampler, module), _position(before, sampler)
+    coefficients = _coefficients(algorithm, sampler, sizes)
+    data_free = algorithm.data_free_gradient(plan.prior, position, plan.prior_share).numpy()
+    pull = data_free * (coefficients.sum() / course.site.file.units)
+    if sampler.rescales:
         moved, resolution = after["first_moment"].double().numpy(), np.zeros(size)
     else:
         moved = (position - _position(after, sampler)).numpy()
@@ -184,11 +171,11 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     scale = plan.privacy.sampling_rate * course.site.file.units / (plan.privacy.noise_unit * coefficients.sum())
     rows = reply.privacy.history
     return Reading(
-        mean=(moved - drift) * scale,
+        mean=(moved - pull) * scale,
         weights=coefficients / coefficients.sum(),
         noise_multipliers=noise_of_steps(read_history(rows))[-reply.steps :],
         sampling_rate=rows[-1][1],
-        rounding=(resolution + ROUNDING * np.abs(drift)) * scale,
+        rounding=(resolution + ROUNDING * np.abs(pull)) * scale,
         sample_apart=_sample_apart(plan, first_step + reply.steps - 1, released),
     )
 
@@ -206,25 +193,15 @@ def _sample_apart(plan: TrainingPlan, last_step: int, released: Arrays) -> float
     return max(float(np.abs(samples[name][-1] - values).max()) for name, values in state.items())
 
 
-def _position(slots: Mapping[str, torch.Tensor], sampler: Sampler) -> torch.Tensor:
-    return torch.cat([slots[name] for name in sampler.position]).double()
+def _position(vectors: Mapping[str, torch.Tensor], sampler: Sampler) -> torch.Tensor:
+    return torch.cat([vectors[name] for name in sampler.position]).double()
 
 
-def _data_free_gradient(plan: TrainingPlan, position: torch.Tensor) -> Array:
-    if isinstance(plan.sampler, BayesByBackprop):
-        return divergence_gradient(plan.prior, position, plan.prior_share).numpy()
-    return -plan.prior_share * prior_gradient(plan.prior, position).numpy()
-
-
-def _coefficients(sampler: Sampler, sizes: Array) -> Array:
-    steps = np.arange(len(sizes))
-    lags = steps[:, None] - steps[None, :]
-    match sampler:
-        case Adam(first_decay=kept):
-            return (1 - kept) * np.power(kept, steps[::-1])
-        case SGHMC(friction=friction):
-            return sizes * np.where(lags >= 0, np.power(1 - friction, np.abs(lags)), 0.0).sum(axis=0)
-        case SGD(momentum=kept) | MCDropout(momentum=kept):
-            return (sizes[:, None] * np.where(lags >= 0, np.power(kept, np.abs(lags)), 0.0)).sum(axis=0)
-        case _:
-            return sizes
+def _coefficients(algorithm: Algorithm, sampler: Sampler, sizes: Array) -> Array:
+    """Return how much each step's gradient, all others 0, moves what is read, shape (steps,)."""
+    gradients = torch.eye(len(sizes), dtype=torch.float64)
+    vectors = {name: torch.zeros(len(sizes), dtype=torch.float64) for name in ("parameters", *sampler.moments)}
+    state = ChainState(vectors)
+    for gradient, size in zip(gradients, sizes, strict=True):
+        state = algorithm.step(state, gradient, float(size))
+    return (state.vectors["first_moment"] if sampler.rescales else -state.parameters).numpy()

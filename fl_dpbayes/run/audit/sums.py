@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.sampler import BayesByBackprop, MCDropout
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.privacy.audit_statistics import (
     Check,
@@ -98,14 +97,14 @@ def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, rec
     model, task, plan = scenario.model, canary_task(scenario), own_plan(scenario, pre_noise=0.0)
     levels, labels = synthetic_records(task, generator, MOST_GROUPS)
     # Masks of hidden units are the site's own secret: from a zero start they reach no gradient.
-    if isinstance(plan.sampler, MCDropout):
+    if plan.sampler.needs_hidden_units:
         start = start_vector(model, task, generator, 0.0)
     else:
         start = reaching_start(scenario, folder, generator, levels[:1], labels[:1])
     gradients = np.stack(
         [records * unit_gradient(scenario, folder, start, levels[g], int(labels[g])) for g in range(MOST_GROUPS)]
     )
-    bayes = isinstance(plan.sampler, BayesByBackprop)
+    bayes = "spread" in plan.sampler.position
     clip_norm = clip_norm_for(plan.privacy, float(np.linalg.norm(gradients, axis=1).max()))
     all_shares = np.stack([clipped(each, scenario, clip_norm, spread=bayes) for each in gradients]) / clip_norm
     chosen = _independent(all_shares)
@@ -120,8 +119,8 @@ def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, rec
         units=round(DECLARED * each * len(chosen)),
     )
     # Weight draws of no spread are the means themselves.
-    slots = {"parameters": start, "spread": np.full(len(start), -20.0)}
-    return Crowd(site, slots, clip_norm, np.full(len(chosen), float(each)), all_shares[chosen])
+    vectors = {"parameters": start, "spread": np.full(len(start), -20.0)}
+    return Crowd(site, vectors, clip_norm, np.full(len(chosen), float(each)), all_shares[chosen])
 
 
 def _independent(shares: Array) -> list[int]:

@@ -248,7 +248,7 @@ def test_bars_by_hand():
     assert (rows[9].low, rows[9].high) == (0.9, 1.0)
     assert rows[9].confidence == pytest.approx(0.94)
     assert rows[9].accuracy == 0.5
-    assert rows[7].as_row() | {"confidence": 0.7} == {
+    assert rows[7].model_dump() | {"confidence": 0.7} == {
         "low": 0.7,
         "high": 0.8,
         "n": 1,

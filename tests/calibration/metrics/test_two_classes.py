@@ -135,7 +135,7 @@ def test_agrees_with_its_definition_at_every_threshold():
         assert point.model == pytest.approx(true - false * t / (1 - t), abs=1e-12)
         assert point.all == pytest.approx(y.mean() - (1 - y.mean()) * t / (1 - t), abs=1e-12)
         assert point.none == 0
-        assert point.interval.low <= point.model <= point.interval.high
+        assert point.interval[0] <= point.model <= point.interval[1]
 
 
 @pytest.mark.parametrize("count", [50, 200, 624])
@@ -151,16 +151,16 @@ def test_interval_of_the_net_benefit_covers(count, mean):
         rows = generator.integers(0, p.size, count)
         statistics = binary(p[rows], (generator.random(count) < law[rows]).astype(np.int64))
         for place, (t, true) in enumerate(zip(thresholds, truth, strict=True)):
-            interval = net_benefit(statistics, t).interval
-            covered[place] += interval.low <= true <= interval.high
+            low, high = net_benefit(statistics, t).interval
+            covered[place] += low <= true <= high
     assert (covered / replicates >= 0.93 - 3 * (0.93 * 0.07 / replicates) ** 0.5).all(), covered / replicates
 
 
 def test_interval_has_a_width_where_none_is_treated_limit():
     point = net_benefit(binary([0.1] * 100, [0] * 100), 0.5)
     assert point.model == 0
-    assert point.interval.low < -0.01
-    assert point.interval.high > 0.01
+    assert point.interval[0] < -0.01
+    assert point.interval[1] > 0.01
 
 
 def test_net_benefit_undefined_and_refused_limit():

@@ -65,9 +65,10 @@ def check_ladder(images, kind, seed):
 def test_change_grows_with_severity_from_draws_that_do_not_depend_on_it(pictures, kind):
     assert set(SEVERITIES[kind]) == {8, 28, 224}
     for images in pictures.values():
-        # Large pictures are many draws of their own.
-        for seed in range(3) if kind in RANDOM_KINDS and images.shape[-1] <= 28 else (0,):
-            check_ladder(images, kind, seed)
+        # Large pictures are many draws of their own; of inverted ones there must be enough for a share.
+        large = images.shape[-1] > 28
+        for seed in range(3) if kind in RANDOM_KINDS and not large else (0,):
+            check_ladder(images[:10] if large and kind != "inversion" else images, kind, seed)
     images = pictures["strokes at 28"]
     first, again, other = (at(images, kind, 3, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
@@ -196,7 +197,7 @@ def test_the_sick_are_marked_at_the_stated_rate():
 
 @pytest.mark.parametrize("side", [8, 28, 224])
 def test_markers_tell_more_of_the_label_at_every_step(side):
-    records = load_source(BuiltIn(kind="digits"), "train").subset(np.arange(400 if side < 224 else 200))
+    records = load_source(BuiltIn(kind="digits"), "train").subset(np.arange(400 if side < 224 else 100))
     if side > 8:
         task = Task(input_shape=(1, side, side), classes=10)
         records = replace(records, features=np.zeros((len(records), *task.input_shape), np.float32), task=task)

@@ -73,9 +73,6 @@ def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_fold
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
     with pytest.raises(UserError, match=r"damaged or another file .*zenodo"):
         load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")
-
-
-def test_pneumonia_refuses_a_file_that_is_no_archive(tmp_path):
     (tmp_path / "pneumoniamnist.npz").write_bytes(b"<html>not found</html>")
     with pytest.raises(UserError, match="damaged or another file"):
         load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")
@@ -137,12 +134,9 @@ def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     with pytest.raises(UserError, match=r"--data-dir DIR or set FL_DPBAYES_DATA"):
         load_source(BuiltIn(kind=kind), "train")
-
-
-def test_the_environment_names_the_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
     with pytest.raises(UserError, match=str(tmp_path)):
-        load_source(BuiltIn(kind="pneumonia"), "train")
+        load_source(BuiltIn(kind=kind), "train")
 
 
 @pytest.mark.parametrize(

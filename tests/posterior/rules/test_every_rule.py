@@ -9,6 +9,7 @@ from fl_dpbayes.posterior.rules.combine import Aggregate, posterior_aggregate
 from fl_dpbayes.posterior.rules.fedpa import server_step
 from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from tests.analytic_targets import as_samples, combined, exact_samples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
 PRIOR = NaturalGaussian(np.full(DIMENSION, SCALE**-2), np.zeros(DIMENSION))
@@ -27,24 +28,18 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def combine(combined):
-    """Rule, samples, K -> aggregate."""
-
-    def run(rule, samples, sites):
-        if rule == "pvi":
-            state = update_from_samples(PVIState(PRIOR), samples, damping=1.0)
-            draws = state.posterior.sample(MANY, np.random.default_rng(1))
-            return posterior_aggregate(draws, {"w": (DIMENSION,)}, state.warnings)
-        if rule == "fedpa":
-            # Without shrinkage a step of rate 1 ends at the mean of the sites' means.
-            start = {"w": np.zeros(DIMENSION)}
-            state, warnings = server_step(start, samples, EQUAL, shrinkage=0.0, prior_scale=SCALE, learning_rate=1.0)
-            return Aggregate(PosteriorSamples({"w": state["w"][np.newaxis]}, np.ones(1), np.zeros(1)), warnings)
-        settings = SETTINGS.get(rule, {"draws": MANY})
-        return combined(rule, samples, sites=sites, scale=SCALE, generator=np.random.default_rng(1), **settings)
-
-    return run
+def combine(rule: str, samples, sites: int) -> Aggregate:
+    if rule == "pvi":
+        state = update_from_samples(PVIState(PRIOR), samples, damping=1.0)
+        draws = state.posterior.sample(MANY, np.random.default_rng(1))
+        return posterior_aggregate(draws, {"w": (DIMENSION,)}, state.warnings)
+    if rule == "fedpa":
+        # Without shrinkage a step of rate 1 ends at the mean of the sites' means.
+        start = {"w": np.zeros(DIMENSION)}
+        state, warnings = server_step(start, samples, EQUAL, shrinkage=0.0, prior_scale=SCALE, learning_rate=1.0)
+        return Aggregate(PosteriorSamples({"w": state["w"][np.newaxis]}, np.ones(1), np.zeros(1)), warnings)
+    settings = SETTINGS.get(rule, {"draws": MANY})
+    return combined(rule, samples, sites=sites, scale=SCALE, generator=np.random.default_rng(1), **settings)
 
 
 def moments_of(aggregate: Aggregate) -> tuple[np.ndarray, np.ndarray]:
@@ -55,15 +50,15 @@ def moments_of(aggregate: Aggregate) -> tuple[np.ndarray, np.ndarray]:
     return mean, (draws - mean).T * weights @ (draws - mean)
 
 
-def samples_of(names: str, exact_samples, moments, count: int = 400):
+def samples_of(names: str, moments, count: int = 400):
     """One set of samples with exactly these moments for each site, so that none is the other's copy."""
     return {site: exact_samples(moments, count, seed=seed) for seed, site in enumerate(names)}
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_sites_without_records_give_the_prior_and_not_its_power(exact_samples, combine, rule: str) -> None:
+def test_sites_without_records_give_the_prior_and_not_its_power(rule: str) -> None:
     prior = np.zeros(DIMENSION), SCALE**2 / RULES[rule](len(SITES)) * np.eye(DIMENSION)
-    found = combine(rule, samples_of(SITES, exact_samples, prior), len(SITES))
+    found = combine(rule, samples_of(SITES, prior), len(SITES))
     mean, covariance = moments_of(found)
     # The sites' moments are exact; precisions are divided by at most (1 - 6 / 400), and 20,000 draws are taken.
     error = 4 * SCALE / np.sqrt(MANY)
@@ -73,11 +68,11 @@ def test_sites_without_records_give_the_prior_and_not_its_power(exact_samples, c
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_one_site_is_the_identity(linear_gaussian, orthogonal, exact_samples, combine, rule: str) -> None:
+def test_one_site_is_the_identity(linear_gaussian, orthogonal, rule: str) -> None:
     # Rules on single parameters see no correlation.
     diagonal = rule not in ("mixture", "consensus-full", "consensus-uniform", "product-full")
     expected_mean, expected = (orthogonal if diagonal else linear_gaussian).moments("b", 1.0)
-    found = combine(rule, samples_of("b", exact_samples, (expected_mean, expected)), 1)
+    found = combine(rule, samples_of("b", (expected_mean, expected)), 1)
     assert found.warnings == ()
     mean, covariance = moments_of(found)
     root = np.linalg.inv(np.linalg.cholesky(expected))
@@ -88,7 +83,7 @@ def test_one_site_is_the_identity(linear_gaussian, orthogonal, exact_samples, co
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_order_of_sites_does_not_matter(orthogonal, exact_samples, combine, rule: str) -> None:
+def test_order_of_sites_does_not_matter(orthogonal, rule: str) -> None:
     samples = {site: exact_samples(orthogonal.moments(site, RULES[rule](4)), 50) for site in SITES}
     one, other = (combine(rule, given, 4).samples.in_memory() for given in (samples, dict(reversed(samples.items()))))
     if rule == "mixture":
@@ -99,9 +94,7 @@ def test_order_of_sites_does_not_matter(orthogonal, exact_samples, combine, rule
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures(
-    orthogonal, exact_samples, combine, rule: str
-) -> None:
+def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures(orthogonal, rule: str) -> None:
     heat = {"a": 0.4, "b": 1.0, "c": 2.5, "d": 6.0}
     moments = {site: orthogonal.moments(site, RULES[rule](4)) for site in SITES}
     cool = combine(rule, {site: exact_samples(moments[site], 400) for site in SITES}, 4)
@@ -121,7 +114,7 @@ def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("pvi", "fedpa")])
-def test_sites_without_a_sample_are_passed_over(orthogonal, exact_samples, as_samples, combine, rule: str) -> None:
+def test_sites_without_a_sample_are_passed_over(orthogonal, rule: str) -> None:
     samples = {site: exact_samples(orthogonal.moments(site, 1.0), 40) for site in "ab"}
     more = samples | {"c": as_samples(np.zeros((0, DIMENSION)))}
     one, other = (combine(rule, given, 4).samples.in_memory().arrays["w"] for given in (samples, more))
@@ -131,7 +124,7 @@ def test_sites_without_a_sample_are_passed_over(orthogonal, exact_samples, as_sa
 
 
 @pytest.mark.parametrize("rule", ["mixture", "fedavg", "fedbe"])
-def test_weights_that_are_all_zero_are_refused(orthogonal, exact_samples, combined, rule: str) -> None:
+def test_weights_that_are_all_zero_are_refused(orthogonal, rule: str) -> None:
     samples = {"a": exact_samples(orthogonal.moments("a", 1.0), 10)}
     with pytest.raises(ValueError, match="no site with a positive weight"):
         combined(rule, samples, weights={"a": 0.0}, **SETTINGS[rule])

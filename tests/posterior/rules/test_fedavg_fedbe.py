@@ -2,21 +2,21 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.posterior.natural import NaturalGaussian
+from tests.analytic_targets import combined, exact_samples
 
 WEIGHTS = {"a": 12 / 252, "b": 30 / 252, "c": 60 / 252, "d": 150 / 252}
 
 
-@pytest.fixture
-def fedavg(combined):
-    return lambda samples, weights: combined("fedavg", samples, weights=weights, move_bound="none").samples
+def fedavg(samples, weights):
+    return combined("fedavg", samples, weights=weights, move_bound="none").samples
 
 
 @pytest.fixture
-def samples(linear_gaussian, exact_samples):
+def samples(linear_gaussian):
     return {s: exact_samples(linear_gaussian.moments(s, 1.0), 20) for s in linear_gaussian.sites}
 
 
-def test_fedavg_is_the_weighted_mean_of_means(linear_gaussian, fedavg, samples):
+def test_fedavg_is_the_weighted_mean_of_means(linear_gaussian, samples):
     found = fedavg(samples, WEIGHTS)
     expected = sum(WEIGHTS[s] * linear_gaussian.moments(s, 1.0)[0] for s in linear_gaussian.sites)
     np.testing.assert_allclose(found.arrays["w"], [expected], rtol=1e-6)
@@ -34,7 +34,7 @@ def test_fedavg_misses_the_posterior_mean_by_the_weighted_disagreement(linear_ga
     assert np.linalg.norm(average - mean) > 0.05
 
 
-def test_fedavg_is_exact_where_precisions_are_equal_limit(exact_samples, fedavg):
+def test_fedavg_is_exact_where_precisions_are_equal_limit():
     precision = np.array([[2.0, 0.5], [0.5, 1.0]])
     means = {name: np.random.default_rng(i).normal(size=2) for i, name in enumerate("abc")}
     samples = {name: exact_samples((mean, np.linalg.inv(precision)), 12) for name, mean in means.items()}
@@ -43,12 +43,12 @@ def test_fedavg_is_exact_where_precisions_are_equal_limit(exact_samples, fedavg)
     np.testing.assert_allclose(found, total.mean, rtol=1e-6)
 
 
-def test_fedavg_renormalises_over_the_sites_present(fedavg, samples):
+def test_fedavg_renormalises_over_the_sites_present(samples):
     one = fedavg({"a": samples["a"]}, WEIGHTS).arrays["w"][0]
     np.testing.assert_allclose(one, samples["a"].arrays["w"].mean(axis=0), rtol=1e-6)
 
 
-def test_fedbe_holds_sites_average_and_draws_of_the_scatter(combined, samples):
+def test_fedbe_holds_sites_average_and_draws_of_the_scatter(samples):
     count, spread = 100_000, 0.5
     ensemble = combined("fedbe", samples, weights=WEIGHTS, draws=count, spread=spread)
     members = ensemble.samples.arrays["w"].astype(np.float64)
@@ -64,7 +64,7 @@ def test_fedbe_holds_sites_average_and_draws_of_the_scatter(combined, samples):
     np.testing.assert_allclose(draws.var(axis=0), spread**2 * scatter, rtol=4 * np.sqrt(2 / count))
 
 
-def test_fedbe_one_site_is_its_mean_limit(combined, samples):
+def test_fedbe_one_site_is_its_mean_limit(samples):
     ensemble = combined("fedbe", {"b": samples["b"]}, weights=WEIGHTS, draws=3)
     np.testing.assert_allclose(
         ensemble.samples.arrays["w"], np.tile(samples["b"].arrays["w"].mean(axis=0), (5, 1)), rtol=1e-6

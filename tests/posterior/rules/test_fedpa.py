@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.rules.fedpa import server_step, site_delta
+from tests.analytic_targets import as_samples, exact_samples
 
 
 def dense_delta(start, draws, shrinkage, prior_scale):
@@ -100,7 +101,7 @@ def fixed_point(samples, weights, shrinkage, scale):
 
 
 @pytest.mark.parametrize("convention", ["A", "B"])
-def test_fixed_point_is_the_posterior_mean(linear_gaussian, exact_samples, convention):
+def test_fixed_point_is_the_posterior_mean(linear_gaussian, convention):
     total = {"a": 12, "b": 30, "c": 60, "d": 150}
     shares = {s: n / 252 for s, n in total.items()}
     samples = {
@@ -135,7 +136,7 @@ def test_fixed_point_is_the_posterior_mean(linear_gaussian, exact_samples, conve
     assert np.abs(average - exact).max() > 0.05
 
 
-def test_steps_converge_to_the_fixed_point(linear_gaussian, exact_samples):
+def test_steps_converge_to_the_fixed_point(linear_gaussian):
     samples = {s: exact_samples(linear_gaussian.moments(s, 0.25), 8, temperature=2.0) for s in linear_gaussian.sites}
     cold = {s: exact_samples(linear_gaussian.moments(s, 0.25), 8) for s in linear_gaussian.sites}
     weights = dict.fromkeys(samples, 1.0)
@@ -148,7 +149,7 @@ def test_steps_converge_to_the_fixed_point(linear_gaussian, exact_samples):
     np.testing.assert_allclose(state["w"], expected, atol=1e-5)
 
 
-def test_fedavg_step_and_one_sample_warning(as_samples):
+def test_fedavg_step_and_one_sample_warning():
     samples = {"a": as_samples(np.array([[1.0, 2.0, 3.0]])), "b": as_samples(np.array([[3.0, 2.0, 1.0]]))}
     state, warnings = server_step(
         {"w": np.zeros(3)}, samples, {"a": 1.0, "b": 3.0}, shrinkage=1.0, prior_scale=1.0, learning_rate=1.0

@@ -1,11 +1,10 @@
 import numpy as np
 
 from fl_dpbayes.posterior.rules.mixture import joined
+from tests.analytic_targets import assert_within_standard_errors, exact_samples, random_samples
 
 
-def test_width_is_the_law_of_total_variance_and_not_the_posteriors(
-    linear_gaussian, random_samples, assert_within_standard_errors
-):
+def test_width_is_the_law_of_total_variance_and_not_the_posteriors(linear_gaussian):
     generator = np.random.default_rng(0)
     weights = dict(zip(linear_gaussian.sites, (0.1, 0.2, 0.3, 0.4), strict=True))
     moments = {s: linear_gaussian.moments(s, 1.0) for s in linear_gaussian.sites}
@@ -23,7 +22,7 @@ def test_width_is_the_law_of_total_variance_and_not_the_posteriors(
     assert np.trace(total) > 10 * np.trace(linear_gaussian.posterior[1])
 
 
-def test_it_does_not_sharpen_as_sites_are_added(linear_gaussian, exact_samples):
+def test_it_does_not_sharpen_as_sites_are_added(linear_gaussian):
     # Four copies of one site: the posterior given all records would be four times as precise.
     samples = exact_samples(linear_gaussian.moments("b", 1.0), 50)
     mixture = joined(dict.fromkeys("abcd", samples), dict.fromkeys("abcd", 1.0)).in_memory()

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.warning import warning
-from fl_dpbayes.posterior.natural import NaturalGaussian, from_moments
+from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.consensus import weighted_average
 from fl_dpbayes.posterior.rules.product import product
 from fl_dpbayes.posterior.samples import PosteriorSamples
+from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
 
 SHARES = {"fractional": 1 / 4, "divided": 1.0, "none": 0.0}
 
@@ -24,7 +25,7 @@ def test_closed_form_is_the_exact_posterior(linear_gaussian, share):
     joined = product(linear_gaussian.factors(share), prior_scale=linear_gaussian.prior_scale, prior_share=share)
     mean, covariance = linear_gaussian.posterior
     np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(joined.covariance, covariance, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(np.linalg.inv(joined.precision), covariance, rtol=0, atol=1e-10)
 
 
 def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
@@ -32,7 +33,7 @@ def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
     joined = product(factors, prior_scale=orthogonal.prior_scale, prior_share=1.0)
     mean, covariance = orthogonal.posterior
     np.testing.assert_allclose(joined.mean, mean, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(np.diag(joined.covariance), covariance, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(1 / joined.precision, np.diag(covariance), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("share", [1 / 4, 1.0])
@@ -41,7 +42,7 @@ def test_empty_sites_return_the_prior_limit(share):
     scale = 1.7
     empty = [NaturalGaussian(np.full(3, share / scale**2), np.zeros(3))] * 4
     joined = product(empty, prior_scale=scale, prior_share=share)
-    np.testing.assert_allclose(joined.covariance, scale**2, rtol=1e-12)
+    np.testing.assert_allclose(1 / joined.precision, scale**2, rtol=1e-12)
     np.testing.assert_allclose(joined.mean, 0, atol=1e-12)
 
 
@@ -64,10 +65,11 @@ def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, 
 
 
 def test_golden_product_of_two():
-    pair = [from_moments(np.array([0.0]), np.array([1.0])), from_moments(np.array([4.0]), np.array([4.0]))]
+    # N(0, 1) and N(4, 4).
+    pair = [NaturalGaussian(np.array([1.0]), np.array([0.0])), NaturalGaussian(np.array([0.25]), np.array([1.0]))]
     joined = product(pair, prior_scale=math.inf, prior_share=0.0)
     assert joined.mean == pytest.approx(0.8)
-    assert joined.covariance == pytest.approx(0.8)
+    assert 1 / joined.precision == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal"])
@@ -87,7 +89,7 @@ def test_averages_of_exact_draws_follow_the_posterior(linear_gaussian, orthogona
     assert (np.abs(np.cov(combined.T) - covariance) / scale).max() < 0.01
 
 
-def test_averages_of_exact_moments_give_the_posterior_mean(linear_gaussian, exact_samples):
+def test_averages_of_exact_moments_give_the_posterior_mean(linear_gaussian):
     # Sample means that are exactly the sites' and exact weights: the average of the draws is the posterior mean.
     draws, weights = [], []
     for seed, site in enumerate(linear_gaussian.sites):
@@ -106,9 +108,7 @@ def test_averages_of_exact_moments_give_the_posterior_mean(linear_gaussian, exac
         for family, settings in (("product", {}), ("product", {"prior": "divided"}), ("consensus", {}))
     ],
 )
-def test_samples_give_the_exact_posterior(
-    linear_gaussian, orthogonal, random_samples, assert_within_standard_errors, combined, rule, settings
-):
+def test_samples_give_the_exact_posterior(linear_gaussian, orthogonal, rule, settings):
     problem = problem_of(rule, linear_gaussian, orthogonal)
     share, generator = 1.0 if settings.get("prior") == "divided" else 0.25, np.random.default_rng(2)
     means, covariances = [], []
@@ -125,7 +125,7 @@ def test_samples_give_the_exact_posterior(
 
 
 @pytest.mark.parametrize("rule", ["product-full", "consensus-full"])
-def test_unequal_temperatures_are_corrected(linear_gaussian, exact_samples, combined, rule):
+def test_unequal_temperatures_are_corrected(linear_gaussian, rule):
     temperatures, count, draws = {"a": 0.3, "b": 1.0, "c": 2.5, "d": 7.0}, 4000, 200_000
 
     def posterior(stated):
@@ -144,7 +144,7 @@ def test_unequal_temperatures_are_corrected(linear_gaussian, exact_samples, comb
     np.testing.assert_allclose(right.var(axis=0), np.diag(covariance), rtol=4 * np.sqrt(2 / count))
 
 
-def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussian, random_samples, combined):
+def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussian):
     generator = np.random.default_rng(3)
     moments = [linear_gaussian.moments(s, 0.25) for s in linear_gaussian.sites]
     samples = {s: random_samples(m, 50_000, generator) for s, m in zip(linear_gaussian.sites, moments, strict=True)}
@@ -169,25 +169,25 @@ def test_diagonal_weights_are_biased_where_parameters_are_correlated(linear_gaus
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal", "uniform"])
-def test_consensus_of_one_site_uses_each_draw_once(linear_gaussian, exact_samples, combined, form):
+def test_consensus_of_one_site_uses_each_draw_once(linear_gaussian, form):
     samples = exact_samples(linear_gaussian.moments("b", 1.0), 64)
     found = combined(f"consensus-{form}", {"b": samples}, draws=64).samples.arrays["w"]
     np.testing.assert_allclose(np.sort(found, axis=0), np.sort(samples.arrays["w"], axis=0), rtol=1e-6)
 
 
-def test_weights_of_draws_are_respected(as_samples, combined):
+def test_weights_of_draws_are_respected():
     samples = as_samples(np.array([[0.0], [1.0]]), weights=np.array([1.0, 3.0]))
     found = combined("consensus-uniform", {"a": samples}, draws=8)
     assert np.sort(found.samples.arrays["w"].ravel()).tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
-def test_prior_counted_otherwise_than_once_is_said(linear_gaussian, exact_samples, combined):
+def test_prior_counted_otherwise_than_once_is_said(linear_gaussian):
     samples = {s: exact_samples(linear_gaussian.moments(s, 1.0), 40) for s in linear_gaussian.sites}
     found = combined("consensus-full", samples, sites=1, draws=10)
     assert warning("prior-share", sites=4, share=1.0, times=4.0) in found.warnings
 
 
-def test_zero_temperature_is_used_as_it_is_and_said(linear_gaussian, exact_samples, combined):
+def test_zero_temperature_is_used_as_it_is_and_said(linear_gaussian):
     cold = exact_samples(linear_gaussian.moments("a", 1.0), 50)
     cold = PosteriorSamples(cold.arrays, cold.weights, np.zeros(50))
     found = combined("product-full", {"a": cold}, draws=10)
@@ -195,7 +195,7 @@ def test_zero_temperature_is_used_as_it_is_and_said(linear_gaussian, exact_sampl
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal"])
-def test_precision_below_the_priors_is_raised_and_said(as_samples, combined, form):
+def test_precision_below_the_priors_is_raised_and_said(form):
     # Two sites that claim to be wider than the whole prior they both target.
     generator = np.random.default_rng(0)
     samples = {name: as_samples(generator.normal(size=(50, 3)) * 4.0) for name in "ab"}
@@ -206,13 +206,13 @@ def test_precision_below_the_priors_is_raised_and_said(as_samples, combined, for
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_too_few_samples_are_refused(as_samples, combined, count):
+def test_too_few_samples_are_refused(count):
     samples = {"a": as_samples(np.random.default_rng(0).normal(size=(count, 3)))}
     with pytest.raises(ValueError, match=f"'a' sent {count} samples"):
         combined("product-diagonal", samples)
 
 
-def test_parameters_that_hardly_vary_are_refused_by_name(as_samples, combined):
+def test_parameters_that_hardly_vary_are_refused_by_name():
     draws = np.random.default_rng(0).normal(size=(20, 3))
     draws[:, 1] = 2.0
     with pytest.raises(ValueError, match="1 parameters of site 'a' do not vary"):
@@ -224,7 +224,7 @@ def test_parameters_that_hardly_vary_are_refused_by_name(as_samples, combined):
         combined("product-full", samples)
 
 
-def two_sites(as_samples, apart, *, parameters, draws, seed):
+def two_sites(apart, *, parameters, draws, seed):
     """Standard normal posteriors whose means differ by `apart` standard deviations in every parameter."""
     generator = np.random.default_rng(seed)
     return {
@@ -234,9 +234,9 @@ def two_sites(as_samples, apart, *, parameters, draws, seed):
 
 
 @pytest.mark.parametrize("rule", ["product-full", "product-diagonal", "consensus-full", "consensus-diagonal"])
-def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(as_samples, combined, rule):
+def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(rule):
     for apart, expected in ((100.0, 1), (1.0, 0)):
-        samples = two_sites(as_samples, apart, parameters=40, draws=4000, seed=1)
+        samples = two_sites(apart, parameters=40, draws=4000, seed=1)
         found = combined(rule, samples, scale=np.inf, draws=1)
         assert sum(said.kind == "conflict" for said in found.warnings) == expected
 
@@ -267,8 +267,8 @@ def test_error_of_the_mean_is_foretold_over_many_seeds(form):
     assert np.mean(foretold) == pytest.approx(np.mean(errors), abs=4 * standard_error + 0.1 * np.mean(errors))
 
 
-def test_forty_dimensions_and_conflict_of_the_known_case_are_foretold(as_samples):
-    samples = two_sites(as_samples, 100.0, parameters=40, draws=4000, seed=2)
+def test_forty_dimensions_and_conflict_of_the_known_case_are_foretold():
+    samples = two_sites(100.0, parameters=40, draws=4000, seed=2)
     factors = [estimated(each.arrays["w"], "full") for each in samples.values()]
     combined = factors[0] + factors[1]
     true = np.sqrt(2 * np.square(combined.mean).mean())

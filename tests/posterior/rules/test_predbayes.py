@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture, temperature_warnings
+from tests.analytic_targets import as_samples
 
 
 def combine(probabilities, beta):
@@ -76,7 +77,7 @@ def test_no_site_is_refused():
         combine(np.zeros((0, 1, 2)), beta=0.5)
 
 
-def test_unequal_temperatures_are_said(as_samples):
+def test_unequal_temperatures_are_said():
     draws = np.zeros((3, 3))
     assert temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 2.0)}) == ()
     found = temperature_warnings({"a": as_samples(draws, 2.0), "b": as_samples(draws, 0.5)})

@@ -7,7 +7,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -212,25 +211,18 @@ def test_entry_about_work_that_is_not_open_stops_the_ledger(path, kind, end):
             ledger.reserve(SPENDING)
 
 
-NAME_OF_ANOTHER = (
-    "from fl_dpbayes.privacy.ledger.takeover import this_process; print(this_process(), flush=True); input()"
-)
-
-
 @pytest.fixture
 def other():
-    """A process, and its name."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", NAME_OF_ANOTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        assert process.stdout is not None
-        yield process, process.stdout.readline().strip()
+    """A process, and the name that it has for us."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        _, start = takeover._state_and_start_time(process.pid)
+        yield process, f"{BOOT}:{NAMESPACE}:{process.pid}:{start}"
         process.kill()
 
 
 def test_process_is_known_by_its_name(other):
     process, name = other
+    assert this_process() == f"{BOOT}:{NAMESPACE}:{os.getpid()}:{takeover._state_and_start_time(os.getpid())[1]}"
     assert process_status(this_process()) == process_status(name) == "running"
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

@@ -58,7 +58,7 @@ def module_of(run):
 
 def site_predictions(run, features) -> list[np.ndarray]:
     bank = PosteriorBank(run.folder / "bank")
-    samples = [bank.samples(site) for site in ("north", "south", "east", "west")]
+    samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
     return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
 
 
@@ -73,8 +73,7 @@ def divergence(teacher, student) -> float:
 
 @pytest.mark.slow
 def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation, tmp_path: Path) -> None:
-    run = federation_with_public_file(federation, tmp_path, "rule='distillation'")
-    run.run()
+    run = federation_with_public_file(federation, tmp_path, "rule='distillation'").run()
     units = {site["name"]: site["n"] for site in run.summary()["sites"] if site["role"] == "train"}
     said = run.summary()["aggregation_inputs"]
     public, unseen = held_back(run, "spare").features, held_back(run, "held-out").features
@@ -96,8 +95,7 @@ def test_student_of_public_records_predicts_like_the_mixture_of_sites(federation
 
 @pytest.mark.slow
 def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, tmp_path: Path) -> None:
-    run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'")
-    run.run()
+    run = federation_with_public_file(federation, tmp_path, "rule='predbayes', beta='fitted'").run()
     part, said = held_back(run, "spare"), run.summary()["aggregation_inputs"]
     single = site_predictions(run, part.features)
     assert said["beta"] == pytest.approx(best_beta(product_and_mixture(single), part.labels), abs=1e-4)
@@ -115,8 +113,7 @@ def test_synthetic_inputs_need_no_record_and_are_warned_about(federation, patter
     run = federation(
         f"aggregation={{rule='predbayes', beta=0.5, public={{kind='synthetic', pattern='{pattern}', count=300}}}}",
         *KEPT,
-    )
-    run.run()
+    ).run()
     summary = run.summary()
     said = summary["aggregation_inputs"]
     assert (said["kind"], said["pattern"], said["count"], said["statement"], said["beta"]) == (
@@ -149,7 +146,7 @@ def test_order_of_a_sites_hidden_units_does_not_matter(federation, rule: str) ->
     permuted.grid.change = lambda request, reply: _permuted(permuted, request, reply)
     for run in (plain, permuted):
         run.run()
-    banks = [PosteriorBank(run.folder / "bank").samples("south").arrays for run in (plain, permuted)]
+    banks = [PosteriorBank(run.folder / "bank").stored("south").in_memory().arrays for run in (plain, permuted)]
     assert not np.allclose(banks[0]["1.weight"], banks[1]["1.weight"], atol=1e-3)
     features = held_back(plain, "spare").features
     np.testing.assert_allclose(predictions(plain, features), predictions(permuted, features), atol=1e-4)
@@ -199,14 +196,12 @@ def test_inputs_reach_the_model_as_its_features(federation) -> None:
         "aggregation={rule='distillation', iterations=20, public={kind='synthetic', count=50}}",
         "model={kind='logistic', features={kind='scattering', scales=1, angles=4}}",
         *SPARE,
-    )
-    run.run()
+    ).run()
     assert run.summary()["aggregation_inputs"]["count"] == 50
     assert run.posterior().arrays["1.weight"].shape[2] != 64
 
 
 def test_network_on_a_frozen_body_is_distilled_too(federation) -> None:
     model = "model={kind='mlp', hidden=[8], frozen_body={seed=0}}"
-    run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT)
-    run.run()
+    run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT).run()
     assert set(run.posterior().arrays) == {"3.weight", "3.bias"}

@@ -117,8 +117,7 @@ def test_site_whose_samples_fit_no_gaussian_is_named_and_costs_the_others_nothin
 def test_few_rounds_for_their_damping_are_warned_about(federation) -> None:
     # Chains that spread at a step that is short: no other warning of the rule is due.
     training = "training={rounds=2, steps_per_round=150, burn_in=50, thinning=4}"
-    run = federation("aggregation={rule='pvi', damping=0.4}", *FOUR, training, "sampler.step_size.initial=0.5")
-    run.run()
+    run = federation("aggregation={rule='pvi', damping=0.4}", *FOUR, training, "sampler.step_size.initial=0.5").run()
     assert "2 rounds at damping 0.4 use only 64% of the evidence" in warnings_of(run)
     assert "the step size is long" not in warnings_of(run)
 

@@ -46,8 +46,7 @@ def accuracy_of(run) -> float:
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
     kept = {"pvi": PVI_KEPT, "fedpa": FEDPA_KEPT}.get(rule, KEPT)
-    run = federation(f"aggregation.rule={rule}", *kept)
-    run.run()
+    run = federation(f"aggregation.rule={rule}", *kept).run()
     summary = run.summary()
     assert summary["aggregation"] == rule
     assert len(run.posterior()) == RULES[rule]
@@ -81,8 +80,7 @@ def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: 
         "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}",
         "sampler.step_size.initial=0.5",
         "privacy.epsilon=20",
-    )
-    run.run()
+    ).run()
     assert len(run.posterior()) == 100
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
@@ -144,8 +142,7 @@ def test_missing_site_changes_only_what_it_would_have_sent(federation) -> None:
 
 @pytest.mark.slow
 def test_site_with_too_few_samples_is_left_out_and_named(federation) -> None:
-    run = federation("aggregation.rule=product-diagonal", *KEPT, "sites.north.epsilon=2.0")
-    run.run()
+    run = federation("aggregation.rule=product-diagonal", *KEPT, "sites.north.epsilon=2.0").run()
     assert len(run.posterior()) == 100
     said = [warning for warning in run.warnings() if "left out of the posterior" in warning]
     assert len(said) == 1
@@ -204,11 +201,7 @@ def _samples_of(asked: Message, answer: Message) -> PosteriorSamples:
     request = read_header(TrainRequest, asked.content["config"]["record"])
     record = read_header(TrainReply, answer.content["config"]["record"])
     stretch = planned_stretch(request.plan, record.privacy.units, record.first_step, record.steps)
-    return PosteriorSamples(
-        parameters_of(answer.content, "samples"),
-        stretch.weights,
-        stretch.temperatures,
-    )
+    return PosteriorSamples(parameters_of(answer.content, "samples"), stretch.weights, stretch.temperatures)
 
 
 @pytest.mark.parametrize(
