@@ -1,6 +1,6 @@
 """A site's answer to an evaluation request: what it counts of all its test records, and of each subgroup of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,18 +9,23 @@ from flwr.app import Message
 
 from clients.messages import RefusedError
 from clients.model_inputs import capped_units, model_inputs
-from clients.noised_release import release_noised
-from clients.own_site import compute_device
-from clients.pay import SentArrays
+from clients.own_site import compute_device, site_streams
+from clients.pay import SentArrays, pay, privacy_statement
 from clients.request_arrays import read_predictors
-from fl_dpbayes.calibration.bins import in_fixed_pieces, on_grid
+from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
+from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.site import SiteSplit, load_site
+from fl_dpbayes.data.declared_units import is_delta_allowed
+from fl_dpbayes.data.site import Site, SiteSplit, load_site
+from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.ledger.ledger import Reserved
+from fl_dpbayes.privacy.ledger.state import Spending
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import (
     PRIOR_CORRECTED,
@@ -33,6 +38,8 @@ from fl_dpbayes.protocol.evaluate import (
 )
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.wire import request_digest
+
+Statistics = dict[str, CalibrationStatistics]
 
 
 def evaluate_predictors(
@@ -73,13 +80,72 @@ def evaluate_predictors(
     return reply, tables
 
 
+def release_noised(
+    site_file: SiteFile, site: Site, request: EvaluateRequest, measure: Callable[[], Statistics]
+) -> tuple[EvaluateReply, SentArrays]:
+    """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
+
+    Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
+    its own.
+
+    `site`: its records; every unit counts at most `policy.max_test_records_per_unit` of them. Returns the reply and
+    its arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
+    """
+    settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
+    if settings is None:
+        raise RefusedError(RefusalCode.NOT_SENT)
+    if sigma is None or sigma < policy.min_evaluation_noise_multiplier:
+        raise RefusedError(RefusalCode.POLICY_DENIED, "noise_multiplier")
+    if request.delta != settings.delta or not is_delta_allowed(site_file, "test", request.delta):
+        raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
+    tables = len(request.measured)
+    spending = Spending(
+        part="test",
+        run=request.run,
+        round=request.round,
+        purpose=f"evaluate {request.round}",
+        request_digest=request_digest(request),
+        plan_digest=request_digest(request),
+        plan=(GaussianEvent(sigma, 1.0, tables),),
+        first_step=0,
+        steps=tables,
+    )
+    seeded = site_file.insecure_seed is not None
+    with open_ledger(site_file, site) as ledger:
+
+        def work(reserved: Reserved) -> tuple[EvaluateReply, SentArrays]:
+            # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
+            if reserved.steps < tables:
+                raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
+            streams = site_streams(site_file, request.run, request.round, "evaluate")
+            arrays: SentArrays = {}
+            noise_std = 0.0
+            for predictor, statistics in measure().items():
+                generator, most = streams.generator(predictor), policy.max_test_records_per_unit
+                table = noised_table(statistics, REPORT_BINS, sigma, generator, most)
+                noise_std = table.noise_std
+                arrays |= prefixed(predictor, noised_to_arrays(table))
+            reply = EvaluateReply(
+                run=request.run,
+                round=request.round,
+                request=spending.request_digest,
+                release="noised",
+                noise_std=noise_std,
+                privacy=privacy_statement(ledger, "test", site.units, seeded=seeded),
+                ledger_head=reserved.head,
+            )
+            return reply, arrays
+
+        return pay(ledger, spending, request.ledger_head, EvaluateReply, work)
+
+
 def _measure(
     site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
-) -> dict[str, CalibrationStatistics]:
+) -> Statistics:
     module = build_model(request.model, request.task, seed=0)
     # Sums that get noise are exact: a record then moves them by what it adds, and by no rounding.
     summed = on_grid if site_file.policy.evaluation_release == "noised" else np.asarray
-    measured: dict[str, CalibrationStatistics] = {}
+    measured: Statistics = {}
     for predictor, weights in request.predictors.items():
         prediction = predict(
             module,
@@ -134,12 +200,8 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
 
 
 def count_predictions(
-    predictor: str,
-    part: SiteSplit,
-    groups: Sequence[Group],
-    probabilities: npt.NDArray,
-    **uncertainty: npt.NDArray,
-) -> dict[str, CalibrationStatistics]:
+    predictor: str, part: SiteSplit, groups: Sequence[Group], probabilities: npt.NDArray, **uncertainty: npt.NDArray
+) -> Statistics:
     """Count the predictions for a part's records, and for those of each subgroup.
 
     `probabilities`: class probabilities, (N, C). `uncertainty`: epistemic, aleatoric and total uncertainty of each

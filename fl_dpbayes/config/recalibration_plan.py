@@ -67,26 +67,14 @@ AnyRecalibration = Annotated[
 def recalibration_plan(recalibration: AnyRecalibration, privacy: AnyPrivacyPlan) -> AnyRecalibrationPlan:
     """Build the plan that every recalibration request carries.
 
-    Args:
-        recalibration: the scenario's section.
-        privacy: that of the training, which gives delta, adjacency and, where the section has none, epsilon.
-
-    Returns:
-        The plan.
+    The plan of the training gives delta, adjacency and, where the section has none, epsilon.
     """
     spent = recalibration.epsilon or privacy.epsilon
-    epsilon = spent if math.isfinite(spent) else None
-    if isinstance(recalibration, IsotonicRecalibration):
-        return CountingPlan(
-            method=recalibration.method, epsilon=epsilon, delta=privacy.delta, adjacency=privacy.adjacency
-        )
-    return RecalibrationPlan(
-        method=recalibration.method,
-        epsilon=epsilon,
-        delta=privacy.delta,
-        adjacency=privacy.adjacency,
-        clip_norm=recalibration.clip_norm,
-        steps=recalibration.steps,
-        rounds=recalibration.rounds,
-        step_size=recalibration.step_size,
-    )
+    own = recalibration.model_dump(exclude={"scope", "fraction"})
+    shared = {
+        "epsilon": spent if math.isfinite(spent) else None,
+        "delta": privacy.delta,
+        "adjacency": privacy.adjacency,
+    }
+    kind = CountingPlan if isinstance(recalibration, IsotonicRecalibration) else RecalibrationPlan
+    return kind.model_validate(own | shared)

@@ -24,8 +24,7 @@ UNNAMED_UNITS = ("record", "image")
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     """Say where a ledger and its second place lie.
 
-    Raises:
-        UserError: if links or `..` lead both into one folder.
+    Raises UserError if links or `..` lead both into one folder.
     """
     if settings.path.resolve().parent == settings.witness.resolve().parent:
         raise UserError(
@@ -58,9 +57,8 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 
     With `site`, its records are compared with those of the ledger's other cohorts now; else by the first request.
 
-    Raises:
-        UserError: if the site file names no ledger, or the cohort is there already.
-        LedgerError: if the file or its second place does not fit, or another cohort has these records.
+    Raises UserError if the site file names no ledger, or the cohort is there already. Raises LedgerError if the
+    file or its second place does not fit, or another cohort has these records.
     """
     describe = None if site is None else lambda key: data_version(site, key)
     return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
@@ -70,10 +68,9 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 def open_ledger(site_file: SiteFile, site: Site) -> Iterator[Ledger]:
     """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
 
-    Raises:
-        UserError: if the cohort was made with another budget.
-        LedgerError: naming the ledger's path, in the context as well: if ledger or cohort was not made, the ledger is
-            not the one that its second place knows, or another cohort has these records.
+    Raises UserError if the cohort was made with another budget. Raises LedgerError naming the ledger's path, in the
+    context as well: if ledger or cohort was not made, the ledger is not the one that its second place knows, or
+    another cohort has these records.
     """
     place = ledger_place(_settings(site_file))
     try:
@@ -102,14 +99,11 @@ def prepare_simulated_ledger(site_file: SiteFile) -> None:
 def data_version(site: Site, key: bytes) -> DataVersion:
     """Describe a site's records under a secret key.
 
-    The ledger's heads leave the site and are hashes over all that it holds. Without the key, whoever knows all
-    records but one could try out the last one until the head fits.
+    The ledger's heads leave the site and are hashes over all that it holds. Without the key, of 1 to 64 bytes, whoever
+    knows all records but one could try out the last one until the head fits.
 
-    Source:
-        RFC 7693 for keyed BLAKE2b.
-
-    `key`: the ledger's secret key, 1 to 64 bytes. Returns the fingerprint of all parts, and a sketch of their
-    units: by name where the source names them (a patient column), else by content.
+    Returns the fingerprint of all parts, and a sketch of their units: by name where the source names them (a patient
+    column), else by content. Source: RFC 7693 for keyed BLAKE2b.
     """
     whole = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
     units: list[str] = []

@@ -9,6 +9,7 @@ from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.privacy.audit_statistics import Check, mean_test, verdicts
+from fl_dpbayes.run.audit.amplification import worst_movement
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, canary_task, write_canary_site
 from fl_dpbayes.run.audit.gradients import (
     clip_norm_for,
@@ -19,7 +20,6 @@ from fl_dpbayes.run.audit.gradients import (
 )
 from fl_dpbayes.run.audit.reading import Course, loud_plan, own_plan, private_settings, read_all
 from fl_dpbayes.samplers.algorithm import build_algorithm
-from fl_dpbayes.samplers.amplification import worst_movement
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 
 FALSE_ALARM = 1e-5

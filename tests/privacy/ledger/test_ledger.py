@@ -267,6 +267,12 @@ def _made_anew(path, copy):
     Ledger.create(LedgerPlace(path, path.parent / "another witness", "normal"), COHORT).close()
 
 
+def _made_anew_and_as_long(path, copy):
+    with Ledger.create(LedgerPlace(path, path.parent / "another witness", "normal"), COHORT) as ledger:
+        for round_ in (1, 2, 3):
+            complete(ledger, spending(round_))
+
+
 def _foreign(path, copy):
     execute(path, "CREATE TABLE patients (name TEXT)")
 
@@ -279,9 +285,10 @@ def _foreign(path, copy):
         (_emptied, "is empty"),
         (_dropped, "no ledger of format"),
         (_made_anew, "lacks entry"),
+        (_made_anew_and_as_long, "lacks entry"),
         (_foreign, "no ledger of format"),
     ],
-    ids=["older copy", "deleted", "emptied", "dropped", "made anew", "foreign"],
+    ids=["older copy", "deleted", "emptied", "dropped", "made anew", "made anew, as long", "foreign"],
 )
 def test_ledger_that_is_not_what_its_second_place_knows_is_refused_until_it_is_put_back(
     path, tmp_path, replace, reason

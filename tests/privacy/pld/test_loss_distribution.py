@@ -1,5 +1,6 @@
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,3 +123,11 @@ def test_five_hundred_kinds_of_step_take_seconds() -> None:
             pld_epsilon(history, 1e-5)
             spent.append(time.process_time() - start)
         assert min(spent) < seconds
+
+
+def test_mass_that_was_cut_and_rounding_count_in_full() -> None:
+    grid, (remove, _) = composed((GaussianEvent(1.0, 0.5, 10),), "add_or_remove_one", 1e-5)
+    assert replace(remove, infinite=1.1e-5).epsilon(1e-5, grid.spacing) == math.inf
+    cut = replace(remove, infinite=remove.infinite + 5e-6).epsilon(1e-5, grid.spacing)
+    assert cut == pytest.approx(remove.epsilon(5e-6, grid.spacing), rel=1e-6)
+    assert replace(remove, steps=10**12).epsilon(1e-5, grid.spacing) > 1.01 * remove.epsilon(1e-5, grid.spacing)

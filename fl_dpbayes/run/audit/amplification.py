@@ -43,17 +43,9 @@ def worst_movement(
 
     through `BatchGradient`, which a site's chains run, at full batches and C = 1.
 
-    Args:
-        module: what a chain trains, where it shall run; its parameters are overwritten.
-        input_shape: shape of one record.
-        classes: number of classes.
-        sizes: numbers of units n, each >= 1.
-        loss: the module's summed loss.
-        records_per_unit: records of every unit.
-        pre_noise: noise on each unit's gradient before the clip.
-
-    Returns:
-        The largest movement; 1 is what is accounted.
+    `input_shape`: shape of one record. `sizes`: numbers of units n, each >= 1. `records_per_unit`: records of every
+    unit. `pre_noise`: noise on each unit's gradient before the clip. Returns the largest movement; 1 is what is
+    accounted.
     """
     largest, privacy = 0.0, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=1.0, pre_noise=pre_noise)
     # Masks and noise are drawn record by record, so only a newcomer at the end leaves those of the others alone.
