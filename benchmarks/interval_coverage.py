@@ -9,6 +9,7 @@ intervals for the mean over all records like these, NLL among the test sets that
 """
 
 import argparse
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -33,6 +34,11 @@ COUNTS = (50, 200, 624, 2000, 5000)
 NOISES, NOISED_COUNTS = (1.0, 5.0, 20.0), (624, 5000)
 NOISED_CONFIDENCES = ("Beta(.6, .6)", "top of 2, uniform", "Beta(8, 1)")
 POPULATION = 400_000
+# Of a record whose true class has the probability p.
+LOSSES: Mapping[str, Callable[[Floats], Floats]] = {
+    "nll": lambda p: -np.log(np.maximum(p, PROBABILITY_FLOOR)),
+    "brier": lambda p: 2 * (1 - p) ** 2,
+}
 ROUNDING = 1e-12
 
 
@@ -123,7 +129,7 @@ def measure(law: str, distortion: str, n: int, noise_std: float, replicates: int
     drawn = draw_test_sets(law, distortion, n, replicates, generator)
     values = _rms(drawn, noise_std, generator)
     if noise_std == 0:
-        values |= _scores(drawn, draw_test_sets(law, distortion, POPULATION, 1, generator))
+        values |= _scores(drawn, _population_scores(law, distortion, seed))
         if distortion == "calibrated":
             values["band"] = _band(drawn)
     return values
@@ -158,28 +164,27 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
     }
 
 
-def _scores(drawn: TestSets, population: TestSets) -> dict[str, float]:
-    """Return the coverage of accuracy, NLL and Brier score of the records' population (two classes)."""
+@functools.cache
+def _population_scores(law: str, distortion: str, seed: int) -> dict[str, float]:
+    """Return accuracy, NLL and Brier score (two classes) over many records like those of the test sets."""
+    generator = Streams.from_insecure_seed(seed, f"interval-coverage population {law}").generator(distortion)
+    p, frequency, _ = (part[0] for part in draw_test_sets(law, distortion, POPULATION, 1, generator))
+    means = {name: float((frequency * loss(p) + (1 - frequency) * loss(1 - p)).mean()) for name, loss in LOSSES.items()}
+    return {"accuracy": float(frequency.mean()), **means}
+
+
+def _scores(drawn: TestSets, truth: Mapping[str, float]) -> dict[str, float]:
+    """Return the coverage of the intervals of accuracy, NLL and Brier score."""
     accurate = [wilson_interval(float(right.sum()), right.size) for right in drawn.right]
-    covered = {"accuracy": _share_holding(accurate, float(population.frequency.mean()))}
+    covered = {"accuracy": _share_holding(accurate, truth["accuracy"])}
     tables = [
         from_batch(np.column_stack([p, 1 - p]), np.where(right, 0, 1))
         for p, right in zip(drawn.confidence, drawn.right, strict=True)
     ]
-    for name, loss, interval in (("nll", _nll, nll_interval), ("brier", _brier, brier_interval)):
-        of_right, of_wrong = loss(population.confidence), loss(1 - population.confidence)
-        truth = float((population.frequency * of_right + (1 - population.frequency) * of_wrong).mean())
+    for name, interval in (("nll", nll_interval), ("brier", brier_interval)):
         shown = [ends for ends in map(interval, tables) if ends is not None]
-        covered |= {name: _share_holding(shown, truth), f"{name} shown": len(shown) / len(tables)}
+        covered |= {name: _share_holding(shown, truth[name]), f"{name} shown": len(shown) / len(tables)}
     return covered
-
-
-def _nll(p: Floats) -> Floats:
-    return -np.log(np.maximum(p, PROBABILITY_FLOOR))
-
-
-def _brier(p: Floats) -> Floats:
-    return 2 * (1 - p) ** 2
 
 
 def _share_holding(intervals: Sequence[Interval | None], truth: float) -> float:

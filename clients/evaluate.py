@@ -200,11 +200,7 @@ def measured_groups(groups: Mapping[str, npt.NDArray], request: EvaluateRequest)
 
 
 def count_predictions(
-    predictor: str,
-    part: SiteSplit,
-    groups: Sequence[Group],
-    probabilities: npt.NDArray,
-    **uncertainty: npt.NDArray,
+    predictor: str, part: SiteSplit, groups: Sequence[Group], probabilities: npt.NDArray, **uncertainty: npt.NDArray
 ) -> Statistics:
     """Count the predictions for a part's records, and for those of each subgroup.
 

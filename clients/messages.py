@@ -35,8 +35,7 @@ logger = logging.getLogger("fl_dpbayes.site")
 class RefusedError(Exception):
     """Ends the handling of a message with a refusal, which is all that the server learns.
 
-    Attributes:
-        refusal: the code and the request's field.
+    `refusal`: the code and the request's field.
     """
 
     def __init__(self, code: RefusalCode, field: str = "") -> None:

@@ -22,20 +22,11 @@ def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSpli
 
     To be called before the ledger reserves anything: features that the site cannot compute then cost no budget.
 
-    Args:
-        site_file: the site; it says where the cache and the backbones' weights lie.
-        model: its features and its frozen body are public constants of the federation.
-        part: records for one purpose.
-
-    Returns:
-        The part, its features of shape (N, D) where the model has features or a frozen body.
-
-    Raises:
-        RefusedError: BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be
-            computed by weights from the internet and the site's policy does not allow that, or by a larger body than
-            it allows.
-        UserError: if the site has not got the weights of the backbone or of the body.
-        OSError: if the cache cannot be written.
+    Returns the part, its features of shape (N, D) where the model has features or a frozen body. Raises
+    RefusedError BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be computed
+    by weights from the internet and the site's policy does not allow that, or by a larger body than it allows.
+    Raises UserError if the site has not got the weights of the backbone or of the body. Raises OSError if the cache
+    cannot be written.
     """
     if model.features is not None:
         part = _with_features(site_file, model.features, part)

@@ -196,8 +196,7 @@ def solve(
         ),
     ] = "constant",
     schedule: Annotated[
-        str,
-        typer.Option(help='Step sizes as TOML, e.g. {kind="polynomial", initial=0.1, power=0.33}.'),
+        str, typer.Option(help='Step sizes as TOML, e.g. {kind="polynomial", initial=0.1, power=0.33}.')
     ] = '{kind="constant", initial=0.1}',
     units: Annotated[int, typer.Option(help="n, for couplings with a temperature.")] = 1000,
     clip_norm: Annotated[float, typer.Option(help="C, for couplings with a temperature.")] = 1.0,
@@ -276,8 +275,7 @@ def reproduce(
     full: Annotated[bool, typer.Option("--full", help="The paper's size and 5 seeds.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; default: 1, or 5 with --full.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Output folder; finished cells in it are kept. Default: runs/reproduce/NAME."),
+        Path | None, typer.Option(help="Output folder; finished cells in it are kept. Default: runs/reproduce/NAME.")
     ] = None,
     data_dir: DataDir = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,

@@ -108,15 +108,9 @@ def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, s
 def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) -> npt.NDArray[np.float64] | None:
     """Bound how far from its start an honest site can be after each of the request's first `steps` steps.
 
-    Args:
-        request: what is asked.
-        units: number of privacy units that the site declares, above zero.
-        start: the state that the request carries.
-        steps: how many of its steps.
-
-    Returns:
-        Shape (steps, 2): the greatest distance of the parameters, and the greatest norm of the momentum. None where
-        there is no such bound (`displacement_bound`), or no noise fits the site's budget.
+    `units`: number of privacy units that the site declares, above zero. Returns shape (steps, 2): the greatest
+    distance of the parameters, and the greatest norm of the momentum. None where there is no such bound
+    (`displacement_bound`), or no noise fits the site's budget.
     """
     plan, began = request.plan, {name: without_prefix(name, start) for name in ("parameters", "momentum")}
     try:

@@ -79,8 +79,8 @@ class Checkpoint(Config):
         The members are as they were; those that are missing have no node, and may come back before any later round. Who
         was left out stays out, and who is new may join before the next round.
 
-        Raises:
-            UserError: if fewer than `min_sites` training sites of the run are there, or one declares something else.
+        Raises UserError if fewer than `min_sites` training sites of the run are there, or one declares
+        something else.
         """
         present = {member.card.name: member for member in answered.members}
         members = []
@@ -119,8 +119,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, state: Arrays) -> Non
 def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
     """Read what was written last; None if the run never came to asking its sites for anything.
 
-    Raises:
-        UserError: if the file is damaged.
+    Raises UserError if the file is damaged.
     """
     path = folder / CHECKPOINT_FILE
     if not path.is_file():
@@ -136,8 +135,7 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
 def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[Journal, Sequence[Entry]]:
     """Read a run's journal, to be gone on with, and its entries, as far as they belong to its checkpoint, if any.
 
-    Raises:
-        UserError: if it is damaged, or its run has asked sites and has no checkpoint.
+    Raises UserError if it is damaged, or its run has asked sites and has no checkpoint.
     """
     path = folder / JOURNAL_FILE
     entries, mark = read_journal(path, checkpoint.journal if checkpoint is not None else None)
@@ -156,8 +154,7 @@ def prepared_files(folder: Path) -> list[Entry]:
 def check_run_files(folder: Path, entries: Sequence[Entry], checkpoint: Checkpoint) -> None:
     """Compare all files that a run goes on from with its journal's entries; those of a round that was cut off go.
 
-    Raises:
-        UserError: naming the first file that is missing, damaged or not of the run.
+    Raises UserError naming the first file that is missing, damaged or not of the run.
     """
     listed = {name: entry for name, entry in listed_files(entries).items() if not name.startswith(f"{BANK_FOLDER}/")}
     check_files(folder, listed)

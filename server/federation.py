@@ -29,11 +29,7 @@ from server.strategies.pvi import PVIStrategy
 from server.strategies.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
-STRATEGIES: dict[str, type[PosteriorStrategy]] = {
-    "fald": FALDStrategy,
-    "fedpa": FedPAStrategy,
-    "pvi": PVIStrategy,
-}
+STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy, "pvi": PVIStrategy}
 # Simulated nodes appear together, so a number of them that has not grown for so long is final.
 SETTLED_SECONDS = 2.0
 
@@ -46,15 +42,8 @@ def run_federation(
     Whatever happens after the first round, what was computed until then is written. A run directory with a checkpoint
     is taken up after the round that it holds: a site that has answered a repeated request sends its stored reply.
 
-    Args:
-        grid: Flower's grid, of any engine.
-        scenario: the validated scenario.
-        run_folder: the run directory, which exists.
-        simulation_folder: where virtual sites find their files; empty in deployment.
-        report: whether figures and `report.html` are drawn.
-
-    Raises:
-        UserError: if nodes or usable replies are too few, or the checkpoint is that of another scenario.
+    `report`: whether figures and `report.html` are drawn. Raises UserError if nodes or usable replies are too few,
+    or the checkpoint is that of another scenario.
     """
     found = read_checkpoint(run_folder)
     if found is not None and found[0].scenario != digest(scenario):

@@ -56,13 +56,7 @@ class OrderedGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Push all messages, then yield their replies one by one in the same order.
 
-        Args:
-            messages: requests; each is pushed, and let go, before the next is built, and all before the first reply is
-                pulled.
-            timeout: seconds for the whole exchange; None waits for ever.
-
-        Yields:
-            A reply for each request that was answered in time.
+        `timeout`: seconds for the whole exchange; None waits for ever.
         """
         pushed: list[tuple[str, Message]] = []
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -70,8 +70,7 @@ class LedgerHeads:
     def keep(self) -> None:
         """Write those that this run saw beside those of other sites; beyond `MOST_SITES` the oldest go.
 
-        Raises:
-            UserError: if the file is damaged or cannot be written.
+        Raises UserError if the file is damaged or cannot be written.
         """
         heads = {site: head for site, head in self.seen.items() if self._earlier.get(site) != head}
         if self._path is None or not heads:

@@ -80,11 +80,7 @@ def request_message(
     if arrays is not None:
         content["arrays"] = arrays
     return Message(
-        content=content,
-        dst_node_id=node_id,
-        message_type=message_type,
-        ttl=time_to_live,
-        group_id=str(round_number),
+        content=content, dst_node_id=node_id, message_type=message_type, ttl=time_to_live, group_id=str(round_number)
     )
 
 

@@ -58,11 +58,7 @@ class Participation:
         ]
 
     def admit(self, server_round: int, before: Roster, after: Roster) -> list[RunWarning]:
-        """Note who has come since the roster of the last round, before that of this one.
-
-        Returns:
-            A warning for each training site that joined, and for each site that is back.
-        """
+        """Note who has come since the roster of the last round, before that of this one."""
         nodes, found = {member.card.name: member.node_id for member in before.members}, list[RunWarning]()
         for member in after.members:
             name = member.card.name

@@ -48,12 +48,10 @@ Scope = Literal["federated", "site"]
 class Recalibration:
     """What came of it.
 
-    Attributes:
-        scope: whether every site uses the average, or each that trained its own.
-        average: the sites' map: the mean, each site weighed by its declared units; of counts the map of their sum.
-        own: site -> its own map.
-        statements: site -> what its recalibration part has spent.
-        noise: set where privacy noise alone moves the parameters too far, or hides the counts.
+    `scope`: whether every site uses the average, or each that trained its own. `average`: the sites' map: the mean,
+    each site weighed by its declared units; of counts the map of their sum. `own`: site -> its own map.
+    `statements`: site -> what its recalibration part has spent. `noise`: set where privacy noise alone moves the
+    parameters too far, or hides the counts.
     """
 
     scope: Scope
@@ -151,8 +149,7 @@ class _Fit:
     def take(self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member) -> None:
         """Check and keep what a site has fitted.
 
-        Raises:
-            ValueError: if it is not what was asked for; nothing of it is then kept.
+        Raises ValueError if it is not what was asked for; nothing of it is then kept.
         """
         name, card = member.card.name, member.card
         check_steps(answer, request)

@@ -44,13 +44,10 @@ class Member:
 class Roster:
     """The sites of a run in a fixed order, and what is known of the nodes.
 
-    Attributes:
-        members: the sites.
-        left_out: a warning of each node that did not join.
-        asked: nodes that have said who they are, or that they do not say it; none is asked again.
-        silences: node -> how often in a row it was asked and gave no answer.
-        away: nodes of members that were not connected when the roster was last called.
-        first_nodes: site -> the node that it had first, which keeps its name.
+    `members`: the sites. `left_out`: a warning of each node that did not join. `asked`: nodes that have said who
+    they are, or that they do not say it; none is asked again. `silences`: node -> how often in a row it was asked
+    and gave no answer. `away`: nodes of members that were not connected when the roster was last called.
+    `first_nodes`: site -> the node that it had first, which keeps its name.
     """
 
     members: tuple[Member, ...]

@@ -29,8 +29,7 @@ class EventLog:
     def write(self, event: str, **details: Any) -> None:
         """Append an event with its time (seconds since the epoch) as one line of JSON.
 
-        Raises:
-            UserError: if it cannot be written.
+        Raises UserError if it cannot be written.
         """
         line = json.dumps({"event": event, "time": time.time(), **details})
         with written(self._path), self._path.open("a", encoding="utf-8") as file:
@@ -111,8 +110,7 @@ class RunRecord:
     def restore(self, entries: Iterable[Entry], seconds: Mapping[str, float], round_number: int) -> None:
         """Go on from a run's journal after a round, with the seconds of each stage until then; times add up.
 
-        Raises:
-            UserError: if a table cannot be written.
+        Raises UserError if a table cannot be written.
         """
         own, self.warnings = self.warnings, []
         for entry in entries:
@@ -158,8 +156,7 @@ class RunRecord:
     def add_round(self, round_number: int, answers: Sequence[Answer[CheckedReply]], *, bytes_down: int) -> None:
         """Keep one training round and add it to the tables.
 
-        Raises:
-            UserError: if a table cannot be written.
+        Raises UserError if a table cannot be written.
         """
         if not answers:
             return

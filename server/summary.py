@@ -158,11 +158,7 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
     return (
         row
         | cost_cells(statement)
-        | {
-            "history": statement.history,
-            "rounds": record.rounds_used(site),
-            "unit": statement.unit,
-        }
+        | {"history": statement.history, "rounds": record.rounds_used(site), "unit": statement.unit}
     )
 
 

@@ -78,12 +78,8 @@ def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) 
     What vectorised code computes for a row could differ in its last bits with the row's place among others, and the
     last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md).
 
-    Args:
-        function: arrays of shapes (1024, ...) -> shape (1024, ...), row by row.
-        arrays: each of shape (N, ...), cut alike.
-
-    Returns:
-        Shape (N, ...).
+    `function`: arrays of shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...), cut
+    alike. Returns shape (N, ...).
     """
     count = len(arrays[0])
     found = []
@@ -102,8 +98,7 @@ def coarsen(table: Floats, bins: int) -> Floats:
 
     Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300.
 
-    Raises:
-        ValueError: if B does not divide FINE_BINS.
+    Raises ValueError if B does not divide FINE_BINS.
     """
     if bins < 1 or FINE_BINS % bins:
         raise ValueError(

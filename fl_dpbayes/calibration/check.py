@@ -71,10 +71,7 @@ def check_truth(truth: npt.ArrayLike, probability: Floats) -> Floats:
 
 
 def check_uncertainty(
-    probability: Floats,
-    epistemic: npt.ArrayLike | None,
-    aleatoric: npt.ArrayLike | None,
-    total: npt.ArrayLike | None,
+    probability: Floats, epistemic: npt.ArrayLike | None, aleatoric: npt.ArrayLike | None, total: npt.ArrayLike | None
 ) -> dict[str, Floats]:
     """Return epistemic, aleatoric and total entropy (N,) by name, nats; those of a single sample where none is given.
 

@@ -40,15 +40,10 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
 
     The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)].
 
-    Args:
-        successes: y.
-        count: n.
-        noise_variance: v, variance of independent Gaussian noise on y and on n; 0 for exact sums.
-
-    Returns:
-        The interval within [0, 1]; [0, 1] where the noise hides n; None for exact sums without records.
-
     Source: Wilson, JASA 22 (1927), 209-212; Fieller's argument for the noisy denominator.
+
+    `noise_variance`: v, variance of independent Gaussian noise on y and on n; 0 for exact sums. Returns the
+    interval within [0, 1]; [0, 1] where the noise hides n; None for exact sums without records.
     """
     if count <= 0 and noise_variance == 0:
         return None
@@ -117,17 +112,10 @@ def paired_difference(
     seeds like these on the same data, not over other hospitals. Few pairs make it wide: t is 12.7 for two of them, and
     equal differences give one of no width.
 
-    Args:
-        values_a: figures of one method, one per pair, finite.
-        values_b: those of the baseline, in the same order.
-
-    Returns:
-        The difference, or None for fewer than two pairs.
-
-    Raises:
-        ValueError: The lengths differ, or a value is not finite.
-
     Source: Student, Biometrika 6 (1908), 1-25.
+
+    `values_a`: figures of one method, one per pair, finite. Returns the difference, or None for fewer than two
+    pairs. Raises ValueError The lengths differ, or a value is not finite.
     """
     differences = np.subtract(*_checked(values_a, values_b))
     pairs = len(differences)

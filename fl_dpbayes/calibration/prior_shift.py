@@ -16,16 +16,10 @@ def with_prevalence(probabilities: Floats, trained: npt.ArrayLike, target: npt.A
     p'(y | x) is proportional to p(y | x) target_y / trained_y, exact where only the prevalence differs, p(x | y) being
     the same (Saerens, Latinne and Decaestecker 2002, eq. 4).
 
-    Args:
-        probabilities: shape (N, C), rows that sum to 1.
-        trained: prevalences at training, C numbers above 0. Those of private records are public knowledge or paid for.
-        target: prevalences where the predictions are used, C numbers of 0 or more.
-
-    Returns:
-        Shape (N, C), rows that sum to 1.
-
-    Raises:
-        ValueError: if a prevalence is out of range, or their number is not C.
+    `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0. Those
+    of private records are public knowledge or paid for. `target`: prevalences where the predictions are used, C
+    numbers of 0 or more. Returns shape (N, C), rows that sum to 1. Raises ValueError if a prevalence is out of
+    range, or their number is not C.
     """
     before, after = np.asarray(trained, np.float64), np.asarray(target, np.float64)
     classes = probabilities.shape[1]
@@ -45,12 +39,8 @@ def estimated_prevalence(probabilities: Floats, trained: npt.ArrayLike) -> Float
     maximum can hold it. It needs no label, but predictions that are calibrated at training, and equal p(x | y) there
     and here. The estimate depends on every record: it is as confidential as they are.
 
-    Args:
-        probabilities: shape (N, C), rows that sum to 1.
-        trained: prevalences at training, C numbers above 0.
-
-    Returns:
-        C numbers of 0 or more that sum to 1; `trained` where there is no record.
+    `probabilities`: shape (N, C), rows that sum to 1. `trained`: prevalences at training, C numbers above 0.
+    Returns C numbers of 0 or more that sum to 1; `trained` where there is no record.
     """
     estimate = np.asarray(trained, np.float64) / np.sum(trained)
     for _ in range(EM_STEPS if len(probabilities) else 0):

@@ -20,8 +20,7 @@ def sensitivity(max_records_per_unit: int = 1) -> float:
     A record adds (1, p, y), each at most 1, to one cell, and all three where it is right with certainty; a unit of up
     to m records, a cap that the caller enforces, moves the sums by at most m times as much.
 
-    Raises:
-        ValueError: if m is below 1.
+    Raises ValueError if m is below 1.
     """
     if max_records_per_unit < 1:
         raise ValueError(f"max_records_per_unit is {max_records_per_unit}: it must be 1 or more")
@@ -32,9 +31,8 @@ def sensitivity(max_records_per_unit: int = 1) -> float:
 class NoisedTable:
     """A top-label table with Gaussian noise.
 
-    Attributes:
-        sums: noisy sums of 1, p and y per equal-width bin, shape (B, 3); any real numbers.
-        noise_std: standard deviation of the independent noise on each sum.
+    `sums`: noisy sums of 1, p and y per equal-width bin, shape (B, 3); any real numbers. `noise_std`: standard
+    deviation of the independent noise on each sum.
     """
 
     sums: Floats
@@ -50,15 +48,10 @@ def noised_table(
 ) -> NoisedTable:
     """Release the coarse top-label table; its cost is one Gaussian event of this noise multiplier at sampling rate 1.
 
-    Args:
-        statistics: statistics of the site's test records; a record's share of each column lies in [0, 1].
-        bins: number of equal-width bins, a public constant and a divisor of FINE_BINS.
-        noise_multiplier: standard deviation of the noise over the sensitivity, > 0.
-        generator: source of the noise; for privacy seeded with at least 128 bits from the operating system.
-        max_records_per_unit: cap on records per privacy unit that the caller has enforced.
-
-    Raises:
-        ValueError: if noise_multiplier is not a positive number.
+    `statistics`: statistics of the site's test records; a record's share of each column lies in [0, 1].
+    `noise_multiplier`: standard deviation of the noise over the sensitivity, > 0. `generator`: source of the noise;
+    for privacy seeded with at least 128 bits from the operating system. `max_records_per_unit`: cap on records per
+    privacy unit that the caller has enforced. Raises ValueError if noise_multiplier is not a positive number.
     """
     if not 0 < noise_multiplier < math.inf:
         raise ValueError(f"noise_multiplier is {noise_multiplier}: it must be a positive number")
@@ -70,8 +63,7 @@ def noised_table(
 def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
     """Add the tables of two sites; their independent noises add in variance.
 
-    Raises:
-        ValueError: if the bins differ.
+    Raises ValueError if the bins differ.
     """
     if first.sums.shape != second.sums.shape:
         raise ValueError(f"cannot merge tables of {len(first.sums)} and {len(second.sums)} bins")

@@ -59,17 +59,13 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     is drawn. Coverage is measured, not proven:
     `fl-dpbayes reproduce interval-coverage`.
 
-    Args:
-        table: sums of 1, p, y per bin, shape (B, >= 3); noisy sums must hold several records per bin.
-        noise_std: standard deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact
-            sums.
-
-    Returns:
-        The interval, or None without records.
-
     Source: Chuang and Lai, "Hybrid resampling methods for confidence intervals", Statistica Sinica 10 (2000), 1-50,
     with the moments of the law in place of resampling; Cowan, Cranmer, Gross, Vitells, "Power-constrained limits",
     arXiv 1105.3166, for the upper end.
+
+    `table`: sums of 1, p, y per bin, shape (B, >= 3); noisy sums must hold several records per bin. `noise_std`:
+    standard deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns
+    the interval, or None without records.
     """
     occupied = table[:, COUNT] > 0
     if not occupied.any():

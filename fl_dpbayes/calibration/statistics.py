@@ -105,21 +105,14 @@ def from_batch(
 ) -> CalibrationStatistics:
     """Count the predictions of a batch of records.
 
-    Args:
-        probabilities: class probabilities (never logits), shape (N, C), rows that sum to 1 within 1e-6; N may be 0.
-        labels: true classes, shape (N,), integers 0 .. C - 1.
-        epistemic: mutual information per record, shape (N,), nats, >= 0; with the next two, or none of the three.
-        aleatoric: expected entropy per record, shape (N,), nats, >= 0.
-        total: entropy of the averaged prediction per record, shape (N,), nats. Where the three are absent the
-            prediction counts as that of one sample: total = aleatoric = entropy of `probabilities`, epistemic = 0.
-        truth: the probabilities that made-up labels were drawn from, shape (N, C); None where nobody knows them.
-
-    Returns:
-        The statistics of these records.
-
-    Raises:
-        ValueError: if a probability or a true one is NaN or outside [0, 1], a row does not sum to 1, a label is not
-            a class, or shapes differ.
+    `probabilities`: class probabilities (never logits), shape (N, C), rows that sum to 1 within 1e-6; N may be 0.
+    `labels`: true classes, shape (N,), integers 0 .. C - 1. `epistemic`: mutual information per record, shape (N,),
+    nats, >= 0; with the next two, or none of the three. `aleatoric`: expected entropy per record, shape (N,), nats,
+    >= 0. `total`: entropy of the averaged prediction per record, shape (N,), nats. Where the three are absent the
+    prediction counts as that of one sample: total = aleatoric = entropy of `probabilities`, epistemic = 0. `truth`:
+    the probabilities that made-up labels were drawn from, shape (N, C); None where nobody knows them. Raises
+    ValueError if a probability or a true one is NaN or outside [0, 1], a row does not sum to 1, a label is not a
+    class, or shapes differ.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape

@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
-from fl_dpbayes.calibration.intervals import (
-    LEVEL,
-    Measured,
-    draw_calibrated,
-    ece_if_calibrated,
-    wilson_interval,
-)
+from fl_dpbayes.calibration.intervals import LEVEL, Measured, draw_calibrated, ece_if_calibrated, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
 from fl_dpbayes.calibration.metrics.ranking import COVERAGES, accuracy_at_coverage
 from fl_dpbayes.calibration.metrics.scores import decompose_brier
@@ -38,12 +32,8 @@ def measure(metric: Metric, statistics: CalibrationStatistics) -> Measured | Non
 def summarise(statistics: CalibrationStatistics, generator: np.random.Generator) -> CalibrationValues:
     """Summarise exact statistics of a site, or of several merged.
 
-    Args:
-        statistics: merged statistics.
-        generator: source of the draws behind `ece_if_calibrated`.
-
-    Returns:
-        Every metric; without records n = 0 and all others None.
+    `generator`: source of the draws behind `ece_if_calibrated`. Returns every metric; without records n = 0 and all
+    others None.
     """
     if statistics.count == 0:
         return CalibrationValues(n=0)

@@ -302,11 +302,7 @@ def with_default_rule(content: Any) -> Any:
     FALD, the best where all were measured (README, "Which aggregation rule"); the mixture for samplers whose states are
     no posterior samples, which cannot be averaged.
 
-    Args:
-        content: a scenario as parsed, of any form.
-
-    Returns:
-        The content with `aggregation.rule`.
+    Returns the content with `aggregation.rule`.
     """
     section = content.get("aggregation", {}) if isinstance(content, dict) else None
     if not isinstance(section, dict) or "rule" in section:

@@ -45,9 +45,6 @@ class PerLayerClipping(Config):
     kind: Literal["per-layer"] = "per-layer"
 
 
-Clipping = Annotated[
-    FlatClipping | GlobalClipping | AutomaticClipping | PerLayerClipping,
-    Field(discriminator="kind"),
-]
+Clipping = Annotated[FlatClipping | GlobalClipping | AutomaticClipping | PerLayerClipping, Field(discriminator="kind")]
 
 FLAT = FlatClipping()

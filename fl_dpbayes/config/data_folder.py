@@ -25,8 +25,7 @@ def backbone_folder(folder: Path | None) -> Path | None:
 def data_file(folder: Path | None, name: str, origin: str) -> Path:
     """Find the file of that name in the data folder, `known_folder(folder)`.
 
-    Raises:
-        UserError: if no folder is known or the file is not in it; `origin` is where it can be had.
+    Raises UserError if no folder is known or the file is not in it; `origin` is where it can be had.
     """
     folder = known_folder(folder)
     if folder is None:
@@ -51,8 +50,7 @@ def file_version(path: Path) -> tuple[str, int, int]:
 def check_rows(rows: list[bytes], expected: str, path: Path, origin: str) -> None:
     """Check that a file holds exactly the expected records, one byte string each, in whatever order.
 
-    Raises:
-        UserError: if the SHA-256 over the sorted rows, in hexadecimal, is not the expected one.
+    Raises UserError if the SHA-256 over the sorted rows, in hexadecimal, is not the expected one.
     """
     if hashlib.sha256(b"".join(sorted(rows))).hexdigest() != expected:
         raise damaged(path, "its records are not the published ones", origin)

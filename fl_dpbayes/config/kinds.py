@@ -8,23 +8,14 @@ from fl_dpbayes.config.errors import UserError
 
 
 def implementation(package: str, kind: str) -> ModuleType:
-    """Import what implements a kind, such as `fl_dpbayes.posterior.rules` and `product`.
-
-    Args:
-        package: holds one module per kind.
-        kind: of a validated record, hence one of ours; a hyphen stands for an underscore.
-
-    Returns:
-        The module.
-    """
+    """Import what implements a kind, such as `fl_dpbayes.posterior.rules` and `product`."""
     return import_module(f"{package}.{kind.replace('-', '_')}")
 
 
 def check_origin(module: ModuleType) -> None:
     """Check that a top-level module such as `clients` or `server` lies beside this package.
 
-    Raises:
-        UserError: if another distribution's module of that name was imported in its place.
+    Raises UserError if another distribution's module of that name was imported in its place.
     """
     # A folder without __init__.py is a namespace package: it has a path but no file.
     origin = Path(module.__file__).resolve().parent.parent if module.__file__ else Path(next(iter(module.__path__)))

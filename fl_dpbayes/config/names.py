@@ -38,8 +38,7 @@ OutsideText = Annotated[str, Field(max_length=200), AfterValidator(outside_text)
 def group_text(text: str) -> str:
     """Return the name of an attribute or of its value, after checking that it can be shown anywhere.
 
-    Raises:
-        ValueError: if it is empty, longer than MAX_GROUP_TEXT or not printable.
+    Raises ValueError if it is empty, longer than MAX_GROUP_TEXT or not printable.
     """
     if not text or outside_text(text, MAX_GROUP_TEXT) != text:
         raise ValueError(f"a subgroup's name must be 1 to {MAX_GROUP_TEXT} printable characters")

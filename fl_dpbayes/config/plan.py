@@ -222,12 +222,7 @@ class TrainingPlan(Config):
 def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
     """Check that noise is shaped or raised for a temperature only where the sampler has one.
 
-    Args:
-        sampler: the plan's algorithm.
-        privacy: its noise.
-
-    Raises:
-        ValueError: naming the key, and the remedy.
+    Raises ValueError naming the key, and the remedy.
     """
     if sampler.has_temperature:
         return

@@ -29,9 +29,7 @@ def _above_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
 
 
 Prevalence = Annotated[
-    tuple[Annotated[float, Field(ge=0, le=1)], ...],
-    Field(min_length=2, max_length=1000),
-    AfterValidator(_sum_to_one),
+    tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=2, max_length=1000), AfterValidator(_sum_to_one)
 ]
 TrainedPrevalence = Annotated[Prevalence, AfterValidator(_above_zero)]
 # `estimated`: by the site, from its own predictions, and kept there.
@@ -43,8 +41,7 @@ def check_noised_estimate(key: str, prevalence: SitePrevalence | None, release: 
 
     The noise covers what one unit adds to the sums itself, not what it does to the others' predictions.
 
-    Raises:
-        ValueError: for an estimate under release `noised`; `key` is what to call it.
+    Raises ValueError for an estimate under release `noised`; `key` is what to call it.
     """
     if prevalence == "estimated" and release == "noised":
         raise ValueError(
@@ -56,8 +53,7 @@ def check_noised_estimate(key: str, prevalence: SitePrevalence | None, release: 
 def check_prevalence_classes(key: str, prevalence: Prevalence | SitePrevalence | None, classes: int) -> None:
     """Check that a declared prevalence has one share for each class of the records.
 
-    Raises:
-        UserError: if it has another number of shares; `key` is what to call it.
+    Raises UserError if it has another number of shares; `key` is what to call it.
     """
     if isinstance(prevalence, tuple) and len(prevalence) != classes:
         raise UserError(f"{key} has {len(prevalence)} shares, the records have {classes} classes: give one for each")

@@ -21,12 +21,10 @@ ISOTONIC_BINS = 15
 class Method:
     """A recalibration method, whose code is `calibration/recalibration/<name>.py`.
 
-    Attributes:
-        name: in scenarios and messages.
-        parameters: of a map, whatever the number of classes.
-        per_class: more parameters for each class.
-        for_more_classes: what to choose instead for more than two classes; empty where it takes any number.
-        rising_knots: the parameters are the positions of knots, then their values, both in [0, 1] and never falling.
+    `name`: in scenarios and messages. `parameters`: of a map, whatever the number of classes. `per_class`: more
+    parameters for each class. `for_more_classes`: what to choose instead for more than two classes; empty where it
+    takes any number. `rising_knots`: the parameters are the positions of knots, then their values, both in [0, 1]
+    and never falling.
     """
 
     name: str
@@ -60,8 +58,7 @@ else:
 def parameter_count(method: RecalibrationMethod, classes: int) -> int:
     """Return how many parameters a map of 2 or more classes has.
 
-    Raises:
-        ValueError: if the method is not for so many classes.
+    Raises ValueError if the method is not for so many classes.
     """
     record = METHODS[method]
     if record.for_more_classes and classes != 2:

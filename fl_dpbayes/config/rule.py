@@ -126,8 +126,7 @@ class Rule(Config):
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
         """Make of the scenario's plan the one that the sites get.
 
-        Raises:
-            ValueError: naming what in the plan does not fit the rule.
+        Raises ValueError naming what in the plan does not fit the rule.
         """
         return plan
 
@@ -138,8 +137,7 @@ class Rule(Config):
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check that the rule fits the chains that it is to combine.
 
-        Raises:
-            ValueError: naming what does not fit, and the remedy.
+        Raises ValueError naming what does not fit, and the remedy.
         """
         if self.needs_temperature and not sampler.has_temperature:
             raise ValueError(

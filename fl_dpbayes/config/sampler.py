@@ -71,13 +71,12 @@ class SamplerSettings(Config):
     A chain's state is made of vectors as long as the model's parameter vector, all of them functions of noisy sums and
     public constants. `parameters` is the first, and the point predictor.
 
-    Attributes:
-        position: vectors of the state that together are the chain's position.
-        has_temperature: the update is linear, so it is Langevin dynamics at a temperature T_t that its noise gives it.
-        only_descends: without noise for a temperature its states are those of an optimiser, not posterior samples.
-        rescales: steps are scaled by what gradients were before, so that only the first moment is linear in them.
-        draws_samples: posterior samples are drawn at random from the state, they are not its positions.
-        needs_hidden_units: it has nothing to do in a model without hidden units that are trained.
+    `position`: vectors of the state that together are the chain's position. `has_temperature`: the update is
+    linear, so it is Langevin dynamics at a temperature T_t that its noise gives it. `only_descends`: without noise
+    for a temperature its states are those of an optimiser, not posterior samples. `rescales`: steps are scaled by
+    what gradients were before, so that only the first moment is linear in them. `draws_samples`: posterior samples
+    are drawn at random from the state, they are not its positions. `needs_hidden_units`: it has nothing to do in a
+    model without hidden units that are trained.
     """
 
     position: ClassVar[tuple[str, ...]] = ("parameters",)

@@ -167,10 +167,7 @@ def training_plan(
 ) -> TrainingPlan:
     """Build the plan of the whole run, which every training request carries.
 
-    Args:
-        scenario: the validated scenario.
-        prior_share: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
-        chain_start: whether a round continues the site's own chain or starts from the broadcast state.
+    `prior_share`: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
     """
     return TrainingPlan(
         rounds=scenario.training.rounds,
@@ -208,15 +205,10 @@ def shipped_scenarios() -> list[str]:
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
     """Read, override and validate a scenario; its paths become absolute.
 
-    Args:
-        name_or_path: a shipped name, or the path of a TOML file.
-        overrides: assignments `key.sub_key=value`; the value is read as TOML, or else as text;
-            no value removes the key. Where a table's kind or rule is set, keys of the file that only its other kinds
-            have are dropped.
-
-    Raises:
-        UserError: if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
-            names the key and the remedy.
+    `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no value removes the
+    key. Where a table's kind or rule is set, keys of the file that only its other kinds have are dropped. Raises
+    UserError if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
+    names the key and the remedy.
     """
     path = _find(name_or_path)
     content = read_toml(path, "scenario")
@@ -260,8 +252,7 @@ def with_absolute_paths(scenario: Scenario) -> Scenario:
 def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
     """Validate parsed TOML, `origin` in an error.
 
-    Raises:
-        UserError: with one line that names the first bad key, its value and what is allowed.
+    Raises UserError with one line that names the first bad key, its value and what is allowed.
     """
     try:
         return Scenario.model_validate(content)

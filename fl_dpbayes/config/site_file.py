@@ -137,8 +137,7 @@ class SiteFile(Config):
 def read_site_file(path: Path) -> SiteFile:
     """Read and validate a site file; relative paths in it are resolved against its folder.
 
-    Raises:
-        UserError: if the file is absent, not TOML, or a key is unknown, missing or out of range.
+    Raises UserError if the file is absent, not TOML, or a key is unknown, missing or out of range.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -148,8 +148,7 @@ class ImageFolder(SourceConfig):
     def task(self) -> Task:
         """The stated size, and one class per sub-folder, of which an empty one counts.
 
-        Raises:
-            UserError: if the folder is absent or has fewer than two sub-folders.
+        Raises UserError if the folder is absent or has fewer than two sub-folders.
         """
         if not self.path.is_dir():
             raise UserError(f"image folder {self.path} does not exist")

@@ -400,11 +400,8 @@ class Summary(SummaryPart):
 def parse_summary(summary: Mapping[str, object]) -> Summary:
     """Validate a summary as `summary.json` holds it; its texts become fit to be shown.
 
-    Args:
-        summary: undefined numbers are None or NaN, infinite ones inf or "inf".
-
-    Raises:
-        ValueError: naming the first part that is missing or of another type.
+    `summary`: undefined numbers are None or NaN, infinite ones inf or "inf". Raises ValueError naming the first
+    part that is missing or of another type.
     """
     values = {name: json_values(value) for name, value in summary.items()}
     return Summary.model_validate(

@@ -11,12 +11,7 @@ SWITCHES = ("kind", "rule", "method")
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """Say in one line what is wrong with the first bad key: key, value and remedy.
-
-    Args:
-        error: what pydantic raised.
-        model: the record that was validated; its fields give the keys that are allowed.
-    """
+    """Say in one line what is wrong with the first bad key: key, value and remedy."""
     first = min(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
     tags = _union_tags(model)
     location = [part for index, part in enumerate(first["loc"]) if not (index and part in tags)]
@@ -50,11 +45,8 @@ def drop_keys_of_other_kinds(
 
     Keys that no kind has stay, and those that were given beside the kind, so that validation names them.
 
-    Args:
-        content: the whole file, of the record `model`; changed in place.
-        location: where the section stands, with its new `kind` or `rule`.
-        model: the record of the whole file.
-        given: places of keys that are not to be removed.
+    `content`: the whole file, of the record `model`; changed in place. `location`: where the section stands, with
+    its new `kind` or `rule`.
     """
     section = content
     for name in location:

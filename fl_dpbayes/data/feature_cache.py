@@ -32,14 +32,8 @@ def cached_features(folder: Path, features: Config, records: Array, compute: Cal
     Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
     files make room.
 
-    Args:
-        folder: the site's cache folder; made if absent.
-        features: what is computed, part of the key.
-        records: float32, (N, *shape); their bytes are the other part of the key.
-        compute: records -> features, float32, (N, D).
-
-    Raises:
-        OSError: if the folder cannot be written.
+    `records`: float32, (N, *shape); their bytes are the other part of the key. `compute`: records -> features,
+    float32, (N, D). Raises OSError if the folder cannot be written.
     """
     path = folder / f"{_key(features, records)}.npy"
     found = _read(path, len(records))

@@ -14,8 +14,7 @@ def load_source(source: Source, part: OfficialPart) -> Records:
 def load_unscaled(source: Source, part: OfficialPart) -> Records:
     """Load one official part of a source as its files hold it, in their order: pixels may still be whole numbers.
 
-    Raises:
-        UserError: if the source has no such part, or a file is missing, damaged or not as described.
+    Raises UserError if the source has no such part, or a file is missing, damaged or not as described.
     """
     if part not in source.parts:
         raise UserError(

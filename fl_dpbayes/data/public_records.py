@@ -39,14 +39,8 @@ def read_public_records(path: Path, task: Task, *, most: int, labelled: bool) ->
     Archives (.npz): `features` (N, *input_shape) or (N, number of inputs), numbers, and `labels` (N,). Folders: images,
     resized to the task; with labels, one sub-folder per class in alphabetical order.
 
-    Args:
-        path: the archive or folder.
-        task: what the federation's model takes and predicts.
-        most: how many records to use at most, the first ones.
-        labelled: read the labels too; else whatever labels there are stay unread.
-
-    Raises:
-        UserError: if the file is absent, too large, unreadable, would need pickle, or does not fit the task.
+    `most`: how many records to use at most, the first ones. Raises UserError if the file is absent, too large,
+    unreadable, would need pickle, or does not fit the task.
     """
     if path.is_dir():
         records = _images(path, task, most, labelled=labelled)
@@ -77,8 +71,7 @@ def synthetic_inputs(
     `noise`, images: white noise blurred by a Gaussian of log-uniform width, stretched to [0, 1], each picture by
     itself; tables: N(0, 1). `strokes`: one to three connected pen strokes, see `draw_strokes`.
 
-    Raises:
-        UserError: if strokes are asked for and records are no square grey pictures.
+    Raises UserError if strokes are asked for and records are no square grey pictures.
     """
     if pattern == "strokes":
         if len(input_shape) != 3 or input_shape[0] != 1 or input_shape[1] != input_shape[2]:

@@ -44,17 +44,10 @@ SCENARIO_FILE, PARTITION_FILE = "scenario.toml", "partition.json"
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     """Deal the scenario's records to its sites, and check all that it names; the one way into a simulation.
 
-    Args:
-        scenario: the validated scenario.
-        data_dir: where the data sets lie; None suffices for `digits`.
-
-    Returns:
-        Which records each site holds, and how many privacy units; nothing is written.
-
-    Raises:
-        UserError: if the partition is impossible, data, weights or public records are missing, the chains keep too few
-            samples for the rule, recalibration or a prevalence does not fit the classes, or delta is not below 1/n at a
-            training site.
+    `data_dir`: where the data sets lie; None suffices for `digits`. Returns which records each site holds, and how
+    many privacy units; nothing is written. Raises UserError if the partition is impossible, data, weights or public
+    records are missing, the chains keep too few samples for the rule, recalibration or a prevalence does not fit
+    the classes, or delta is not below 1/n at a training site.
     """
     plan = dealt_sites(scenario, data_dir)
     check_task(scenario, plan.task)
@@ -79,9 +72,8 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
 def check_task(scenario: Scenario, task: Task) -> None:
     """Check what depends on the shape of a record and the number of classes.
 
-    Raises:
-        UserError: if the method of recalibration is not for so many classes, a prevalence names another number, the
-            model does not fit the records, or the rule needs more samples of each site than its chains keep.
+    Raises UserError if the method of recalibration is not for so many classes, a prevalence names another number,
+    the model does not fit the records, or the rule needs more samples of each site than its chains keep.
     """
     if scenario.recalibration is not None:
         try:
@@ -110,14 +102,9 @@ def prepare_simulation(
 ) -> list[Path]:
     """Write a run's resolved scenario, site files, ledgers and the beginning of its journal.
 
-    Args:
-        scenario: the validated scenario.
-        plan: from `plan_sites`.
-        run_folder: the run directory; made if absent.
-        cache_folder: where the sites keep features of records; runs may share one. None: `cache` in the run directory.
-
-    Returns:
-        The site files `sites/<number>-<name>.toml`, in the plan's order, which is also their alphabetical order.
+    `plan`: from `plan_sites`. `cache_folder`: where the sites keep features of records; runs may share one. None:
+    `cache` in the run directory. Returns the site files `sites/<number>-<name>.toml`, in the plan's order, which is
+    also their alphabetical order.
     """
     with written(run_folder):
         run_folder.mkdir(parents=True, exist_ok=True)
@@ -150,11 +137,7 @@ def prepare_simulation(
 def run_identifier(scenario: Scenario) -> str:
     """Name a run: at random, or by its scenario where noise is seeded, so that a seeded run can be repeated exactly.
 
-    Args:
-        scenario: the validated scenario; where its records lie and whether it keeps traces is not part of the name.
-
-    Returns:
-        32 hexadecimal characters.
+    Returns 32 hexadecimal characters.
     """
     if scenario.simulation.insecure_seed is None:
         return uuid.uuid4().hex

@@ -24,8 +24,7 @@ UNNAMED_UNITS = ("record", "image")
 def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     """Say where a ledger and its second place lie.
 
-    Raises:
-        UserError: if links or `..` lead both into one folder.
+    Raises UserError if links or `..` lead both into one folder.
     """
     if settings.path.resolve().parent == settings.witness.resolve().parent:
         raise UserError(
@@ -58,9 +57,8 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 
     With `site`, its records are compared with those of the ledger's other cohorts now; else by the first request.
 
-    Raises:
-        UserError: if the site file names no ledger, or the cohort is there already.
-        LedgerError: if the file or its second place does not fit, or another cohort has these records.
+    Raises UserError if the site file names no ledger, or the cohort is there already. Raises LedgerError if the
+    file or its second place does not fit, or another cohort has these records.
     """
     describe = None if site is None else lambda key: data_version(site, key)
     return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
@@ -70,10 +68,9 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
 def open_ledger(site_file: SiteFile, site: Site) -> Iterator[Ledger]:
     """Open the ledger that a site file names, for the site's cohort, and note there which version its records are.
 
-    Raises:
-        UserError: if the cohort was made with another budget.
-        LedgerError: naming the ledger's path, in the context as well: if ledger or cohort was not made, the ledger is
-            not the one that its second place knows, or another cohort has these records.
+    Raises UserError if the cohort was made with another budget. Raises LedgerError naming the ledger's path, in the
+    context as well: if ledger or cohort was not made, the ledger is not the one that its second place knows, or
+    another cohort has these records.
     """
     place = ledger_place(_settings(site_file))
     try:

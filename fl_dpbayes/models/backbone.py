@@ -102,8 +102,7 @@ def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], st
 def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
     """Find the file of weights in a folder that has a SHA-256 in hexadecimal; `key` of the scenario gave it.
 
-    Raises:
-        UserError: if no folder is known, or no file in it has that digest.
+    Raises UserError if no folder is known, or no file in it has that digest.
     """
     if folder is None:
         raise UserError(

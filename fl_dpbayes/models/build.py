@@ -20,16 +20,8 @@ def build_model(model: Model, task: Task, seed: int) -> nn.Module:
     are zero, so every model starts at the uniform prediction. torch's global generator is neither read nor moved.
     Of a model with a frozen body only the last layer is built: it has the names that it has in the whole network.
 
-    Args:
-        model: which architecture.
-        task: shape of a record and number of classes.
-        seed: seed of the initial parameters, any integer that torch accepts.
-
-    Returns:
-        The module, on the CPU, in float32, in training mode.
-
-    Raises:
-        UserError: if the architecture cannot take records of this shape.
+    `task`: shape of a record and number of classes. Returns the module, on the CPU, in float32, in training mode.
+    Raises UserError if the architecture cannot take records of this shape.
     """
     module = _trained_layers(model, task).to_empty(device="cpu")
     _draw_hidden_weights(module[:-1], seed)
@@ -50,8 +42,7 @@ def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
 
     A process works them out once.
 
-    Raises:
-        UserError: if the architecture cannot take records of this shape.
+    Raises UserError if the architecture cannot take records of this shape.
     """
     return dict(_known_shapes(model, task))
 
@@ -64,8 +55,7 @@ def _known_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
 def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
     """Return the shape of what a model sees of one record: (width,) of a frozen body, (D,) of features, or its own.
 
-    Raises:
-        UserError: if records of this shape have no such features.
+    Raises UserError if records of this shape have no such features.
     """
     shape = _body_input_shape(model, task)
     return shape if model.frozen_body is None else (body_layers(model, shape)[1],)

@@ -22,16 +22,8 @@ class DropoutModule(nn.Module):
     multiplied by 1 / (1 - rate). The first layer's inputs are the record, and have a rate of their own. Layers that are
     not trained get no mask.
 
-    Args:
-        module: the plain module; its parameters are the trainable ones.
-        rate: in (0, 1).
-        input_rate: rate for the first layer, in [0, 1).
-
-    Attributes:
-        masks: the factors of all masked inputs, in the order of the layers, shape (records, inputs).
-
-    Raises:
-        UserError: if there is no layer to mask.
+    `rate`: in (0, 1). `input_rate`: rate for the first layer, in [0, 1). `masks`: the factors of all masked inputs,
+    in the order of the layers, shape (records, inputs). Raises UserError if there is no layer to mask.
     """
 
     masks: torch.Tensor
@@ -60,8 +52,7 @@ class DropoutModule(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return the outputs of the plain module under the last drawn masks, row i of them for record i.
 
-        Raises:
-            ValueError: if the number of records is not that of the masks.
+        Raises ValueError if the number of records is not that of the masks.
         """
         self._check_masks(features)
         return self.masked(features, self.masks)
@@ -83,8 +74,7 @@ class DropoutModule(nn.Module):
         Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record. The
         module has the same trainable parameters.
 
-        Raises:
-            ValueError: if the number of records is not that of the masks.
+        Raises ValueError if the number of records is not that of the masks.
         """
         self._check_masks(features)
         inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)

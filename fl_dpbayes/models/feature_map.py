@@ -31,11 +31,8 @@ IMAGES_PER_PASS = 32
 class FeatureMap:
     """A fixed map from records to feature vectors, each record by itself to the last bit.
 
-    Attributes:
-        output_shape: (D,).
-        transform: a batch (N, *input_shape) -> (N, D), on `device`.
-        records_per_pass: how many rows are transformed at a time, missing ones being zero.
-        device: where it runs.
+    `output_shape`: (D,). `transform`: a batch (N, *input_shape) -> (N, D), on `device`. `records_per_pass`: how
+    many rows are transformed at a time, missing ones being zero. `device`: where it runs.
     """
 
     output_shape: tuple[int]
@@ -81,8 +78,7 @@ def checked_feature_map(
 def feature_shape(features: Features, input_shape: tuple[int, ...]) -> tuple[int]:
     """Say how many features, (D,), a record (1 or 3 channels, height, width) has, without computing any.
 
-    Raises:
-        UserError: if the records are no images, are too small, or would have more than 100,000 features.
+    Raises UserError if the records are no images, are too small, or would have more than 100,000 features.
     """
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise UserError(
@@ -132,8 +128,7 @@ def feature_map(
 ) -> FeatureMap:
     """Prepare the map from records (1 or 3 channels, height, width) to features; weights lie in `backbone_folder`.
 
-    Raises:
-        UserError: if the records cannot have such features, or a backbone's weights are missing or do not fit.
+    Raises UserError if the records cannot have such features, or a backbone's weights are missing or do not fit.
     """
     output_shape, device = feature_shape(features, input_shape), torch.device(device)
     transform: Callable[[Tensor], Tensor]

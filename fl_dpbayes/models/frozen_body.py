@@ -21,8 +21,7 @@ _SAMPLES = "samples/"
 def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
     """Count the parameters of a frozen body without allocating them; `input_shape` of a record, or of its features.
 
-    Raises:
-        UserError: if the architecture cannot take records of this shape.
+    Raises UserError if the architecture cannot take records of this shape.
     """
     layers, _ = body_layers(model, input_shape)
     return sum(parameter.numel() for parameter in layers.parameters())
@@ -31,8 +30,7 @@ def body_size(model: Model, input_shape: tuple[int, ...]) -> int:
 def records_per_pass(model: Model, input_shape: tuple[int, ...]) -> int:
     """Say how many records, at most 64, fit into the memory that a pass may take, without taking it; 0 if not even one.
 
-    Raises:
-        UserError: if the architecture cannot take records of this shape.
+    Raises UserError if the architecture cannot take records of this shape.
     """
     layers, _ = body_layers(model, input_shape)
     values = torch.empty((1, *input_shape), device="meta")
@@ -54,16 +52,10 @@ def frozen_body(
 ) -> FeatureMap:
     """Prepare the map from records, or their features, to what a model's last layer reads.
 
-    Args:
-        model: which architecture.
-        body: where the values come from.
-        input_shape: of a record, or (D,) of its features.
-        weights_folder: where weight files lie (.safetensors, .pth, .pt), under any name; not needed for random values.
-        device: where it runs.
-
-    Raises:
-        UserError: if the architecture cannot take records of this shape or takes too much memory for one, no file has
-            the digest, or the file holds other parameters than this body's, or one that is not finite.
+    `input_shape`: of a record, or (D,) of its features. `weights_folder`: where weight files lie (.safetensors,
+    .pth, .pt), under any name; not needed for random values. Raises UserError if the architecture cannot take
+    records of this shape or takes too much memory for one, no file has the digest, or the file holds other
+    parameters than this body's, or one that is not finite.
     """
     layers, width = body_layers(model, input_shape)
     records = records_per_pass(model, input_shape)

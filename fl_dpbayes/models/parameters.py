@@ -49,8 +49,7 @@ def load_vector(module: nn.Module, vector: Tensor) -> None:
 def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Split the last axis of a tensor (..., d) into views (..., *shape) by name, in the order of `shapes`.
 
-    Raises:
-        ValueError: if d is not the number of parameters.
+    Raises ValueError if d is not the number of parameters.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
     if vector.shape[-1] != sum(sizes):
@@ -62,8 +61,7 @@ def vector_views(vector: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[
 def vector_to_arrays(vector: Tensor, module: nn.Module) -> dict[str, npt.NDArray[np.float32]]:
     """Turn a flat vector (d,) into float32 arrays of the parameters' shapes, or a stack (M, d) into (M, *shape).
 
-    Raises:
-        ValueError: if d is not the number of parameters.
+    Raises ValueError if d is not the number of parameters.
     """
     views = vector_views(vector.detach().float().cpu(), parameter_shapes(module))
     return {name: view.numpy().copy() for name, view in views.items()}
@@ -72,8 +70,7 @@ def vector_to_arrays(vector: Tensor, module: nn.Module) -> dict[str, npt.NDArray
 def arrays_to_vector(arrays: Mapping[str, npt.NDArray], module: nn.Module) -> Tensor:
     """Turn arrays of the parameters' shapes into a float32 vector (d,) on the CPU, inverse of `vector_to_arrays`.
 
-    Raises:
-        ValueError: if a name or shape is not the module's.
+    Raises ValueError if a name or shape is not the module's.
     """
     shapes = parameter_shapes(module)
     found = {name: tuple(array.shape) for name, array in arrays.items()}
@@ -89,14 +86,10 @@ def logits_at(
 ) -> Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray[np.float64], Pullback]]:
     """Fix a model's inputs.
 
-    Args:
-        module: gives the architecture; its own parameters are not read.
-        inputs: what the model sees of records, shape (N, *shape).
-
-    Returns:
-        Parameters -> logits f(x_i; w), shape (N, classes), and the map of a cotangent v (N, classes) to gradients
-        sum_i v_i^T df(x_i; w)/dw by parameter name. Activations of one pass over a part of the inputs are held at a
-        time: the map computes them again. All in float64, since a line search compares nearly equal losses.
+    `inputs`: what the model sees of records, shape (N, *shape). Returns parameters -> logits f(x_i; w), shape (N,
+    classes), and the map of a cotangent v (N, classes) to gradients sum_i v_i^T df(x_i; w)/dw by parameter name.
+    Activations of one pass over a part of the inputs are held at a time: the map computes them again. All in
+    float64, since a line search compares nearly equal losses.
     """
     parts = torch.from_numpy(np.ascontiguousarray(inputs)).split(INPUTS_PER_PASS)
 

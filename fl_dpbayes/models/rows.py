@@ -44,8 +44,7 @@ def pieces(rows: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def padded(rows: int, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Copy tensors (N, ...), N <= P, into fresh buffers (P, ...), the other rows zero.
 
-    Returns:
-        The buffers, and which rows are records, shape (P,), bool.
+    Returns the buffers, and which rows are records, shape (P,), bool.
     """
     buffers = [tensor.new_zeros((rows, *tensor.shape[1:])) for tensor in tensors]
     for buffer, tensor in zip(buffers, tensors, strict=True):
@@ -80,13 +79,8 @@ class RowsDependError(UserError):
 def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -> int:
     """Return the first of P, 2 P and 4 P rows that passes the check, else 1; once per process, key and thread count.
 
-    Args:
-        key: everything that decides what a pass computes, but for its number of rows.
-        rows: P; 1 if there is memory for no more.
-        stand_alone: number of rows -> whether each row of such a pass stands alone.
-
-    Raises:
-        RowsDependError: if a single row does not give the same bits twice.
+    `rows`: P; 1 if there is memory for no more. `stand_alone`: number of rows -> whether each row of such a pass
+    stands alone. Raises RowsDependError if a single row does not give the same bits twice.
     """
     key = (key, rows, torch.get_num_threads(), torch.__version__)
     if key not in _known:
@@ -101,11 +95,7 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
     Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
     NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition.
 
-    Args:
-        results: the pass.
-        features: synthetic rows, shape (P, ...).
-        targets: synthetic targets, shape (P,).
-        generator: chooses places and neighbours.
+    `features`: synthetic rows, shape (P, ...). `targets`: synthetic targets, shape (P,).
     """
     rows = len(features)
     expected = [values.clone() for values in results(features, targets)]
@@ -192,8 +182,7 @@ def validate_module(module: nn.Module) -> None:
     stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with
     the records, un-noised and unaccounted.
 
-    Raises:
-        UserError: naming the layer and the remedy.
+    Raises UserError naming the layer and the remedy.
     """
     layers = [(name or type(module).__name__, layer) for name, layer in module.named_modules()]
     others = [(name, layer) for name, layer in layers if type(layer) not in PLAIN_LAYERS]

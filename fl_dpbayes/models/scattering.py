@@ -30,16 +30,13 @@ class Scattering:
     for angles a = 0 .. L - 1, sampled every 2^J pixels. A layer at scale j is kept at every 2^j-th pixel, as its
     spectrum is narrow; there the filter of scale i is that of scale i - j.
 
-    Attributes:
-        height: of the images, in pixels.
-        width: of the images, in pixels.
-        padding: pixels by which an image is mirrored outwards (left, right, top, bottom).
-        wavelets: by (resolution j, scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets.
-        averages: by resolution j, matrices of shapes (rows, height / 2^j) and (columns, width / 2^j).
-        scales: J.
-
     Source: Bruna and Mallat, Invariant scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, Deep
     roto-translation scattering for object classification, CVPR 2015.
+
+    `height`: of the images, in pixels. `width`: of the images, in pixels. `padding`: pixels by which an image is
+    mirrored outwards (left, right, top, bottom). `wavelets`: by (resolution j, scale i), (L, height / 2^j, width /
+    2^j), real: spectra of the wavelets. `averages`: by resolution j, matrices of shapes (rows, height / 2^j) and
+    (columns, width / 2^j). `scales`: J.
     """
 
     height: int
@@ -52,9 +49,8 @@ class Scattering:
     def __call__(self, images: Tensor) -> list[Tensor]:
         """Transform images (N, height, width), float32; a record's coefficients depend on that record alone.
 
-        Returns:
-            Coefficients by group, a group being the paths of equal order and scales: order 0, then for each j1 its
-            order 1 and the j2 > j1; each (N, paths, rows, columns).
+        Returns coefficients by group, a group being the paths of equal order and scales: order 0, then for each
+        j1 its order 1 and the j2 > j1; each (N, paths, rows, columns).
         """
         padded = pad(images[:, None], self.padding, mode="reflect")
         groups = [self._average(padded, 0)]

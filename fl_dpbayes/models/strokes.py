@@ -39,14 +39,7 @@ def draw_strokes(characters: int, copies: int, side: int, generator: np.random.G
     A copy moves every control point by N(0, .05^2), turns, shears and stretches the character, and draws it with a pen
     of its own width, its box 19/28 of the picture and its points' mean at the centre.
 
-    Args:
-        characters: how many different ones.
-        copies: how often each is drawn.
-        side: height and width of a picture in pixels.
-        generator: of all choices.
-
-    Returns:
-        Grey levels in [0, 1], shape (characters, copies, side, side).
+    Returns grey levels in [0, 1], shape (characters, copies, side, side).
     """
     pictures = np.zeros((characters, copies, side, side), np.float32)
     for number in range(characters):
@@ -101,9 +94,7 @@ class Projection:
 
         z = V^T (x / |x| - m),    output = sqrt(k) z / |z|
 
-    Attributes:
-        mean: m, shape (D,), float32.
-        matrix: V, shape (D, k), float32.
+    `mean`: m, shape (D,), float32. `matrix`: V, shape (D, k), float32.
     """
 
     mean: Tensor

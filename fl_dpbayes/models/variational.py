@@ -26,10 +26,8 @@ class VariationalModule(nn.Module):
     Features (N, *shape) -> outputs (N, draws, K). The draws w_s = mean + scale * noise_s are shared by the records of a
     batch. Trainable parameters: those of `mean`, then those of `spread`.
 
-    Args:
-        module: the plain module; it becomes `mean`, its parameters the means.
-        draws: S >= 1, how many weight draws each loss is averaged over.
-        initial_scale: standard deviation of each parameter at the start, > 0.
+    `module`: the plain module; it becomes `mean`, its parameters the means. `draws`: S >= 1, how many weight draws
+    each loss is averaged over. `initial_scale`: standard deviation of each parameter at the start, > 0.
     """
 
     def __init__(self, module: nn.Module, draws: int, initial_scale: float = 0.05) -> None:
@@ -51,8 +49,7 @@ class VariationalModule(nn.Module):
     def noise_views(self) -> dict[str, torch.Tensor]:
         """Return the noise by parameter name, shape (draws, *shape).
 
-        Raises:
-            ValueError: if `resample` was not called.
+        Raises ValueError if `resample` was not called.
         """
         if self.noise is None:
             raise ValueError("the module has no weight draws yet: call resample before the forward pass")

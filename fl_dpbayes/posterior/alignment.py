@@ -58,9 +58,8 @@ def alignment_warnings(
 def state_warnings(states: Mapping[str, Arrays]) -> tuple[RunWarning, ...]:
     """Warn of each site whose state has its hidden units in another order than the first site's by name.
 
-    Args:
-        states: site -> arrays of its parameters, or of a chain's state, of which `parameters/<name>` is compared;
-            looked at one by one.
+    `states`: site -> arrays of its parameters, or of a chain's state, of which `parameters/<name>` is compared;
+    looked at one by one.
     """
     sites = sorted(states)
     reference = _parameters(states[sites[0]])

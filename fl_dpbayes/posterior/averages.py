@@ -22,18 +22,12 @@ from fl_dpbayes.protocol.arrays import Arrays
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
     """Average the sites' states, w = sum_k w_k w_k' / sum_k w_k.
 
-    Args:
-        states: site -> parameter arrays, equal names and shapes, float32; looked at one by one.
-        site_weights: site -> w_k >= 0; renormalised over the sites present.
-
-    Returns:
-        The averaged arrays, float32; the sum is taken in float64 in the order of `states`.
-
-    Raises:
-        ValueError: if there is no state, or all weights are 0.
-
     References:
         Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier et al. 2022.
+
+    `states`: site -> parameter arrays, equal names and shapes, float32; looked at one by one. `site_weights`: site
+    -> w_k >= 0; renormalised over the sites present. Returns the averaged arrays, float32; the sum is taken in
+    float64 in the order of `states`. Raises ValueError if there is no state, or all weights are 0.
     """
     total = sum(site_weights[site] for site in states)
     if not states or total <= 0:
@@ -126,15 +120,9 @@ def average_of_states(
     The weighted average and the bound on moves look at one state at a time; the robust ones hold one array of all
     sites.
 
-    Args:
-        states: site -> state, at least one.
-        start: where all of them started, which moves count from.
-        rule: the scenario's choice.
-        site_weights: site -> w_k, for a bound on moves and for the average that is not robust.
-
-    Returns:
-        The average, with a warning for each site whose hidden units are in another order or whose move was shortened,
-        and for sites too few to trim.
+    `states`: site -> state, at least one. `site_weights`: site -> w_k, for a bound on moves and for the average
+    that is not robust. Returns the average, with a warning for each site whose hidden units are in another order or
+    whose move was shortened, and for sites too few to trim.
     """
     warnings, factors = list(state_warnings(states)), dict[str, float]()
     if rule.move_bound != "none":

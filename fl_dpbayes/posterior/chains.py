@@ -23,13 +23,9 @@ Shapes = dict[str, tuple[int, ...]]
 class Chain:
     """One site's draws.
 
-    Attributes:
-        site: name of the site.
-        draws: shape (M, d), M >= 1.
-        weights: weight of each draw, summing to 1, shape (M,).
-        temperatures: temperature of each draw, >= 0, shape (M,).
-        shapes: parameter name -> shape, in the order of the columns.
-        warnings: what a rule that averages weights should say about this site.
+    `site`: name of the site. `draws`: shape (M, d), M >= 1. `weights`: weight of each draw, summing to 1, shape
+    (M,). `temperatures`: temperature of each draw, >= 0, shape (M,). `shapes`: parameter name -> shape, in the
+    order of the columns. `warnings`: what a rule that averages weights should say about this site.
     """
 
     site: str

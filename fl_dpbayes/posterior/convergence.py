@@ -135,9 +135,8 @@ def convergence_rows(
 ) -> list[dict[str, Any]]:
     """Summarise the mixing of the chains of these names, sites or the averaged chain; `hot`: hotter than planned.
 
-    Returns:
-        One row per name with the figures and a warning, None where nothing speaks against the chains. No row where the
-        sampler is no Markov chain on the posterior, or the rule makes one point of its states.
+    Returns one row per name with the figures and a warning, None where nothing speaks against the chains. No row
+    where the sampler is no Markov chain on the posterior, or the rule makes one point of its states.
     """
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
     unchained = not scenario.aggregation.shows_mixing or _is_optimiser(scenario)

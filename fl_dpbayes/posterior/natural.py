@@ -19,9 +19,8 @@ _ROUNDING = 1e-9
 class NaturalGaussian:
     """A Gaussian factor, proper or not.
 
-    Attributes:
-        precision: L, shape (d,) if diagonal, else (d, d) and symmetric; a factor may have one that is not positive.
-        precision_mean: h = L m, shape (d,).
+    `precision`: L, shape (d,) if diagonal, else (d, d) and symmetric; a factor may have one that is not positive.
+    `precision_mean`: h = L m, shape (d,).
     """
 
     precision: Array

@@ -20,11 +20,9 @@ Floats = npt.NDArray[np.float64]
 class Prediction:
     """Class probabilities of records and how uncertain they are, entropies in nats.
 
-    Attributes:
-        probabilities: p(y | x) averaged over the posterior, shape (N, classes), float64.
-        total: entropy of the averaged probabilities, shape (N,).
-        aleatoric: averaged entropy of the single samples' probabilities, shape (N,).
-        epistemic: total - aleatoric, the mutual information of label and parameters, >= 0, shape (N,).
+    `probabilities`: p(y | x) averaged over the posterior, shape (N, classes), float64. `total`: entropy of the
+    averaged probabilities, shape (N,). `aleatoric`: averaged entropy of the single samples' probabilities, shape
+    (N,). `epistemic`: total - aleatoric, the mutual information of label and parameters, >= 0, shape (N,).
     """
 
     probabilities: npt.NDArray[np.float64]
@@ -48,16 +46,10 @@ def predict(
     sample whose logits for a record are not all finite predicts every class alike for it. Every pass has one number of
     rows, at which a record's prediction does not depend on other records, to the last bit (docs/sensitivity.md).
 
-    Args:
-        module: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
-        samples: parameter name -> shape (M, *shape), M >= 1.
-        weights: >= 0, not all zero, shape (M,).
-        features: shape (N, *shape), float32.
-        device: where the forward passes run.
-
-    Raises:
-        ValueError: if the weights do not fit the samples, are negative or sum to zero.
-        RowsDependError: if a single row does not give the same bits twice.
+    `module`: the model; it gives the architecture and is moved to `device`, its parameters are not changed.
+    `samples`: parameter name -> shape (M, *shape), M >= 1. `weights`: >= 0, not all zero, shape (M,). `features`:
+    shape (N, *shape), float32. Raises ValueError if the weights do not fit the samples, are negative or sum to
+    zero. Raises RowsDependError if a single row does not give the same bits twice.
     """
     shares = np.asarray(weights, np.float64)
     counts = {len(array) for array in samples.values()}

@@ -29,8 +29,7 @@ class PosteriorBank:
     def add(self, site: str, round_number: int, chain: int, samples: PosteriorSamples, last: Arrays) -> None:
         """Store a site's samples of one round, which belongs to a chain, and the state after its last step.
 
-        Raises:
-            UserError: if a file cannot be written.
+        Raises UserError if a file cannot be written.
         """
         folder = self._folder / site
         with written(folder):
@@ -65,8 +64,7 @@ class PosteriorBank:
     def check(self, entries: Iterable[Entry], round_number: int) -> None:
         """Compare the bank with its run's journal, and make a round the last one.
 
-        Raises:
-            UserError: naming the first file that is missing, damaged or not of the run.
+        Raises UserError naming the first file that is missing, damaged or not of the run.
         """
         folder, name = self._folder.parent, self._folder.name
         listed = {file: entry for file, entry in listed_files(entries).items() if file.startswith(f"{name}/")}

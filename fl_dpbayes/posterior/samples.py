@@ -17,13 +17,10 @@ ValueT = TypeVar("ValueT")
 class PosteriorSamples:
     """Weighted samples of a model's parameters.
 
-    Attributes:
-        arrays: parameter name -> samples, shape (M, *shape), float32.
-        weights: weight of each sample, >= 0, not all zero unless M = 0, shape (M,), float64; need not sum to one.
-        temperatures: instantaneous temperature T_t at which each was drawn, >= 0, shape (M,), float64.
-
-    Raises:
-        ValueError: if lengths differ, or a weight or temperature is negative or not finite.
+    `arrays`: parameter name -> samples, shape (M, *shape), float32. `weights`: weight of each sample, >= 0, not all
+    zero unless M = 0, shape (M,), float64; need not sum to one. `temperatures`: instantaneous temperature T_t at
+    which each was drawn, >= 0, shape (M,), float64. Raises ValueError if lengths differ, or a weight or temperature
+    is negative or not finite.
     """
 
     arrays: Arrays
@@ -74,10 +71,8 @@ class PosteriorSamples:
 class SamplePiece:
     """Consecutive samples that are read together, such as those of one file.
 
-    Attributes:
-        weights: weight of each sample, >= 0, shape (M,).
-        temperatures: temperature of each sample, >= 0, shape (M,).
-        rows: reads the samples with the given numbers, each in [0, M), ascending: name -> shape (rows, *shape).
+    `weights`: weight of each sample, >= 0, shape (M,). `temperatures`: temperature of each sample, >= 0, shape
+    (M,). `rows`: reads the samples with the given numbers, each in [0, M), ascending: name -> shape (rows, *shape).
     """
 
     weights: npt.NDArray[np.float64]
@@ -160,8 +155,7 @@ class PerSite(Mapping[str, ValueT]):
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
     """Join samples of the same model, in the given order, keeping their weights.
 
-    Raises:
-        ValueError: if there is none, or names or shapes differ.
+    Raises ValueError if there is none, or names or shapes differ.
     """
     if not parts:
         raise ValueError("there is nothing to concatenate: give at least one set of samples")

@@ -43,8 +43,7 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
 def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
     """Weigh each site by its declared size, none above the rule's `largest_share`.
 
-    Raises:
-        ValueError: if no site declares a unit.
+    Raises ValueError if no site declares a unit.
     """
     weights = unit_weights(units)
     return weights if rule.cap is None else capped_weights(weights, rule.cap)
@@ -53,16 +52,9 @@ def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
 def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float], RunWarning | None]:
     """Weigh the training sites as a rule asks.
 
-    Args:
-        rule: the scenario's choice.
-        units: site -> number of privacy units that it declares; at least one site.
-
-    Returns:
-        Site -> w_k, summing to 1; and a warning where too few sites are here for the largest share to hold, or one of
-        three or more has most of the weight.
-
-    Raises:
-        ValueError: if sites are weighed by size and none declares a unit.
+    `units`: site -> number of privacy units that it declares; at least one site. Returns site -> w_k, summing to 1;
+    and a warning where too few sites are here for the largest share to hold, or one of three or more has most of
+    the weight. Raises ValueError if sites are weighed by size and none declares a unit.
     """
     uniform = {site: 1 / len(units) for site in units}
     weights = uniform if rule.weighing == "uniform" else size_weights(rule, units)

@@ -61,8 +61,7 @@ def save_posterior(
 
     Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the resolved scenario.
 
-    Raises:
-        UserError: if it cannot be written.
+    Raises UserError if it cannot be written.
     """
     metadata = PosteriorMetadata(model=model, task=task, scenario_hash=scenario_hash, recalibration=recalibration)
     with replaced_atomically(path) as partial:
@@ -73,8 +72,7 @@ def save_posterior(
 def load_posterior(path: Path) -> StoredPosterior:
     """Read a file of `save_posterior`, taking nothing in it on trust; its samples fit their model and are finite.
 
-    Raises:
-        UserError: if the file is absent, or its metadata, names, shapes, types or values are not as they must be.
+    Raises UserError if the file is absent, or its metadata, names, shapes, types or values are not as they must be.
     """
     if not path.is_file():
         raise UserError(f"posterior file {path} does not exist: give the run directory of a finished run")

@@ -30,11 +30,9 @@ LogitFunction = Callable[[Mapping[str, npt.NDArray]], tuple[npt.NDArray, Pullbac
 class Student:
     """What a rule consumes beyond released samples.
 
-    Attributes:
-        module: features -> logits; its parameters are not read.
-        features: what the model sees of the inputs, float32, (N, *model_input_shape).
-        labels: classes of public records, int64, (N,), where they were asked for.
-        description: what the run's record says of the inputs.
+    `module`: features -> logits; its parameters are not read. `features`: what the model sees of the inputs,
+    float32, (N, *model_input_shape). `labels`: classes of public records, int64, (N,), where they were asked for.
+    `description`: what the run's record says of the inputs.
     """
 
     module: nn.Module
@@ -46,9 +44,8 @@ class Student:
 def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled: bool) -> Student:
     """Make or read the server's inputs, with labels if asked for, and compute the model's fixed features of them.
 
-    Raises:
-        UserError: if a file is absent, too large, or does not fit the task; if strokes do not fit the task; or if the
-            server lacks the weights of the model's features or frozen body.
+    Raises UserError if a file is absent, too large, or does not fit the task; if strokes do not fit the task; or if
+    the server lacks the weights of the model's features or frozen body.
     """
     labels: npt.NDArray[np.int64] | None = None
     if isinstance(public, PublicFile):

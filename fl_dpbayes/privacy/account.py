@@ -34,8 +34,7 @@ class Account:
 def account(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> Account:
     """Account for a history at delta in (0, 1) by every method: 0 for an empty history, infinite without noise.
 
-    Raises:
-        ValueError: if delta lies outside (0, 1).
+    Raises ValueError if delta lies outside (0, 1).
     """
     mu = gdp_mu(history, adjacency)
     return Account(

@@ -24,14 +24,10 @@ def log_likelihood_ratios(projections: Array, *, signal: float, noise_std: Array
 
     where u_ti ~ N(0, nu_t^2) if canary i was left out of the sum of step t, and N(s, nu_t^2) if it is in it.
 
-    Args:
-        projections: u_ti, the noisy sum of each step along each canary's own direction, shape (T, m).
-        signal: s > 0, length of a canary's clipped gradient along its direction.
-        noise_std: nu_t = sigma_t C, the claimed standard deviation, shape (T,), above zero.
-        sampling_rate: q in (0, 1].
-
-    Returns:
-        Scores, shape (m,); by the lemma of Neyman and Pearson no other score separates better.
+    `projections`: u_ti, the noisy sum of each step along each canary's own direction, shape (T, m). `signal`: s >
+    0, length of a canary's clipped gradient along its direction. `noise_std`: nu_t = sigma_t C, the claimed
+    standard deviation, shape (T,), above zero. `sampling_rate`: q in (0, 1]. Returns scores, shape (m,); by the
+    lemma of Neyman and Pearson no other score separates better.
     """
     exponents = (2 * projections * signal - signal**2) / (2 * np.square(noise_std)[:, None])
     absent = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
@@ -49,18 +45,12 @@ def gaussian_epsilon_bound(
     trade-off curve is Gaussian (sampling rate 1) and the canaries do not touch each other; elsewhere a detector of
     faults: it extends the curve of one point to small delta as if it were Gaussian.
 
-    Args:
-        scores: one per canary, higher where it seems to be in, shape (m,).
-        included: which canaries were in, shape (m,).
-        threshold: for a proof, chosen before the scores were seen.
-        delta: in (0, 1).
-        confidence: in (0, 1).
-
-    Returns:
-        A value that the true epsilon exceeds with the stated confidence; 0 where the test is no better than chance.
-
     Source:
         Nasr et al. (2023), Tight auditing of differentially private machine learning, section 4.
+
+    `scores`: one per canary, higher where it seems to be in, shape (m,). `included`: which canaries were in, shape
+    (m,). `delta`: in (0, 1). `confidence`: in (0, 1). Returns a value that the true epsilon exceeds with the stated
+    confidence; 0 where the test is no better than chance.
     """
     guessed = scores > threshold
     tail = (1 - confidence) / 2
@@ -80,18 +70,12 @@ def one_run_epsilon_bound(
 
         P(W >= v) + 2 m delta max_i P(v - i <= W < v) / i,   W ~ Binomial(guesses, 1 / (1 + e^-epsilon))
 
-    Args:
-        scores: one per canary, shape (m,).
-        included: which canaries were in, each by a fair coin of its own, shape (m,).
-        guesses: r, chosen before the scores were seen, even, at most m.
-        delta: in (0, 1).
-        confidence: in (0, 1).
-
-    Returns:
-        A value that the true epsilon exceeds with the stated confidence, 0 or more.
-
     Source:
         Steinke, Nasr and Jagielski (2023), Privacy auditing with one (1) training run, theorem 3.1 and appendix D.
+
+    `scores`: one per canary, shape (m,). `included`: which canaries were in, each by a fair coin of its own, shape
+    (m,). `guesses`: r, chosen before the scores were seen, even, at most m. `delta`: in (0, 1). `confidence`: in
+    (0, 1). Returns a value that the true epsilon exceeds with the stated confidence, 0 or more.
     """
     order = np.argsort(scores, kind="stable")
     half = guesses // 2
@@ -126,11 +110,9 @@ def _chance_of_right_guesses(right: int, guesses: int, canaries: int, epsilon: f
 class MembershipScore:
     """How well the loss tells members, units that were trained on, from others.
 
-    Attributes:
-        area: probability that a member's loss lies below another's; 0.5 is chance.
-        advantage: largest true-positive minus false-positive rate over all thresholds, in [0, 1]; chosen on the same
-            losses, so biased upwards.
-        advantage_bound: the largest that the claimed epsilon and delta allow.
+    `area`: probability that a member's loss lies below another's; 0.5 is chance. `advantage`: largest true-positive
+    minus false-positive rate over all thresholds, in [0, 1]; chosen on the same losses, so biased upwards.
+    `advantage_bound`: the largest that the claimed epsilon and delta allow.
     """
 
     members: int

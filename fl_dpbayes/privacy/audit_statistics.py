@@ -49,16 +49,9 @@ def variance_test(total: float, degrees: float, where: str, *, kurtosis: float =
 
     exact for Gaussian z (k = 0); for z of excess kurtosis k the law with the same mean and variance.
 
-    Args:
-        total: X, each z over its claimed standard deviation.
-        degrees: number of squares, above zero.
-        where: what was tested.
-        kurtosis: mean excess kurtosis of the z, 0 or more.
-        slack: share of X by which rounding may move it.
-
-    Returns:
-        The finding; its effect is the largest ratio of standard deviations below 1 that is found:
-        sqrt(q(level / 2) / q(1 - MISS)), q the quantiles of chi^2_nu.
+    `degrees`: number of squares, above zero. `kurtosis`: mean excess kurtosis of the z, 0 or more. Returns the
+    finding; its effect is the largest ratio of standard deviations below 1 that is found: sqrt(q(level / 2) / q(1 -
+    MISS)), q the quantiles of chi^2_nu.
     """
     scale = 1 + kurtosis / 2
     nu = degrees / scale
@@ -89,16 +82,8 @@ def mean_test(
 
         p = 2 P(N(0, 1) > (|difference| - slack) / deviation);   one-sided P(N(0, 1) > (difference - slack) / deviation)
 
-    Args:
-        difference: from the expected mean.
-        deviation: its standard deviation at a sound site, above zero.
-        where: what was tested.
-        unit: what the effect is stated as a share of.
-        slack: difference that rounding may make.
-        one_sided: whether only an excess is a fault.
-
-    Returns:
-        The finding; it finds a difference of (z(level) + z(MISS)) deviation + 2 slack.
+    `deviation`: its standard deviation at a sound site, above zero. Returns the finding; it finds a difference of
+    (z(level) + z(MISS)) deviation + 2 slack.
     """
     sides = 1 if one_sided else 2
     size = difference if one_sided else abs(difference)
@@ -116,12 +101,9 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
 
         r^2 = <z, z'>^2 / (|z|^2 |z'|^2) ~ Beta(1/2, (d - 1) / 2)
 
-    Args:
-        vectors: label -> noise, all of one shape (d,), d >= 2; those without any are left to the test of the variance.
-
-    Returns:
-        One finding for each pair; it finds a correlation of r(level) + z(MISS) / sqrt(d), at most 1: a repetition is
-        always found.
+    `vectors`: label -> noise, all of one shape (d,), d >= 2; those without any are left to the test of the
+    variance. Returns one finding for each pair; it finds a correlation of r(level) + z(MISS) / sqrt(d), at most 1:
+    a repetition is always found.
     """
     labels = [label for label, vector in vectors.items() if vector.any()]
     if not labels or len(vectors[labels[0]]) < 2:
@@ -147,11 +129,9 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
 class Check:
     """One verdict of an audit: the part of the mechanism that was attacked, and what was checked, in words.
 
-    Attributes:
-        value: what was found: a probability, or a bound.
-        limit: what it must be at most or at least.
-        where: what the value was found on, where it is the worst of several.
-        finds: which fault it misses at most once in a thousand audits.
+    `value`: what was found: a probability, or a bound. `limit`: what it must be at most or at least. `where`: what
+    the value was found on, where it is the worst of several. `finds`: which fault it misses at most once in a
+    thousand audits.
     """
 
     part: str
@@ -177,10 +157,6 @@ def verdicts(part: str, questions: Questions, false_alarm: float) -> list[Check]
 
     Each of Q questions has a share false_alarm / Q, and each of its m tests false_alarm / (Q m) (Bonferroni), whatever
     depends on what.
-
-    Returns:
-        One check for each question that has tests; its value is the smallest probability found, its limit the level of
-        one test.
     """
     asked, checks = {what: findings for what, findings in questions.items() if findings}, []
     for what, findings in asked.items():

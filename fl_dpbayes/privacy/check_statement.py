@@ -37,18 +37,8 @@ def checked_statement(
     to the last one cost, where the history holds this run's steps alone, and else at most the budget, beyond which no
     filter admits a step.
 
-    Args:
-        statement: the site's word, within the bounds of its message.
-        own: what the site was asked for and says it did, as the server computes it.
-        reached: the planned steps up to the last of them.
-        previous: the last accepted statement of the same part of the site's units in this run.
-        delta: of the request.
-
-    Returns:
-        The statement, its epsilon no lower than what the server computes.
-
-    Raises:
-        ValueError: saying in a few words what does not fit.
+    `previous`: the last accepted statement of the same part of the site's units in this run. Raises ValueError
+    saying in a few words what does not fit.
     """
     if statement.delta != delta:
         raise ValueError("its privacy statement is for another delta")
@@ -201,9 +191,8 @@ def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency)
 
     Of the summary's privacy `rows` those of one fixed schedule count, whose loss distribution is known.
 
-    Returns:
-        `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every delta
-        is as small.
+    Returns `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every
+    delta is as small.
     """
     known = [
         row

@@ -19,14 +19,10 @@ LEAST_NOISE, MOST_NOISE = 1e-150, 1e100
 class GaussianEvent:
     """Steps of the Poisson-subsampled Gaussian mechanism with equal noise.
 
-    Attributes:
-        noise_multiplier: standard deviation of the noise on the sum of clipped gradients, over the clip norm; >= 0
-            (0: no noise, epsilon is infinite).
-        sampling_rate: probability with which each privacy unit joins a batch, in [0, 1] (0: nothing was used).
-        steps: how many such steps, >= 0.
-
-    Raises:
-        ValueError: if a value lies outside its range or is not a number.
+    `noise_multiplier`: standard deviation of the noise on the sum of clipped gradients, over the clip norm; >= 0
+    (0: no noise, epsilon is infinite). `sampling_rate`: probability with which each privacy unit joins a batch, in
+    [0, 1] (0: nothing was used). `steps`: how many such steps, >= 0. Raises ValueError if a value lies outside its
+    range or is not a number.
     """
 
     noise_multiplier: float
@@ -71,8 +67,7 @@ def joined(history: Iterable[GaussianEvent]) -> History:
 def read_history(rows: Sequence[Sequence[float]]) -> History:
     """Read the history format `[[noise_multiplier, sampling_rate, steps], ...]`, one event per row.
 
-    Raises:
-        ValueError: if a row has another form or a value outside its range.
+    Raises ValueError if a row has another form or a value outside its range.
     """
     events = []
     for position, row in enumerate(rows):

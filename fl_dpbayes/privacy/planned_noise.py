@@ -23,9 +23,8 @@ def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
 
     Only the solved noise of `floor` depends on the size, so that of the other couplings is solved once for all sites.
 
-    Raises:
-        UserError: if no noise meets the plan's budget.
-        ValueError: if a decaying step size underflows to zero.
+    Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to
+    zero.
     """
     privacy, declared = plan.privacy, units
     if isinstance(privacy, NoPrivacyPlan):
@@ -86,9 +85,8 @@ class PlannedStretch:
 def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int) -> PlannedStretch:
     """Compute a stretch of one step or more from the plan and the number of units that the site declares.
 
-    Raises:
-        UserError: if no noise meets the plan's budget, so that no site can have run it.
-        ValueError: if a decaying step size underflows to zero.
+    Raises UserError if no noise meets the plan's budget, so that no site can have run it. Raises ValueError if a
+    decaying step size underflows to zero.
     """
     chain = planned_chain(plan, units)
     sizes, every = chain.step_sizes, chain.temperatures

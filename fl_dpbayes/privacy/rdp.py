@@ -49,11 +49,10 @@ def rdp_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_r
 
         epsilon = min_alpha  D_alpha + log(1 - 1/alpha) - log(alpha delta) / (alpha - 1)
 
-    Returns:
-        epsilon, an upper bound, 0 or more, may be infinite; 0 for an empty history.
-
     Source:
         Canonne, Kamath and Steinke (2020), proposition 12.
+
+    Returns epsilon, an upper bound, 0 or more, may be infinite; 0 for an empty history.
     """
     divergences = renyi_divergences(history, ORDERS, adjacency)
     if not divergences.any():

@@ -27,10 +27,8 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 class SolvedNoise:
     """The noise of every planned step, and what it costs by its privacy-loss distribution.
 
-    Attributes:
-        noise_multipliers: sigma_t, shape (T,).
-        noise_multiplier: sigma of the couplings `constant` and `floor`; 0 where `floor` never needs its floor.
-        temperature: tau of the couplings `temperature`, `langevin` and `floor`.
+    `noise_multipliers`: sigma_t, shape (T,). `noise_multiplier`: sigma of the couplings `constant` and `floor`; 0
+    where `floor` never needs its floor. `temperature`: tau of the couplings `temperature`, `langevin` and `floor`.
     """
 
     noise_multipliers: Array
@@ -48,9 +46,7 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
     Without privacy the noise is a standard deviation on the sum, and whatever it is, the history says that there was
     none: epsilon is infinite.
 
-    Raises:
-        UserError: if no noise meets the budget.
-        ValueError: if a decaying step size underflows to zero.
+    Raises UserError if no noise meets the budget. Raises ValueError if a decaying step size underflows to zero.
     """
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
@@ -73,14 +69,9 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: f
     it, it is used as it is, whatever it costs. Solved, the whole plan costs at most its epsilon and at least 99.9 % of
     it, except that a `floor` whose Langevin noise alone meets the budget has sigma 0 and may cost less.
 
-    Args:
-        plan: mechanism and budget.
-        step_sizes: a_t of the whole plan, shape (T,), above zero.
-        units: n, number of privacy units that the site declares, above zero.
-        friction: alpha of Hamiltonian dynamics in (0, 1], which the Langevin noise follows.
-
-    Raises:
-        UserError: if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
+    `step_sizes`: a_t of the whole plan, shape (T,), above zero. `units`: n, number of privacy units that the site
+    declares, above zero. `friction`: alpha of Hamiltonian dynamics in (0, 1], which the Langevin noise follows.
+    Raises UserError if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
     """
     scale = NoiseScale(plan.clip_norm, plan.sampling_rate * units, units, friction)
 
@@ -139,8 +130,7 @@ def solve_multiplier(
 ) -> float:
     """Return the constant noise multiplier with which `steps` steps cost at most epsilon, and 0.1 % less at least.
 
-    Raises:
-        UserError: if no noise multiplier between 0.001 and a million does so.
+    Raises UserError if no noise multiplier between 0.001 and a million does so.
     """
     plan = PrivacyPlan(epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, adjacency=adjacency)
     solved = solve_noise(plan, np.ones(steps), units=1)

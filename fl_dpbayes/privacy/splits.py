@@ -17,15 +17,9 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
 
         score = floor(BLAKE2b(unit; key) / 2^11) / 2^53
 
-    Args:
-        units: N names of units; a text, a number and bytes are different units even where they look alike.
-        key: 1 to 64 secret bytes, fixed for the life of the cohort.
-
-    Returns:
-        Scores of shape (N,), in [0, 1).
-
-    Raises:
-        ValueError: if the key is empty or longer than 64 bytes, or a unit has another type.
+    `units`: N names of units; a text, a number and bytes are different units even where they look alike. `key`: 1
+    to 64 secret bytes, fixed for the life of the cohort. Returns scores of shape (N,), in [0, 1). Raises ValueError
+    if the key is empty or longer than 64 bytes, or a unit has another type.
     """
     if not 1 <= len(key) <= 64:
         raise ValueError(f"the key has {len(key)} bytes: it must have 1 to 64")
@@ -39,8 +33,7 @@ def unit_scores(units: Sequence[Unit], key: bytes) -> npt.NDArray[np.float64]:
 def in_test_part(units: Sequence[Unit], key_hex: str, test_fraction: float) -> npt.NDArray[np.bool_]:
     """Say which of N units belong to the test part: those whose score is below `test_fraction`, in [0, 1].
 
-    Raises:
-        ValueError: if the fraction lies outside [0, 1] or the key is not hexadecimal.
+    Raises ValueError if the fraction lies outside [0, 1] or the key is not hexadecimal.
     """
     if not 0 <= test_fraction <= 1:
         raise ValueError(f"test_fraction is {test_fraction}: it must lie in [0, 1]")
@@ -52,8 +45,7 @@ def in_recalibration_part(
 ) -> npt.NDArray[np.bool_]:
     """Say which of N units belong to the recalibration part: those whose score lies in [test, test + recalibration).
 
-    Raises:
-        ValueError: if a fraction lies outside [0, 1], they exceed 1 together, or the key is not hexadecimal.
+    Raises ValueError if a fraction lies outside [0, 1], they exceed 1 together, or the key is not hexadecimal.
     """
     if not (min(test_fraction, recalibration_fraction) >= 0 and test_fraction + recalibration_fraction <= 1):
         raise ValueError(

@@ -24,8 +24,7 @@ class Streams:
     could in principle find its key. Sources: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011);
     RFC 7693 for keyed BLAKE2b.
 
-    Attributes:
-        seeded: whether the master secret follows from a seed; what is released is then not private.
+    `seeded`: whether the master secret follows from a seed; what is released is then not private.
     """
 
     def __init__(self, master: bytes, *, seeded: bool) -> None:
@@ -42,20 +41,14 @@ class Streams:
 
     @classmethod
     def from_insecure_seed(cls, seed: int, context: str) -> "Streams":
-        """Make streams that equal seed and context repeat, for simulation and tests; nothing released is then private.
-
-        Args:
-            seed: any whole number; all its bits count.
-            context: what must not share streams, in one text: site, run, round, chain, first step.
-        """
+        """Make streams that equal seed and context repeat, for simulation and tests: nothing released is private."""
         text = json.dumps([int(seed), context])
         return cls(hashlib.blake2b(text.encode(), digest_size=32, person=b"insecure seed").digest(), seeded=True)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Hand out the stream of a purpose, such as "noise" or "batches", from its start, once.
 
-        Raises:
-            ValueError: if the stream of this purpose was handed out before.
+        Raises ValueError if the stream of this purpose was handed out before.
         """
         if purpose in self._handed_out:
             raise ValueError(f"the stream {purpose!r} was handed out before: a stream is never used twice")

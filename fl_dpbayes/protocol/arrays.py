@@ -29,8 +29,7 @@ MOST_MEAN = 1e6
 def check_arrays(arrays: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that arrays of a message are exactly those of the expected names and shapes, float32 and finite.
 
-    Raises:
-        ValueError: at the first array that is missing, unexpected, of another shape or type, or not finite.
+    Raises ValueError at the first array that is missing, unexpected, of another shape or type, or not finite.
     """
     if set(arrays) != set(shapes):
         missing, extra = sorted(set(shapes) - set(arrays))[:3], sorted(set(arrays) - set(shapes))[:3]
@@ -64,8 +63,7 @@ def cavity_shapes(parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
 def check_cavity(arrays: Mapping[str, npt.NDArray], parameter_shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Check that arrays are a proper cavity: finite, means and precisions within the public bounds.
 
-    Raises:
-        ValueError: at the first array that does not fit.
+    Raises ValueError at the first array that does not fit.
     """
     check_arrays(arrays, cavity_shapes(parameter_shapes))
     for name, precision in without_prefix("precision", arrays).items():
@@ -93,8 +91,7 @@ def read_sent_arrays(
 ) -> dict[str, npt.NDArray]:
     """Read exactly the arrays of these names, shapes and types, each into memory of its own, all values finite.
 
-    Raises:
-        ValueError: at the first difference, in words of this module but for a name, which is cut short.
+    Raises ValueError at the first difference, in words of this module but for a name, which is cut short.
     """
     if len(sent) > len(layout) or set(sent) != set(layout):
         missing = next((repr(name) for name in layout if name not in sent), "none")

@@ -33,9 +33,8 @@ def read_header(kind: type[MessageT], text: object) -> MessageT:
 
     Anything may come: its size, and the number of its keys and values, are bounded before it is parsed.
 
-    Raises:
-        ValueError: if it is not text, too long, or not a valid record; the message names the first bad field and
-            never repeats what came, but for the name of an unknown key, cut short and printable.
+    Raises ValueError if it is not text, too long, or not a valid record; the message names the first bad field and
+    never repeats what came, but for the name of an unknown key, cut short and printable.
     """
     if not isinstance(text, str):
         raise ValueError("the header is not text")

@@ -58,8 +58,7 @@ class PageFigure:
 def write_report(run_dir: Path | str) -> Path:
     """Write `report.html` from a run directory's `summary.json` and `privacy.csv`, and its figures beside it.
 
-    Raises:
-        UserError: if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
+    Raises UserError if the folder is not a run directory, a record in it is damaged, or it cannot be written to.
     """
     folder = Path(run_dir)
     run, curves = read_summary(folder), read_epsilon_curves(folder)

@@ -34,10 +34,8 @@ Cell = tuple[str, str]  # value and what stands more quietly behind it
 class PageTable:
     """A table of the page.
 
-    Attributes:
-        columns: headers.
-        rows: as many cells per row as headers.
-        text_columns: positions that hold words, aligned left; the others hold numbers.
+    `columns`: headers. `rows`: as many cells per row as headers. `text_columns`: positions that hold words, aligned
+    left; the others hold numbers.
     """
 
     columns: tuple[str, ...]

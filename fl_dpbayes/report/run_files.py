@@ -37,12 +37,7 @@ CALIBRATION_COLUMNS = (
 def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
     """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf".
 
-    Args:
-        summary: the keys of DESIGN's `summary.json`; values may be NumPy scalars and arrays.
-        run_dir: the run directory; made where absent.
-
-    Returns:
-        The path of the file.
+    `summary`: the keys of DESIGN's `summary.json`; values may be NumPy scalars and arrays.
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,16 +50,7 @@ def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
 def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Path:
     """Write a table as CSV: undefined is an empty cell, infinite is "inf".
 
-    Args:
-        path: the file; its folder is made where absent.
-        rows: column -> value; an absent column is undefined.
-        columns: the header, in order.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        ValueError: if a row has a key that is no column.
+    `rows`: column -> value; an absent column is undefined. Raises ValueError if a row has a key that is no column.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,13 +61,7 @@ def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: S
 def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
     """Append rows to a table of `write_csv`; what it holds is not written again.
 
-    Args:
-        path: the file, which exists.
-        rows: column -> value; an absent column is undefined.
-        columns: its header.
-
-    Raises:
-        UserError: if it cannot be written.
+    `rows`: column -> value; an absent column is undefined. Raises UserError if it cannot be written.
     """
     with written(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(_csv_lines(rows, columns, header=False))
@@ -132,8 +112,7 @@ def read_summary(run_dir: Path | str) -> Summary:
 def stored_summary(run_dir: Path | str) -> dict[str, Any]:
     """Read and check a summary, and return it as written: undefined is None, infinite is "inf".
 
-    Raises:
-        UserError: if the folder is not a run directory, or a file of the two is damaged.
+    Raises UserError if the folder is not a run directory, or a file of the two is damaged.
     """
     path = Path(run_dir) / SUMMARY_FILE
     if not path.is_file():

@@ -19,13 +19,8 @@ def settings_table(
 ) -> tuple[SettingRecord, ...]:
     """Say what was run.
 
-    Args:
-        scenario: the resolved scenario.
-        planned_sites: number of training sites that the plan was made for, K.
-        aggregation_inputs: what the run's record says of inputs of the server's own; None where it used none.
-
-    Returns:
-        One row `name`, `value` per part, in words.
+    `aggregation_inputs`: what the run's record says of inputs of the server's own; None where it used none. Returns
+    one row `name`, `value` per part, in words.
     """
     rows = {
         "Model": _described(scenario.model, "features"),

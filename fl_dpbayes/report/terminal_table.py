@@ -17,11 +17,8 @@ GAP = 2
 class TerminalColumn:
     """One column of a table.
 
-    Attributes:
-        header: its title.
-        cells: one text per row; a line end in it starts a new line of the row.
-        number: aligned right.
-        expendable: from 1 on: order in which columns are left out of a narrow terminal; 0: never.
+    `header`: its title. `cells`: one text per row; a line end in it starts a new line of the row. `number`: aligned
+    right. `expendable`: from 1 on: order in which columns are left out of a narrow terminal; 0: never.
     """
 
     header: str
@@ -58,19 +55,7 @@ def fitted_table(
     bold_rows: Sequence[int] = (),
     sections: Sequence[int] = (),
 ) -> Table:
-    """Lay out columns without breaking a word; what does not fit the width is left out, and the caption says so.
-
-    Args:
-        title: what the table shows.
-        columns: with equally many cells each.
-        width: characters of the terminal.
-        caption: how to read it.
-        bold_rows: rows whose first cell stands out.
-        sections: rows that an empty line follows.
-
-    Returns:
-        The table.
-    """
+    """Lay out columns without breaking a word; what does not fit the width is left out, and the caption says so."""
     kept, left_out = list(columns), []
     for column in sorted((column for column in columns if column.expendable), key=lambda column: column.expendable):
         if sum(part.width + GAP for part in kept) <= width:

@@ -180,9 +180,8 @@ def sentence(warning: RunWarning) -> str:
 def sentences(warnings: Iterable[RunWarning]) -> list[str]:
     """Say each warning once, and what is said of several sites once, with the sites that it holds for.
 
-    Returns:
-        Sentences at the place of their first warning. Warnings of one kind that differ only by their site, or by
-        numbers that belong to it (another round is another matter), are one sentence.
+    Returns sentences at the place of their first warning. Warnings of one kind that differ only by their site, or
+    by numbers that belong to it (another round is another matter), are one sentence.
     """
     groups: dict[tuple[object, ...], list[RunWarning]] = {}
     for warning in dict.fromkeys(warnings):

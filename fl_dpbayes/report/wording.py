@@ -13,10 +13,7 @@ POINT_PREDICTORS = PREDICTORS | {
     "recalibrated": "recalibrated point estimate",
     "prior_corrected": "point estimate corrected for prevalence",
 }
-ADJACENCY = {
-    "add_or_remove_one": "adding or removing",
-    "replace_one": "replacing",
-}
+ADJACENCY = {"add_or_remove_one": "adding or removing", "replace_one": "replacing"}
 
 
 def predictor_name(row: CalibrationRecord | ReliabilityRecord) -> str:

@@ -35,8 +35,7 @@ def account_of(
 ) -> Account:
     """Account for `steps` steps of noise multiplier `sigma` at sampling rate `q`, or for the JSON list of `history`.
 
-    Raises:
-        UserError: if neither or both forms are given, or a value is out of range.
+    Raises UserError if neither or both forms are given, or a value is out of range.
     """
     given = [value is not None for value in (sigma, q, steps)]
     if (history is not None) == any(given) or (any(given) and not all(given)):
@@ -78,14 +77,9 @@ def _history_in(path: Path) -> History:
 def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
     """Solve the free parameter of a coupling for a target epsilon.
 
-    Args:
-        options: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1, the other couplings take none.
-        schedule: step sizes as a TOML table.
-        steps: number of steps, >= 1.
-        units: n >= 1.
-
-    Raises:
-        UserError: if a value is out of range, or the target cannot be met.
+    `options`: fields of a `PrivacyPlan`; `temperature` is tau of `floor`, None: 1, the other couplings take none.
+    `steps`: number of steps, >= 1. `units`: n >= 1. Raises UserError if a value is out of range, or the target
+    cannot be met.
     """
     temperature, coupling = options["temperature"], options["coupling"]
     if not 1 <= steps <= MAX_STEPS:
@@ -136,8 +130,7 @@ def _lower(message: str) -> str:
 def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacency: Adjacency) -> SolvedNoise:
     """Find the largest number of steps of noise multiplier `sigma` that epsilon allows, and their cost.
 
-    Raises:
-        UserError: if a value is out of range, or not even one step fits.
+    Raises UserError if a value is out of range, or not even one step fits.
     """
     for name, value, allowed in (
         ("--epsilon", epsilon, epsilon > 0),

@@ -200,12 +200,7 @@ def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: in
 
 
 def _wait(
-    home: Path,
-    environment: dict[str, str],
-    run_id: str,
-    run_folder: Path,
-    events: EventReader,
-    stop: threading.Event,
+    home: Path, environment: dict[str, str], run_id: str, run_folder: Path, events: EventReader, stop: threading.Event
 ) -> None:
     log_file = run_folder / LOG_FILE
     try:

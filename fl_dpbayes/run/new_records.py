@@ -22,10 +22,8 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".pp
 class NewRecords:
     """Records of a task, with labels where the file has them.
 
-    Attributes:
-        features: float32, (N, *task.input_shape).
-        labels: int64, (N,), or None.
-        names: what to call each record in the output, (N,).
+    `features`: float32, (N, *task.input_shape). `labels`: int64, (N,), or None. `names`: what to call each record
+    in the output, (N,).
     """
 
     features: npt.NDArray[np.float32]

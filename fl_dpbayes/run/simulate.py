@@ -30,19 +30,9 @@ FULL_BYTES = 2**16
 def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir: Path | None, console: Console) -> Path:
     """Run a scenario and write its run directory.
 
-    Args:
-        scenario: the validated scenario.
-        engine: `flower` (Ray, several processes) or `inline` (this process).
-        run_folder: the run directory, absent or empty; None: `runs/<scenario>-<time>`.
-        data_dir: the data folder.
-        console: where progress and tables go.
-
-    Returns:
-        The run directory.
-
-    Raises:
-        UserError: if the scenario cannot run, or its run failed; what was computed is then in the run directory.
-        Stopped: if an interrupt ended it.
+    `engine`: `flower` (Ray, several processes) or `inline` (this process). `run_folder`: the run directory, absent
+    or empty; None: `runs/<scenario>-<time>`. Raises UserError if the scenario cannot run, or its run failed; what
+    was computed is then in the run directory. Raises Stopped if an interrupt ended it.
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)

@@ -103,15 +103,9 @@ def verify_ledger(site_file: Path, console: Console) -> int:
 def export_ledger(site_file: Path) -> dict[str, Any]:
     """Write a site's ledger as JSON values, for an auditor.
 
-    Args:
-        site_file: the site's TOML file.
-
-    Returns:
-        `cohort`, `head`, `problems`, `parts` (spend of each) and `entries`: the file's whole chain. Each head is the
-        SHA-256 of the previous head, a line feed, and `content` as JSON with sorted keys and no blanks.
-
-    Raises:
-        UserError: if the site has no ledger yet, or it cannot be read.
+    Returns `cohort`, `head`, `problems`, `parts` (spend of each) and `entries`: the file's whole chain. Each head
+    is the SHA-256 of the previous head, a line feed, and `content` as JSON with sorted keys and no blanks. Raises
+    UserError if the site has no ledger yet, or it cannot be read.
     """
     with _ledger_of(site_file) as ledger:
         exported = {

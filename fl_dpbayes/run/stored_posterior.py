@@ -62,15 +62,9 @@ def predict_records(
     the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither
     does a point estimate, so these cells are then empty.
 
-    Args:
-        run_dir: a run directory.
-        data: the records, see `read_new_records`.
-        out: the CSV file; None prints it.
-        console: where to say what was written.
-        data_dir: the data folder, where frozen weights lie in `backbones`; None: the run's own or the environment's.
-
-    Raises:
-        UserError: if the run or the data cannot be read, or do not fit.
+    `data`: the records, see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: the data folder,
+    where frozen weights lie in `backbones`; None: the run's own or the environment's. Raises UserError if the run
+    or the data cannot be read, or do not fit.
     """
     found = _predict(run_dir, data, data_dir, labelled=False)
     records, prediction, mapping = found.records, found.prediction, found.mapping
@@ -139,9 +133,7 @@ def _metric_table(row: dict[str, Any], name: str) -> Table:
     for metric, label in METRICS.items():
         value, ends = row[metric], row["intervals"].get(metric)
         table.add_row(
-            label,
-            "–" if value is None else f"{value:.4f}",
-            f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else "",
+            label, "–" if value is None else f"{value:.4f}", f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
         )
     return table
 

@@ -37,14 +37,12 @@ def _same(loss: RecordLoss) -> RecordLoss:
 class Algorithm:
     """What a sampler is made of.
 
-    Attributes:
-        module: its trainable parameters are the chain's position, features -> outputs.
-        step: (state, noisy gradient (d,), step size a > 0) -> next state; it leaves its input as it is.
-        data_free_gradient: (prior, position, s) -> gradient of minus the log prior times the site's share of it (Bayes
-            by backprop: of that expectation minus the entropy, which is not shared out). No record enters, so it stays
-            outside the clip.
-        draw: (position, generator) -> one parameter vector (d,) of the plain model: the posterior sample.
-        record_loss: turns the loss of the plain model's outputs into that of the module's.
+    `module`: its trainable parameters are the chain's position, features -> outputs. `step`: (state, noisy gradient
+    (d,), step size a > 0) -> next state; it leaves its input as it is. `data_free_gradient`: (prior, position, s)
+    -> gradient of minus the log prior times the site's share of it (Bayes by backprop: of that expectation minus
+    the entropy, which is not shared out). No record enters, so it stays outside the clip. `draw`: (position,
+    generator) -> one parameter vector (d,) of the plain model: the posterior sample. `record_loss`: turns the loss
+    of the plain model's outputs into that of the module's.
     """
 
     module: nn.Module

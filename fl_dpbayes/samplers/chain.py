@@ -29,9 +29,8 @@ class ChainDivergedError(ArithmeticError):
 class ChainStart:
     """Where a stretch of a chain goes on.
 
-    Attributes:
-        vectors: the state before its first step by name, each of shape (d,).
-        cavity: the prior, where the plan takes it from the request.
+    `vectors`: the state before its first step by name, each of shape (d,). `cavity`: the prior, where the plan
+    takes it from the request.
     """
 
     vectors: Vectors
@@ -42,13 +41,10 @@ class ChainStart:
 class ChainResult:
     """What a stretch of a chain leaves; all of it is post-processing of noisy sums and public constants.
 
-    Attributes:
-        samples: posterior samples, shape (M, d), float32; M may be 0.
-        sample_steps: step after which each was kept (0-based, of the whole run), M numbers.
-        sample_weights: step size a_t of each (Welling and Teh weigh averages over a chain by it).
-        sample_temperatures: T_t of each.
-        temperature_mean: a_t-weighted mean of T_t over the stretch.
-        last: the last state's vectors by name, each of shape (d,), float32.
+    `samples`: posterior samples, shape (M, d), float32; M may be 0. `sample_steps`: step after which each was kept
+    (0-based, of the whole run), M numbers. `sample_weights`: step size a_t of each (Welling and Teh weigh averages
+    over a chain by it). `sample_temperatures`: T_t of each. `temperature_mean`: a_t-weighted mean of T_t over the
+    stretch. `last`: the last state's vectors by name, each of shape (d,), float32.
     """
 
     samples: npt.NDArray[np.float32]

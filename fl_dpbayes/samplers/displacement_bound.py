@@ -41,22 +41,16 @@ def displacement_bound(
     above most_units. N_t is Gaussian with covariance P_t (x) I, P_{t+1} = A_t P_t A_t^T + g_t g_t^T (sigma_t C / B)^2,
     and |xi| <= sqrt(d) + sqrt(2 u) but with probability exp(-u) for xi ~ N(0, I_d).
 
-    Args:
-        chain: the run's plan at the site, with at least sigma_t for its noise multipliers.
-        steps: numbers of the stretch's steps within the run, all within one chain.
-        most_units: how many units the site may hold, at least the declared n.
-        parameters: number of the model's parameters, d.
-        start_norm: |w_0|.
-        start_momentum: |m_0|, 0 for a sampler without momentum.
-
-    Returns:
-        Shape (steps, 2): after each step the greatest |w_t - w_0| and |m_t|, exceeded with probability at most 1e-12 in
-        the whole stretch. None where there is no such bound: without a clip norm, for samplers whose step is not linear
-        or whose samples are draws, for a prior of another kind, and for one that a cavity replaces.
-
     References:
         Boucheron, Lugosi and Massart 2013, "Concentration inequalities", Corollary 2.11 (Bernstein) and Theorem 5.6
         (Gaussian concentration).
+
+    `chain`: the run's plan at the site, with at least sigma_t for its noise multipliers. `most_units`: how many
+    units the site may hold, at least the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|, 0 for a sampler
+    without momentum. Returns shape (steps, 2): after each step the greatest |w_t - w_0| and |m_t|, exceeded with
+    probability at most 1e-12 in the whole stretch. None where there is no such bound: without a clip norm, for
+    samplers whose step is not linear or whose samples are draws, for a prior of another kind, and for one that a
+    cavity replaces.
     """
     plan = chain.plan
     privacy, prior, share = plan.privacy, plan.prior, plan.prior_share / chain.units

@@ -30,12 +30,9 @@ LogLikelihood = Callable[[torch.Tensor], float]
 class StepTrace:
     """One row of the trace.
 
-    Attributes:
-        step: number of the step, 0-based, of the whole run.
-        units: number of units in the step's batch.
-        clipped_fraction: share of them whose gradient the clip reduced; NaN for an empty batch.
-        log_likelihood: estimate of log p(D | w) after the step.
-        log_posterior: log_likelihood + s log p(w), up to a constant.
+    `step`: number of the step, 0-based, of the whole run. `units`: number of units in the step's batch.
+    `clipped_fraction`: share of them whose gradient the clip reduced; NaN for an empty batch. `log_likelihood`:
+    estimate of log p(D | w) after the step. `log_posterior`: log_likelihood + s log p(w), up to a constant.
     """
 
     step: int
@@ -52,14 +49,8 @@ def log_likelihood_estimate(
 
     S is drawn once, so that the trace shows how the chain moves and not how batches differ.
 
-    Args:
-        module: the plain model; it is read and not changed.
-        records: all training records.
-        most: how many to look at, at most; N of them make it exact.
-        generator: draws which.
-
-    Returns:
-        Parameters (d,) -> log likelihood in nats.
+    `most`: how many to look at, at most; N of them make it exact. Returns parameters (d,) -> log likelihood in
+    nats.
     """
     chosen = generator.permutation(len(records.features))[:most]
     shapes = parameter_shapes(module)
@@ -81,12 +72,8 @@ class LocalTrace:
     Every step is kept until the rows are full; then every other row is dropped and half as many steps are looked at
     from there on, so that the rows stay evenly spread over the chain.
 
-    Args:
-        plan: its sampler, prior and prior share s in (0, 1].
-        log_likelihood: parameters of the plain model, shape (d,) -> estimate of the log likelihood of all the site's
-            records.
-        cavity: takes the place of the plan's prior.
-        max_rows: most rows to keep, >= 2.
+    `plan`: its sampler, prior and prior share s in (0, 1]. `log_likelihood`: parameters of the plain model, shape
+    (d,) -> estimate of the log likelihood of all the site's records. `max_rows`: most rows to keep, >= 2.
     """
 
     def __init__(

@@ -35,11 +35,9 @@ def poisson_units(generator: np.random.Generator, unit_count: int, sampling_rate
 class TrainingRecords:
     """What a chain is trained on.
 
-    Attributes:
-        features: shape (N, *shape), float32; N may be 0.
-        targets: classes, int64, or values, float32, as the loss wants them, shape (N,).
-        unit_index: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,), int64.
-        loss: minus the log likelihood of records, summed; its gradient is clipped.
+    `features`: shape (N, *shape), float32; N may be 0. `targets`: classes, int64, or values, float32, as the loss
+    wants them, shape (N,). `unit_index`: privacy unit of each record, numbers 0 .. m - 1 without a gap, shape (N,),
+    int64. `loss`: minus the log likelihood of records, summed; its gradient is clipped.
     """
 
     features: npt.NDArray[np.float32]
@@ -64,17 +62,10 @@ class BatchGradient:
     Every pass has the same public number of rows, and where a bound is set, gradients are clipped to C / (1 + eta), so
     that a unit with all rounding moves the sum by at most C (docs/sensitivity.md).
 
-    Args:
-        module: the model, where the records shall be; each call uses its current parameters.
-        records: what to sum over.
-        privacy: sampling rate q, clip norm C (None: no bound), clipping rule and pre-noise rho, the standard deviation
-            of the noise on each unit's gradient before the clip.
-        units: n, the declared number of units; the real one decides nothing but who joins.
-        streams: draw who joins, the pre-noise, and a stochastic module's randomness, afresh for each batch.
-
-    Raises:
-        UserError: if the module mixes the records of a batch, a record alone does not give the same bits twice, or
-            rounding could move the sum by more than 0.001 C.
+    `privacy`: sampling rate q, clip norm C (None: no bound), clipping rule and pre-noise rho, the standard
+    deviation of the noise on each unit's gradient before the clip. `units`: n, the declared number of units; the
+    real one decides nothing but who joins. Raises UserError if the module mixes the records of a batch, a record
+    alone does not give the same bits twice, or rounding could move the sum by more than 0.001 C.
     """
 
     def __init__(

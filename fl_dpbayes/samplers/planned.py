@@ -17,11 +17,9 @@ Array = npt.NDArray[np.float64]
 class ChainStreams(NamedTuple):
     """The generators of a chain, each used for nothing else.
 
-    Attributes:
-        sampling: draws who joins each batch.
-        noise: draws the noise on the sums.
-        pre_noise: draws the noise before the clip.
-        model: draws weights or masks of stochastic models, in training and for their posterior samples.
+    `sampling`: draws who joins each batch. `noise`: draws the noise on the sums. `pre_noise`: draws the noise
+    before the clip. `model`: draws weights or masks of stochastic models, in training and for their posterior
+    samples.
     """
 
     sampling: np.random.Generator
@@ -34,11 +32,9 @@ class ChainStreams(NamedTuple):
 class PlannedChain:
     """All that the plan and the site's declared size fix of a run's chains: public constants, computed once a request.
 
-    Attributes:
-        plan: the whole run's plan.
-        units: n, the number of privacy units that the site declares, above zero; the real count enters nowhere.
-        noise_multipliers: sigma_t in the plan's noise unit (C, or 1 where nothing is private), shape
-            (plan.total_steps,).
+    `plan`: the whole run's plan. `units`: n, the number of privacy units that the site declares, above zero; the
+    real count enters nowhere. `noise_multipliers`: sigma_t in the plan's noise unit (C, or 1 where nothing is
+    private), shape (plan.total_steps,).
     """
 
     plan: TrainingPlan
@@ -80,8 +76,7 @@ def noise_scale(plan: TrainingPlan, units: int) -> NoiseScale:
 def planned_step_sizes(plan: TrainingPlan) -> Array:
     """Return a_t > 0 of every step of a plan, shape (plan.total_steps,); each chain starts the schedule anew.
 
-    Raises:
-        ValueError: if a decaying step size underflows to zero.
+    Raises ValueError if a decaying step size underflows to zero.
     """
     return np.tile(step_sizes(plan.step_size, plan.chain_steps), plan.chains)
 
@@ -105,15 +100,8 @@ def step_sizes(schedule: StepSizeSchedule, steps: int) -> Array:
         exponential   a_t = a_0 decay^t
         polynomial    a_t = a_0 (1 + t / offset)^(-power)    (Welling and Teh 2011, section 3)
 
-    Args:
-        schedule: one of the three.
-        steps: T, 0 or more.
-
-    Returns:
-        a_0 .. a_{T-1}, shape (T,), each above zero.
-
-    Raises:
-        ValueError: if a decaying step size underflows to zero before the last step.
+    `steps`: T, 0 or more. Returns a_0 .. a_{T-1}, shape (T,), each above zero. Raises ValueError if a decaying step
+    size underflows to zero before the last step.
     """
     t = np.arange(steps, dtype=np.float64)
     if isinstance(schedule, ConstantStepSize):

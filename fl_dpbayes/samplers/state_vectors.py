@@ -17,9 +17,8 @@ Vectors = Mapping[str, torch.Tensor]
 class ChainState:
     """Where a chain stands.
 
-    Attributes:
-        vectors: named vectors of equal shape, float32; always `parameters`, the chain's position w.
-        step: number of steps of this chain that lie behind it.
+    `vectors`: named vectors of equal shape, float32; always `parameters`, the chain's position w. `step`: number of
+    steps of this chain that lie behind it.
     """
 
     vectors: Vectors
@@ -62,7 +61,6 @@ def state_arrays(vectors: Vectors, module: nn.Module) -> Arrays:
 def state_vectors(arrays: Arrays, sampler: Sampler, module: nn.Module) -> dict[str, torch.Tensor]:
     """Turn the arrays of a state into its vectors, the inverse of `state_arrays`.
 
-    Raises:
-        ValueError: if a name or shape is not the module's.
+    Raises ValueError if a name or shape is not the module's.
     """
     return {name: arrays_to_vector(without_prefix(name, arrays), module) for name in sampler.state_vectors}

@@ -75,18 +75,6 @@ def test_same_streams_give_the_same_path_and_others_another(module, site):
     assert not np.array_equal(first.samples, other.samples)
 
 
-def test_two_stretches_with_the_same_streams_equal_one(module, site):
-    plan, start = plan_of(rounds=2, steps=6), to_vector(module)
-    whole = run(module, site, plan, start=start)
-    streams = chains.streams_of(1, 2, 3, 7)
-    first = run(module, site, plan, steps=range(5), start=start, streams=streams)
-    start = torch.from_numpy(first.last["parameters"].copy())
-    second = run(module, site, plan, steps=range(5, 12), start=start, streams=streams)
-    np.testing.assert_array_equal(np.concatenate([first.samples, second.samples]), whole.samples)
-    np.testing.assert_array_equal(second.last["parameters"], whole.last["parameters"])
-    assert first.sample_steps + second.sample_steps == whole.sample_steps
-
-
 def test_no_noise_full_batch_and_wide_clip_is_gradient_descent_limit(site):
     module = build_model(LogisticModel(), TASK, seed=0)
     plan = plan_of(

@@ -120,11 +120,7 @@ def test_chains_of_every_shipped_scenario_stay_within_the_bound(name) -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "privacy"),
-    [
-        ({"kind": "dp-adam"}, {}),
-        ({"kind": "dp-bbp"}, {}),
-        ({"kind": "sgld"}, {"kind": "none", "sampling_rate": 0.5}),
-    ],
+    [({"kind": "dp-adam"}, {}), ({"kind": "dp-bbp"}, {}), ({"kind": "sgld"}, {"kind": "none", "sampling_rate": 0.5})],
 )
 def test_no_bound_is_claimed_where_there_is_none(sampler, privacy) -> None:
     content = plan_of(SAMPLERS["sgld"], PRIORS["flat"]).model_dump()

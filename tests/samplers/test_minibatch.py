@@ -104,8 +104,7 @@ def test_patients_with_one_record_each_equal_records():
     features, labels = site(9)
     order = np.random.default_rng(3).permutation(9)
     torch.testing.assert_close(
-        batch_gradient(features, labels, order)().total,
-        batch_gradient(features, labels, np.arange(9))().total,
+        batch_gradient(features, labels, order)().total, batch_gradient(features, labels, np.arange(9))().total
     )
 
 
@@ -194,13 +193,7 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
 def test_last_record_more_or_less_moves_the_sum_by_at_most_the_bound(stochastic, loss):
     features, labels = site(12)
     with_it, without_it = (
-        batch_gradient(
-            features[:count],
-            labels[:count],
-            np.arange(count),
-            module=stochastic(),
-            loss=loss,
-        )().total
+        batch_gradient(features[:count], labels[:count], np.arange(count), module=stochastic(), loss=loss)().total
         for count in (12, 11)
     )
     assert 0 < (with_it - without_it).double().norm().item() <= 0.5 * (1 + 1e-5)

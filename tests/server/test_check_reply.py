@@ -42,9 +42,7 @@ def test_last_digits_may_move_however_short_the_steps_are() -> None:
 
 def test_round_too_large_for_a_message_is_refused_before_anything_is_spent(federation) -> None:
     run = federation(
-        MIXTURE,
-        "model={kind='mlp', hidden=[1000, 1000]}",
-        "training={rounds=1, steps_per_round=200, thinning=1}",
+        MIXTURE, "model={kind='mlp', hidden=[1000, 1000]}", "training={rounds=1, steps_per_round=200, thinning=1}"
     )
     with pytest.raises(UserError, match=r"would hold 8\d\d MiB .*raise training\.thinning"):
         run.run()

@@ -24,6 +24,7 @@ from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.noise import NoiseScale
 from server.strategies.fald import LARGEST_DRIFT
 from tests import chains
+from tests.analytic_targets import Regression, assert_within_four_standard_errors
 
 CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
 SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))
@@ -50,33 +51,28 @@ def site_data():
 DATA = site_data()
 
 
-def curvature(site, share):
-    """H_k, of the mean energy."""
-    features, _ = DATA[site]
-    prior = share * np.eye(PARAMETERS) / SAMPLER.prior.scale**2
-    return (features.T.astype(np.float64) @ features + prior) / len(features)
+def target_of(*sites, share):
+    """The records of these sites together, with a share of the prior."""
+    features, targets = (np.concatenate([DATA[site][part] for site in sites]).astype(np.float64) for part in (0, 1))
+    return Regression(features, targets, SAMPLER.prior, share, clip_norm=CLIP_NORM)
 
 
-def site_moments(site, share, step_size):
-    """Precision at temperature 1 and mean of the stationary law of a site's chain."""
-    features, targets = DATA[site]
-    mean_energy = curvature(site, share)
-    precision = len(features) * mean_energy @ (np.eye(PARAMETERS) - step_size * mean_energy / 2)
-    return precision, np.linalg.solve(len(features) * mean_energy, features.T.astype(np.float64) @ targets)
+def law_of(target, step_size):
+    """Precision at temperature 1 and mean of the stationary law of a chain; at step 0 of the posterior."""
+    return np.linalg.inv(target.law(SAMPLER, step_size, 1.0)), target.posterior_mean
 
 
 def predicted(share, step_size):
     """Precision and mean of the product of the sites' laws, with the prior counted once."""
-    moments = [site_moments(site, share, step_size) for site in SITES]
+    laws = [law_of(target_of(site, share=share), step_size) for site in SITES]
     extra = (1 - len(SITES) * share) * np.eye(PARAMETERS) / SAMPLER.prior.scale**2
-    precision = sum(own for own, _ in moments) + extra
-    return precision, np.linalg.solve(precision, sum(own @ mean for own, mean in moments))
+    precision = sum(own for own, _ in laws) + extra
+    return precision, np.linalg.solve(precision, sum(own @ mean for own, mean in laws))
 
 
 def pooled_posterior():
     """Precision and mean given all records, by the formula."""
-    precision = np.eye(PARAMETERS) / SAMPLER.prior.scale**2 + sum(x.T.astype(np.float64) @ x for x, _ in DATA.values())
-    return precision, np.linalg.solve(precision, sum(x.T.astype(np.float64) @ y for x, y in DATA.values()))
+    return law_of(target_of(*SITES, share=1.0), 0.0)
 
 
 def run_site(site, share, start, *, steps, seed):
@@ -116,16 +112,6 @@ def combined(rule, samples):
     return found.samples.in_memory().arrays["w"].astype(np.float64)
 
 
-def assert_law(draws, mean, precision):
-    """Whitened by the expected law, means are 0 within 4 standard errors and covariances the identity."""
-    whitened = (draws - mean) @ np.linalg.cholesky(precision)
-    error = 1 / np.sqrt(len(draws))
-    assert np.abs(whitened.mean(axis=0)).max() < 4 * error
-    covariance = np.cov(whitened.T)
-    assert np.abs(np.diag(covariance) - 1).max() < 4 * np.sqrt(2) * error
-    assert abs(covariance[0, 1]) < 4 * error
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
@@ -139,7 +125,7 @@ def assert_law(draws, mean, precision):
 def test_rule_of_added_precisions_lands_on_the_pooled_posterior(rule):
     share = rule.prior_share(len(SITES))
     precision, mean = predicted(share, STEP_SIZE)
-    assert_law(combined(rule, released(rule)), mean, precision)
+    assert_within_four_standard_errors(combined(rule, released(rule)), mean, np.linalg.inv(precision))
     # All that lies between this law and the posterior given all records is the size of the step.
     for found, exact in zip(predicted(share, 0.0), pooled_posterior(), strict=True):
         np.testing.assert_allclose(found, exact, rtol=1e-10)
@@ -168,12 +154,11 @@ def averaged(weights, *, rounds, steps, chains, meter=None, burn_in=0):
 
 def reweighted_posterior(weights):
     """Precision and mean of p(w) prod_k p(D_k|w)^(w_k N / n_k), its prior shared between the sites alike."""
-    total, share = sum(UNITS.values()), 1 / len(SITES)
-    parts = {site: weights[site] * total * curvature(site, share) for site in SITES}
+    targets = {site: target_of(site, share=1 / len(SITES)) for site in SITES}
+    parts = {site: weights[site] * sum(UNITS.values()) * target.curvature for site, target in targets.items()}
     precision = sum(parts.values())
-    return precision, np.linalg.solve(
-        precision, sum(part @ site_moments(site, share, 0.0)[1] for site, part in parts.items())
-    )
+    mean = sum(part @ targets[site].posterior_mean for site, part in parts.items())
+    return precision, np.linalg.solve(precision, mean)
 
 
 @pytest.mark.slow
@@ -183,7 +168,7 @@ def test_averaged_chain_of_single_steps_has_the_temperature_that_is_claimed(weig
     state, temperature = averaged(weights, rounds=60, steps=1, chains=8000)
     posterior, mean = reweighted_posterior(weights)
     precision = posterior @ (np.eye(PARAMETERS) - STEP_SIZE * posterior / units / 2) / temperature
-    assert_law(state.astype(np.float64), mean, precision)
+    assert_within_four_standard_errors(state.astype(np.float64), mean, np.linalg.inv(precision))
     if weighting == "units":
         for found, exact in zip((posterior, mean), pooled_posterior(), strict=True):
             np.testing.assert_allclose(found, exact, rtol=1e-10)

@@ -82,11 +82,7 @@ def assert_same_run(folder: Path, unbroken: Path) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        ["aggregation.rule=fald"],
-        ["aggregation.rule=fedpa"],
-        ["aggregation.rule=mixture", *NOISED, *RECALIBRATED],
-    ],
+    [["aggregation.rule=fald"], ["aggregation.rule=fedpa"], ["aggregation.rule=mixture", *NOISED, *RECALIBRATED]],
     ids=["fald", "fedpa", "mixture, recalibrated, noised"],
 )
 def test_run_that_loses_replies_ends_as_the_unbroken_one(federation, overrides: list[str]) -> None:

@@ -76,9 +76,8 @@ def check_counts(card: SiteCard, measured: Iterable[Statistics]) -> None:
 def checked_counts(arrays: Arrays, answer: RecalibrateReply, card: SiteCard, noise_multiplier: float) -> NoisedTable:
     """Read the counts for recalibration that a site sent, of COUNT_ARRAYS.
 
-    Raises:
-        ValueError: if they are missing, of another shape, not finite, more than the site's size allows, or their noise
-            does not follow from the plan's noise multiplier.
+    Raises ValueError if they are missing, of another shape, not finite, more than the site's size allows, or their
+    noise does not follow from the plan's noise multiplier.
     """
     if answer.noise_std is None:
         raise ValueError("it sent parameters, not counts")
@@ -102,9 +101,8 @@ def planned_multiplier(plan: AnyRecalibrationPlan) -> float:
 def counts_warning(together: RecalibrationMap | None, own: Mapping[str, RecalibrationMap | None]) -> RunWarning | None:
     """Say so where noise hides the bins of the merged counts, or of a site that is to use its own map.
 
-    Args:
-        together: the map of all counts, None where it cannot be fitted.
-        own: site -> its own map, where sites use their own.
+    `together`: the map of all counts, None where it cannot be fitted. `own`: site -> its own map, where sites use
+    their own.
     """
     hidden = [name for name, fitted in own.items() if fitted is None]
     if together is not None and not hidden:

@@ -61,13 +61,7 @@ class Evaluation:
     """Collects the sites' statistics and summarises them."""
 
     def __init__(self, classes: int, roles_sharing_records: Collection[Role] = (), seed: int = 0) -> None:
-        """Collect for so many classes.
-
-        Args:
-            classes: of the task.
-            roles_sharing_records: whose sites hold the same records; these are not pooled.
-            seed: of the draws behind intervals and references.
-        """
+        """Collect for so many classes."""
         self.classes, self._unpooled, self._seed = classes, roles_sharing_records, seed
         self.parts: list[SiteStatistics] = []
         self.subgroups: list[SubgroupStatistics] = []
@@ -89,9 +83,8 @@ class Evaluation:
 
         `read` takes names and shapes, and returns the arrays that came beside the record, float64, or raises.
 
-        Raises:
-            ValueError: if arrays are missing, of another shape, contradict each other, or count more records than the
-                site's size allows; nothing is then kept.
+        Raises ValueError if arrays are missing, of another shape, contradict each other, or count more records
+        than the site's size allows; nothing is then kept.
         """
         noised = record.noise_std is not None
         if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
@@ -131,9 +124,9 @@ class Evaluation:
     def rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Summarise pooled roles first, then the means over the sites of each, then sites; all have answered.
 
-        Returns:
-            The summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles, then each
-            site's posterior, or last iterate where there is none, in a federation of at most 24 measured sites.
+        Returns the summary's `calibration` rows, and its `reliability` rows (exact sums only): pooled roles,
+        then each site's posterior, or last iterate where there is none, in a federation of at most 24 measured
+        sites.
         """
         headline = self._headline()
         few = len({part.card.name for part in self.parts}) <= MAX_RELIABILITY_SITES

@@ -53,9 +53,7 @@ def _mean_number(values: Sequence[object]) -> float | None:
 
 
 def shift_detection_rows(
-    reference: CalibrationStatistics | None,
-    places: Iterable[tuple[str, CalibrationStatistics | None]],
-    samples: int,
+    reference: CalibrationStatistics | None, places: Iterable[tuple[str, CalibrationStatistics | None]], samples: int
 ) -> list[dict[str, Any]]:
     """Compare the uncertainty of each place's test records with that of the training sites' test records.
 

@@ -31,15 +31,9 @@ def auroc(statistics: CalibrationStatistics) -> Measured | None:
 def exact_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Measured | None:
     """Return the area of `auroc` from the records themselves, so that only equal scores are ties.
 
-    Args:
-        probabilities: class probabilities, shape (N, C), rows that sum to 1 within 1e-6.
-        labels: true classes, shape (N,), integers 0 .. C - 1.
-
-    Returns:
-        The area, bounds equal to it, or None where no class has both a positive and a negative.
-
-    Raises:
-        ValueError: as `from_batch`.
+    `probabilities`: class probabilities, shape (N, C), rows that sum to 1 within 1e-6. `labels`: true classes,
+    shape (N,), integers 0 .. C - 1. Returns the area, bounds equal to it, or None where no class has both a
+    positive and a negative. Raises ValueError as `from_batch`.
     """
     probability = check_probabilities(probabilities)
     count, classes = probability.shape

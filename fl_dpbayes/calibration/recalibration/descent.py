@@ -96,15 +96,10 @@ def fit(method: DescentMethod, probabilities: Floats, labels: Labels) -> Recalib
 class Stretch:
     """Some steps of a planned descent, whose cost is one Gaussian event (noise_multiplier, sampling rate 1, steps).
 
-    Attributes:
-        plan: method, clip norm, step size and number of steps of the whole fit.
-        noise_multiplier: sigma >= 0; 0 is the fit without noise.
-        units: n > 0, a public constant near the number of units; it scales the steps and nothing else.
-        first_step: number of the first of these steps in the plan, from 0.
-        steps: how many.
-
-    Raises:
-        ValueError: if the stretch leaves the plan, or the noise multiplier is negative.
+    `plan`: method, clip norm, step size and number of steps of the whole fit. `noise_multiplier`: sigma >= 0; 0 is
+    the fit without noise. `units`: n > 0, a public constant near the number of units; it scales the steps and
+    nothing else. `first_step`: number of the first of these steps in the plan, from 0. `steps`: how many. Raises
+    ValueError if the stretch leaves the plan, or the noise multiplier is negative.
     """
 
     plan: RecalibrationPlan
@@ -132,19 +127,10 @@ def private_fit(
 ) -> Floats:
     """Run a stretch of the planned descent.
 
-    Args:
-        probabilities: predictions for the part's records, shape (N, C); N may be 0.
-        labels: shape (N,), 0 .. C - 1.
-        unit_index: unit of each record, shape (N,), >= 0.
-        stretch: which steps.
-        start: parameters before the first of these steps, shape (P,).
-        generator: draws the noise.
-
-    Returns:
-        Parameters after the last step, shape (P,), each within +-PARAMETER_BOUND.
-
-    Raises:
-        ValueError: if there are so many units that rounding could move a sum by more than 0.001 of the clip norm.
+    `probabilities`: predictions for the part's records, shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1.
+    `unit_index`: unit of each record, shape (N,), >= 0. `start`: parameters before the first of these steps, shape
+    (P,). Returns parameters after the last step, shape (P,), each within +-PARAMETER_BOUND. Raises ValueError if
+    there are so many units that rounding could move a sum by more than 0.001 of the clip norm.
     """
     plan, units = stretch.plan, stretch.units
     logs = in_fixed_pieces(log_probabilities, probabilities)

@@ -29,15 +29,8 @@ def method_code(method: str) -> ModuleType:
 def recalibrate(probabilities: Floats, mapping: RecalibrationMap) -> Floats:
     """Apply a map to predictions.
 
-    Args:
-        probabilities: p, shape (N, C), rows that sum to 1.
-        mapping: which map; its parameters fit C classes.
-
-    Returns:
-        g(p), shape (N, C), rows that sum to 1.
-
-    Raises:
-        ValueError: if the map is for another number of classes.
+    `probabilities`: p, shape (N, C), rows that sum to 1. Returns g(p), shape (N, C), rows that sum to 1. Raises
+    ValueError if the map is for another number of classes.
     """
     classes = probabilities.shape[1]
     if len(mapping.parameters) != parameter_count(mapping.method, classes):

@@ -28,11 +28,10 @@ def array_header(
 ) -> tuple[bytes, dict[str, int]]:
     """Lay arrays, name -> type and shape, out one after the other, with text to keep in the header.
 
-    Returns:
-        The bytes before the arrays, and name -> place of an array after them.
-
     References:
         The safetensors format, https://huggingface.co/docs/safetensors.
+
+    Returns the bytes before the arrays, and name -> place of an array after them.
     """
     content: dict[str, object] = {"__metadata__": dict(metadata)}
     places, end = {}, 0
@@ -49,8 +48,7 @@ def array_header(
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray], metadata: Mapping[str, str] | None = None) -> None:
     """Write float32 or float64 arrays by name, and text, as one safetensors file.
 
-    Raises:
-        OSError: if it cannot be written.
+    Raises OSError if it cannot be written.
     """
     header, _ = array_header({name: (array.dtype, array.shape) for name, array in arrays.items()}, metadata or {})
     with path.open("wb") as file:
@@ -68,8 +66,7 @@ def sealable(metadata: Mapping[str, str]) -> dict[str, str]:
 def seal(path: Path) -> None:
     """Put the checksum into a file that was written with `sealable` metadata.
 
-    Raises:
-        OSError: if it cannot be written.
+    Raises OSError if it cannot be written.
     """
     checksum, _ = _sums(path)
     with path.open("r+b") as file:
@@ -80,9 +77,7 @@ def seal(path: Path) -> None:
 def check_seal(path: Path) -> None:
     """Compare a sealed file with its checksum.
 
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it has no checksum or another one.
+    Raises OSError if it cannot be read. Raises ValueError if it has no checksum or another one.
     """
     checksum, stored = _sums(path)
     if not re.fullmatch(rb"[0-9a-f]{64}", stored):
@@ -94,8 +89,7 @@ def check_seal(path: Path) -> None:
 def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, npt.NDArray]]:
     """Read a file of `write_arrays`: metadata, and name -> array.
 
-    Raises:
-        SafetensorError, OSError: if it is no such file.
+    Raises SafetensorError, OSError if it is no such file.
     """
     with safe_open(path, framework="numpy") as file:
         return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -16,8 +16,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 def written(path: Path) -> Iterator[None]:
     """Say in one line, with the path and the remedy, why a file or folder that the context writes cannot be.
 
-    Raises:
-        UserError: for any error of the operating system in the context.
+    Raises UserError for any error of the operating system in the context.
     """
     try:
         yield
@@ -33,11 +32,7 @@ def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
     Its folder exists, and one process at a time writes it. That holds after a power cut as well, or (with
     `through_power_cut` false) only after the death of the process.
 
-    Yields:
-        The path to write to; what stands there takes the file's place when the context ends well, and goes when not.
-
-    Raises:
-        OSError: if it cannot be written.
+    Raises OSError if it cannot be written.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
@@ -56,8 +51,7 @@ def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
 def replaced_atomically(path: Path) -> Iterator[Path]:
     """Replace a file as `replaced` does, through a power cut too.
 
-    Raises:
-        UserError: if it cannot be written, for instance on a full disk.
+    Raises UserError if it cannot be written, for instance on a full disk.
     """
     with written(path), replaced(path) as partial:
         yield partial
@@ -66,8 +60,7 @@ def replaced_atomically(path: Path) -> Iterator[Path]:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a text file, written as UTF-8 with line ends unchanged.
 
-    Raises:
-        UserError: if it cannot be written.
+    Raises UserError if it cannot be written.
     """
     with replaced_atomically(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="")

@@ -43,8 +43,7 @@ class Journal:
     def append(self, entries: Iterable[Entry]) -> JournalMark:
         """Append JSON objects, one a line, wait until they are on the disk, and return the place after them.
 
-        Raises:
-            UserError: if the file cannot be written; the mark then stays where it was.
+        Raises UserError if the file cannot be written; the mark then stays where it was.
         """
         lines, head = [], self._mark.head
         for entry in entries:
@@ -68,8 +67,7 @@ def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dic
 
     `until` is the place up to which it must hold; None: as far as it does, since a crash may have cut it off.
 
-    Raises:
-        UserError: if a line before the place was changed or is missing.
+    Raises UserError if a line before the place was changed or is missing.
     """
     try:
         content = path.read_bytes() if path.is_file() else b""
@@ -101,10 +99,7 @@ def file_sha256(path: Path) -> str:
 def file_entry(name: str, content: Path, replaces: str | None = None) -> dict[str, Any]:
     """Return a journal's entry for a file: `file`, `bytes`, `sha256`, and `replaces` where given.
 
-    Args:
-        name: the file's path in the run directory, with `/`.
-        content: where the bytes lie now: the file itself, or what is about to take its place.
-        replaces: the file that is needed no more once this one is there.
+    `name`: the file's path in the run directory, with `/`.
     """
     entry = {"file": name, "bytes": content.stat().st_size, "sha256": file_sha256(content)}
     return entry if replaces is None else entry | {"replaces": replaces}
@@ -123,8 +118,7 @@ def listed_files(entries: Iterable[Entry]) -> dict[str, Entry]:
 def check_files(folder: Path, listed: Mapping[str, Entry]) -> None:
     """Compare files of a run directory with a journal's entries, by name.
 
-    Raises:
-        UserError: at the first file that is missing, of another size or of other content.
+    Raises UserError at the first file that is missing, of another size or of other content.
     """
     for name, entry in listed.items():
         path = folder / name
@@ -143,8 +137,7 @@ def check_files(folder: Path, listed: Mapping[str, Entry]) -> None:
 def check_no_others(folder: Path, pattern: str, listed: Mapping[str, Entry]) -> None:
     """Check that no file lies beside the listed ones where a run directory's files are looked up by a glob pattern.
 
-    Raises:
-        UserError: naming the first that is not listed.
+    Raises UserError naming the first that is not listed.
     """
     for path in sorted(folder.glob(pattern)):
         if path.relative_to(folder).as_posix() not in listed:

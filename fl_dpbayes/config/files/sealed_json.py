@@ -21,14 +21,7 @@ def write_sealed_json(
 ) -> None:
     """Write a JSON object with the SHA-256 of its canonical form; a reader meets the old file or the whole new one.
 
-    Args:
-        path: the file.
-        content: what JSON can hold, without NaN.
-        indent: as for `json.dumps`.
-        beside: names of files in the same folder that belong to it; those that are absent are left out.
-
-    Raises:
-        UserError: if it cannot be written.
+    `indent`: as for `json.dumps`. Raises UserError if it cannot be written.
     """
     files = {name: file_sha256(path.parent / name) for name in beside if (path.parent / name).is_file()}
     whole = {**content, **({BESIDE: files} if beside else {})}
@@ -39,9 +32,8 @@ def write_sealed_json(
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read the content of a file of `write_sealed_json`, without its own checksum.
 
-    Raises:
-        OSError: if it cannot be read.
-        DamagedError: if it is no JSON object, has no checksum, or was changed since it was written.
+    Raises OSError if it cannot be read. Raises DamagedError if it is no JSON object, has no checksum, or was
+    changed since it was written.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -60,9 +52,7 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 def check_beside(path: Path, content: Mapping[str, Any], name: str) -> None:
     """Compare a file beside a sealed one with the checksum in its content; one that it does not know is not compared.
 
-    Raises:
-        OSError: if it cannot be read.
-        DamagedError: if it is missing, or not as it was written.
+    Raises OSError if it cannot be read. Raises DamagedError if it is missing, or not as it was written.
     """
     stored, file = content.get(BESIDE, {}).get(name), path.parent / name
     if stored is None:

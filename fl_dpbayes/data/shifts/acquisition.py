@@ -42,17 +42,9 @@ SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
     # Standard deviation in pixels; 28: CIFAR-C, 224: MedMNIST-C.
     "blur": {8: (0.4, 0.5, 0.6, 0.7, 0.8), 28: (0.4, 0.6, 0.7, 0.8, 1.0), 224: (0.8, 1.1, 1.4, 1.7, 2.0)},
     # Share of the pixels left along each side; 224: MedMNIST-C pixelate.
-    "resolution": {
-        8: (0.875, 0.75, 0.625, 0.5, 0.375),
-        28: (0.9, 0.8, 0.7, 0.6, 0.5),
-        224: (0.8, 0.7, 0.6, 0.5, 0.4),
-    },
+    "resolution": {8: (0.875, 0.75, 0.625, 0.5, 0.375), 28: (0.9, 0.8, 0.7, 0.6, 0.5), 224: (0.8, 0.7, 0.6, 0.5, 0.4)},
     # Quality; 28: CIFAR-C, 224: MedMNIST-C.
-    "jpeg": {
-        8: (60.0, 40.0, 25.0, 15.0, 8.0),
-        28: (80.0, 65.0, 58.0, 50.0, 40.0),
-        224: (50.0, 30.0, 15.0, 10.0, 7.0),
-    },
+    "jpeg": {8: (60.0, 40.0, 25.0, 15.0, 8.0), 28: (80.0, 65.0, 58.0, 50.0, 40.0), 224: (50.0, 30.0, 15.0, 10.0, 7.0)},
     # Share of the images.
     "inversion": dict.fromkeys((8, 28, 224), (0.1, 0.25, 0.5, 0.75, 1.0)),
     # Thickness as a share of the shorter side.
@@ -67,10 +59,7 @@ SEVERITIES: dict[ImageShift, dict[int, Ladder]] = {
 
 # P(marker | y > 0) of a marker that goes with the label.
 MARKER_RATES = (0.6, 0.7, 0.8, 0.9, 0.95)
-LETTERS = {
-    "L": ("100", "100", "100", "100", "111"),
-    "R": ("110", "101", "110", "101", "101"),
-}
+LETTERS = {"L": ("100", "100", "100", "100", "111"), "R": ("110", "101", "110", "101", "101")}
 # A stroke is one pixel wide at 28 pixels, so that the letter covers the same share of a film at 224.
 PIXELS_PER_STROKE = 28
 BIAS_FIELD_ORDER = 3

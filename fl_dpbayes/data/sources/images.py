@@ -52,8 +52,7 @@ def _unit(source: ImageFolder, path: Path) -> str:
 def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:
     """Read one image as pixels in [0, 1], float32, (channels, height, width), as `grey_levels` does.
 
-    Raises:
-        UserError: if the image cannot be read.
+    Raises UserError if the image cannot be read.
     """
     try:
         with Image.open(path) as image:

@@ -44,10 +44,9 @@ class Released:
 class Aggregate:
     """A global posterior.
 
-    Attributes:
-        samples: weighted samples; a rule that gives a point returns one, at temperature 0.
-        warnings: one for each assumption that does not hold, each once, in the order of the sites' names.
-        facts: what the run's record says of how it was made.
+    `samples`: weighted samples; a rule that gives a point returns one, at temperature 0. `warnings`: one for each
+    assumption that does not hold, each once, in the order of the sites' names. `facts`: what the run's record says
+    of how it was made.
     """
 
     samples: AnySamples
@@ -58,8 +57,7 @@ class Aggregate:
 def combine_sites(rule: Rule, released: Released) -> Aggregate:
     """Combine the sites' samples, one site in memory at a time where the rule allows it.
 
-    Raises:
-        ValueError: if the rule cannot use the samples.
+    Raises ValueError if the rule cannot use the samples.
     """
     return implementation("fl_dpbayes.posterior.rules", rule.code).combine(rule, released)
 
@@ -69,8 +67,7 @@ def posterior_aggregate(
 ) -> Aggregate:
     """Wrap draws (M, d) of a posterior at temperature 1 as equally weighted samples.
 
-    Raises:
-        ValueError: if a draw leaves the range of float32.
+    Raises ValueError if a draw leaves the range of float32.
     """
     return _aggregate(draws, shapes, warnings, 1.0)
 

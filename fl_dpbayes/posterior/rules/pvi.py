@@ -24,11 +24,9 @@ from fl_dpbayes.posterior.samples import AnySamples
 class PVIState:
     """What the server keeps between rounds.
 
-    Attributes:
-        prior: p(w).
-        factors: site -> t_k(w); a site that is absent has t_k = 1.
-        warnings: what was wrong with the samples of the last update.
-        negative: site -> number of directions in which its factor came out with a negative precision there.
+    `prior`: p(w). `factors`: site -> t_k(w); a site that is absent has t_k = 1. `warnings`: what was wrong with the
+    samples of the last update. `negative`: site -> number of directions in which its factor came out with a
+    negative precision there.
     """
 
     prior: NaturalGaussian
@@ -106,8 +104,7 @@ def _sharpening(factor: NaturalGaussian, cavity: NaturalGaussian, mean: Array) -
 def update_from_samples(state: PVIState, site_samples: Mapping[str, AnySamples], *, damping: float) -> PVIState:
     """Update the factors by diagonal Gaussians fitted to the sites' samples of p(D_k|w) times their cavities.
 
-    Raises:
-        ValueError: if a site has fewer than 5 samples.
+    Raises ValueError if a site has fewer than 5 samples.
     """
     new_posteriors, warnings = {}, list[RunWarning]()
     for chain in map(at_unit_temperature, chains(site_samples)):

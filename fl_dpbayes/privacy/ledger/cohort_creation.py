@@ -76,11 +76,10 @@ def require_other_units(entries: list[Entry], cohort: str, version: DataVersion,
 def unit_sketch(hashes: Iterable[str]) -> tuple[str, ...]:
     """Keep the smallest of a set's hashes: a uniform sample of it that every set with these members draws alike.
 
-    Args:
-        hashes: keyed hashes of equal length, one or more for each unit.
-
     Source:
         Broder 1997, On the resemblance and containment of documents.
+
+    `hashes`: keyed hashes of equal length, one or more for each unit.
     """
     return tuple(sorted(set(hashes))[:SKETCH_SIZE])
 

@@ -95,10 +95,9 @@ class Ledger:
     def open(cls, place: LedgerPlace, cohort: Cohort) -> "Ledger":
         """Open the ledger of a cohort that was made before, its budget stated as it was then.
 
-        Raises:
-            UserError: if the cohort was made with another budget, or the file may not serve as a ledger.
-            LedgerError: if ledger or cohort was not made, or the ledger is not the one that its second place knows,
-                cannot be read or written, or is damaged.
+        Raises UserError if the cohort was made with another budget, or the file may not serve as a ledger.
+        Raises LedgerError if ledger or cohort was not made, or the ledger is not the one that its second place
+        knows, cannot be read or written, or is damaged.
         """
         ledger = cls.open_existing(place, cohort.name)
         try:
@@ -116,8 +115,7 @@ class Ledger:
 
         Its second place is checked when something is to change, and by `verify`.
 
-        Raises:
-            LedgerError: if there is no such ledger or cohort, or the file cannot be read or is damaged.
+        Raises LedgerError if there is no such ledger or cohort, or the file cannot be read or is damaged.
         """
         connection = open_ledger_file(place.path, place.durability, create=False)
         try:
@@ -162,16 +160,10 @@ class Ledger:
         A run has one plan, and no later round may ask for a step of an earlier one: so a run never releases more than
         its plan, which a site's policy bounds, however much budget the cohort has left.
 
-        Args:
-            spending: what the request asks for.
-            echoed_head: the last head that the server says it saw; None if it saw none.
-
-        Returns:
-            The reservation (of the longest prefix that the budget admits, or the one that a dead process left open
-            for this very request); or the stored reply, if this very request was completed before; or the refusal.
-
-        Raises:
-            LedgerError: if the ledger cannot be read or written, or is damaged: nothing may run.
+        `echoed_head`: the last head that the server says it saw; None if it saw none. Returns the reservation
+        (of the longest prefix that the budget admits, or the one that a dead process left open for this very
+        request); or the stored reply, if this very request was completed before; or the refusal. Raises
+        LedgerError if the ledger cannot be read or written, or is damaged: nothing may run.
         """
         with self._change() as entries:
             state = read_state(entries, self.cohort.name)
@@ -186,8 +178,7 @@ class Ledger:
     def commit(self, reservation: int, reply: bytes) -> str:
         """Store the whole reply to a reserved request, and return the new head; only then may it be sent.
 
-        Raises:
-            LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
+        Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
         """
         digest = hashlib.sha256(reply).hexdigest()
         with self._change():
@@ -200,8 +191,7 @@ class Ledger:
     def fail(self, reservation: int) -> str:
         """Note that a reserved request came to nothing, and return the new head; its steps stay spent.
 
-        Raises:
-            LedgerError: if it cannot be written, or the reservation is not open or not held by this process.
+        Raises LedgerError if it cannot be written, or the reservation is not open or not held by this process.
         """
         with self._change():
             self._require_held(reservation)
@@ -216,8 +206,7 @@ class Ledger:
     def record_data_version(self, describe: Describe) -> None:
         """Note which version of the records, under the ledger's key, is used from now on; the budget stays what it is.
 
-        Raises:
-            LedgerError: if another cohort of this ledger has these records, or the ledger cannot be written.
+        Raises LedgerError if another cohort of this ledger has these records, or the ledger cannot be written.
         """
         with ledger_errors():
             version = describe(ledger_key(self._connection))

@@ -20,12 +20,9 @@ ReservationState = Literal["reserved", "done", "failed"]
 class Cohort:
     """Whose records a budget protects, and how much may ever be spent on each part; fixed when its ledger is made.
 
-    Attributes:
-        name: as in the site file; a corrected record does not make another cohort.
-        unit: what one unit of privacy is, such as "patient".
-        epsilon: the budget of each part, > 0.
-        split: what tells the rule that puts each unit in its part from any other; a unit that moved to another part
-            would have both budgets spent on it.
+    `name`: as in the site file; a corrected record does not make another cohort. `unit`: what one unit of privacy
+    is, such as "patient". `epsilon`: the budget of each part, > 0. `split`: what tells the rule that puts each unit
+    in its part from any other; a unit that moved to another part would have both budgets spent on it.
     """
 
     name: str
@@ -40,13 +37,10 @@ class Cohort:
 class Spending:
     """What a request asks to spend.
 
-    Attributes:
-        purpose: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for each purpose.
-        request_digest: SHA-256 of the request without the head that it echoes.
-        plan_digest: SHA-256 of the plan as the request states it.
-        plan: events of the whole run, in the order of the steps, at one sampling rate.
-        first_step: first step of the plan that is asked for, from 0.
-        steps: how many, > 0.
+    `purpose`: what the part is used for, such as "train" or "evaluate 3"; a run has one plan for each purpose.
+    `request_digest`: SHA-256 of the request without the head that it echoes. `plan_digest`: SHA-256 of the plan as
+    the request states it. `plan`: events of the whole run, in the order of the steps, at one sampling rate.
+    `first_step`: first step of the plan that is asked for, from 0. `steps`: how many, > 0.
     """
 
     part: Part

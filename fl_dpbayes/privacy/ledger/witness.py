@@ -36,10 +36,8 @@ _HEAD = re.compile("[0-9a-f]{64}")
 class LedgerPlace:
     """Where a ledger lies.
 
-    Attributes:
-        path: its file, on a local disk; it may hold several cohorts.
-        witness: its second place, in another folder and best on another disk.
-        durability: `full` survives a power cut, `normal` the death of the process.
+    `path`: its file, on a local disk; it may hold several cohorts. `witness`: its second place, in another folder
+    and best on another disk. `durability`: `full` survives a power cut, `normal` the death of the process.
     """
 
     path: Path
@@ -127,11 +125,7 @@ def repair_witness(place: LedgerPlace) -> bool:
     A file that is there and is no second place is left: the site file may name it by mistake. The chain keeps an
     entry of the repair: from then on only the server's head tells whether the ledger was the newest.
 
-    Returns:
-        Whether there was anything to repair.
-
-    Raises:
-        LedgerError: if the ledger is missing or damaged, or is behind its second place, or that is unreadable.
+    Raises LedgerError if the ledger is missing or damaged, or is behind its second place, or that is unreadable.
     """
     connection = open_ledger_file(place.path, place.durability, create=False)
     try:

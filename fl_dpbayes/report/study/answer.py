@@ -33,12 +33,9 @@ ASKED = "privacy.epsilon"
 class StudyAnswer:
     """The opening of the page.
 
-    Attributes:
-        lead: the main metric of the methods that are compared first.
-        differences: one sentence per compared axis.
-        shifts: the worst shift, and where the error grows large; empty without shifts.
-        basis: what was run, and what the intervals mean.
-        cautions: what weakens a conclusion, the gravest first.
+    `lead`: the main metric of the methods that are compared first. `differences`: one sentence per compared axis.
+    `shifts`: the worst shift, and where the error grows large; empty without shifts. `basis`: what was run, and
+    what the intervals mean. `cautions`: what weakens a conclusion, the gravest first.
     """
 
     lead: str

@@ -68,12 +68,9 @@ def _over_seeds(by_seed: dict[Hashable, list[float]]) -> Estimate | None:
 class BesideBaseline:
     """One method at one setting: its own mean, and what it differs by from the baseline there.
 
-    Attributes:
-        at: values of the axes that are kept apart.
-        method: values of the baseline's axes.
-        value: the method's mean over the other axes.
-        difference: method minus baseline, paired; None for the baseline itself, or without pairs.
-        is_baseline: whether it is the baseline.
+    `at`: values of the axes that are kept apart. `method`: values of the baseline's axes. `value`: the method's
+    mean over the other axes. `difference`: method minus baseline, paired; None for the baseline itself, or without
+    pairs. `is_baseline`: whether it is the baseline.
     """
 
     at: Labels

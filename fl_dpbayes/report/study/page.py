@@ -27,8 +27,7 @@ from fl_dpbayes.report.template import STUDY
 def write_study_report(folder: Path) -> Path:
     """Write `report.html` from `study.json`, `study.toml` and the tables of a study's folder, and its figures beside.
 
-    Raises:
-        UserError: if a file of the study is missing or damaged, or the folder cannot be written to.
+    Raises UserError if a file of the study is missing or damaged, or the folder cannot be written to.
     """
     study = read_study(folder)
     drawn: list[DrawnFigure] = []

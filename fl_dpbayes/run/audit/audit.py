@@ -33,17 +33,8 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     The auditor sends messages to the app that a site runs, at sites of made-up records, and reads what comes back. A
     scenario with `simulation.insecure_seed` is audited repeatably, any other with the operating system's entropy.
 
-    Args:
-        scenario: the audited scenario.
-        console: where progress and tables go.
-        data_dir: the data folder, for the membership score on the scenario's own records.
-        as_json: print one JSON object instead of tables.
-
-    Returns:
-        Exit status: 0 if every check passed, 1 if not.
-
-    Raises:
-        UserError: if data are missing, or a site does not train.
+    Returns exit status: 0 if every check passed, 1 if not. Raises UserError if data are missing, or a site does not
+    train.
     """
     private_settings(scenario)
     torch.set_num_threads(scenario.resources.threads_per_site)

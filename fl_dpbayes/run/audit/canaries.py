@@ -49,13 +49,10 @@ WEIGHT = "1.weight"
 class CanaryAudit:
     """What the canaries, about half of them put in, say about epsilon at delta.
 
-    Attributes:
-        units: n, declared by the audited site.
-        steps: audited steps, the first of the plan.
-        claimed: epsilon of the audited steps, as the site's own ledger states it; may be infinite.
-        gaussian_bound: lower bound from a threshold test, read on a Gaussian trade-off curve.
-        one_run_bound: lower bound from one run's boldest guesses.
-        certified: whether the first bound is a proof (sampling rate 1) or a detector of faults only.
+    `units`: n, declared by the audited site. `steps`: audited steps, the first of the plan. `claimed`: epsilon of
+    the audited steps, as the site's own ledger states it; may be infinite. `gaussian_bound`: lower bound from a
+    threshold test, read on a Gaussian trade-off curve. `one_run_bound`: lower bound from one run's boldest guesses.
+    `certified`: whether the first bound is a proof (sampling rate 1) or a detector of faults only.
     """
 
     canaries: int
@@ -90,11 +87,7 @@ def audit_canaries(
     included = generator.random(canaries) < 0.5
     length = STRENGTH * max(1.0, plan.privacy.noise_unit)
     site = write_canary_site(
-        folder / "canaries",
-        scenario,
-        _records(included, silent, length),
-        units,
-        delta=plan.privacy.delta,
+        folder / "canaries", scenario, _records(included, silent, length), units, delta=plan.privacy.delta
     )
     sigmas = solve_plan(plan, units).noise_multipliers
     steps = _audited_steps(plan, sigmas)

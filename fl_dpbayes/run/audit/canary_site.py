@@ -37,12 +37,9 @@ MOST_COLUMNS = 256
 class CanaryRecords:
     """Records of a canary site.
 
-    Attributes:
-        task: shape of a record and number of classes.
-        levels: whole numbers 0 to 255, shape (N, *shape).
-        labels: shape (N,).
-        units: name of each record's privacy unit, N texts.
-        scale: what levels are divided by; 255 where the records are images.
+    `task`: shape of a record and number of classes. `levels`: whole numbers 0 to 255, shape (N, *shape). `labels`:
+    shape (N,). `units`: name of each record's privacy unit, N texts. `scale`: what levels are divided by; 255 where
+    the records are images.
     """
 
     task: Task

@@ -65,11 +65,9 @@ ATTEMPTS = 2000
 class Parts:
     """A canary site of a scenario whose parts can be told apart.
 
-    Attributes:
-        delta: of its ledger.
-        samples: the auditor's posterior, parameter name -> shape (1, *shape).
-        predictions: part -> class probabilities of each of its records, shape (classes,).
-        labels: part -> label of each of its records.
+    `delta`: of its ledger. `samples`: the auditor's posterior, parameter name -> shape (1, *shape). `predictions`:
+    part -> class probabilities of each of its records, shape (classes,). `labels`: part -> label of each of its
+    records.
     """
 
     scenario: Scenario

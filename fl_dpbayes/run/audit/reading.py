@@ -108,14 +108,10 @@ class Reading:
 
         y = sum_k v_k (G_k / C + sigma_k xi_k),   sum v_k = 1
 
-    Attributes:
-        mean: y, shape (d,), for Bayes by backprop (2 d,).
-        weights: v_k, shape (steps,).
-        noise_multipliers: sigma_k, as the site's ledger accounts for them.
-        sampling_rate: q, as the ledger accounts for it.
-        rounding: of each entry of y by float32, shape of y.
-        sample_apart: largest difference of the last step's sample from the released state; 0 where it is not kept, or
-            is drawn at random.
+    `mean`: y, shape (d,), for Bayes by backprop (2 d,). `weights`: v_k, shape (steps,). `noise_multipliers`:
+    sigma_k, as the site's ledger accounts for them. `sampling_rate`: q, as the ledger accounts for it. `rounding`:
+    of each entry of y by float32, shape of y. `sample_apart`: largest difference of the last step's sample from the
+    released state; 0 where it is not kept, or is drawn at random.
     """
 
     mean: Array

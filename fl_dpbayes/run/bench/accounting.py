@@ -25,8 +25,7 @@ def bench_accounting(console: Console) -> None:
 
     dp-accounting and Opacus PRV run the 50 only: with 500 they take minutes.
 
-    Raises:
-        UserError: if dp-accounting is not installed.
+    Raises UserError if dp-accounting is not installed.
     """
     try:
         import dp_accounting.pld  # noqa: F401

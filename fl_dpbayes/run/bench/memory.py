@@ -28,15 +28,9 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
     mixture is formed, thinned and sent for evaluation, chains are diagnosed, `posterior.safetensors` and the report
     are written. The files are deleted afterwards.
 
-    Args:
-        console: where the table goes.
-        sites: number of training sites, >= 1.
-        samples: samples of each site, >= 1.
-        parameters: parameters of the model, about; it is a network with two hidden layers.
-        folder: where the bank and the posterior lie meanwhile; None takes the system's folder for temporary files.
-
-    Raises:
-        UserError: if the folder is none or its disk has too little space, or the run failed.
+    `sites`: number of training sites, >= 1. `samples`: samples of each site, >= 1. `folder`: where the bank and the
+    posterior lie meanwhile; None takes the system's folder for temporary files. Raises UserError if the folder is
+    none or its disk has too little space, or the run failed.
     """
     scenario = _scenario(sites, samples, parameters)
     count = sum(math.prod(shape) for shape in model_shapes(scenario.model, TASK).values())

@@ -122,12 +122,7 @@ def _add_shifted_sites(content: dict[str, Any], study: Study) -> None:
         prevalence = copied.get("prevalence") if isinstance(copied, dict) else None
         # A declared prevalence is that of the records before the shift; an estimate is made anew.
         estimated = {"prevalence": prevalence} if prevalence == "estimated" else {}
-        sites[name] = {
-            "role": "shifted",
-            "records_of": study.section.shifted_copy_of,
-            "shift": shift,
-            **estimated,
-        }
+        sites[name] = {"role": "shifted", "records_of": study.section.shifted_copy_of, "shift": shift, **estimated}
 
 
 def shifted_site_name(labels: Iterable[Any]) -> str:

@@ -14,7 +14,7 @@ from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folde
 def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     """Set each published value beside the mean of ours over seeds, within a seed over the axes that it leaves open.
 
-    Returns A row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %, Student's t),
+    Returns a row per value: its labels, `column`, `paper`, `measured`, `low` and `high` (95 %, Student's t),
     `seeds`.
     """
     rows = []

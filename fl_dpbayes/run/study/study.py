@@ -80,12 +80,8 @@ class Workers:
 def begin_study(study: Study, folder: Path | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
     """Run a study from its beginning, in `folder`, absent or empty (None: `runs/<study>-<time>`).
 
-    Returns:
-        Whether every cell finished.
-
-    Raises:
-        UserError: if the study or one of its cells is wrong, or the folder is not empty.
-        Stopped: if an interrupt ended it.
+    Raises UserError if the study or one of its cells is wrong, or the folder is not empty. Raises Stopped if an
+    interrupt ended it.
     """
     cells = study_cells(study)
     folder = (folder or Path("runs") / f"{study.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
@@ -117,12 +113,8 @@ def reproduce(
 
     `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says).
 
-    Returns:
-        Whether every cell finished.
-
-    Raises:
-        UserError: if there is no such table, or it is a script of `benchmarks/`, or as for a study.
-        Stopped: if an interrupt ended it.
+    Raises UserError if there is no such table, or it is a script of `benchmarks/`, or as for a study. Raises
+    Stopped if an interrupt ended it.
     """
     if script := SCRIPTS.get(name):
         raise UserError(f"{name} is no study: run its script in the source tree:  python {script} --help")
@@ -138,12 +130,8 @@ def reproduce(
 def resume_study(folder: Path, study: Study | None, data_dir: Path | None, workers: Workers, console: Console) -> bool:
     """Run the cells that are missing or failed of the study in `folder`, which is `study` (None: whatever it is).
 
-    Returns:
-        Whether every cell finished.
-
-    Raises:
-        UserError: if the folder holds no study or another one, its file is damaged, or another process works on it.
-        Stopped: if an interrupt ended it.
+    Raises UserError if the folder holds no study or another one, its file is damaged, or another process works on
+    it. Raises Stopped if an interrupt ended it.
     """
     folder = folder.resolve()
     file = folder / STUDY_FILE

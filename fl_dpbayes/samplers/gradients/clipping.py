@@ -8,14 +8,7 @@ from functools import reduce
 import numpy as np
 import torch
 
-from fl_dpbayes.config.clipping import (
-    FLAT,
-    AutomaticClipping,
-    Clipping,
-    FlatClipping,
-    GlobalClipping,
-    PerLayerClipping,
-)
+from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6
@@ -27,10 +20,8 @@ _COLUMNS = 2**16
 class ClippedSum:
     """The sum of a batch's clipped gradients, and what the clip did; only the sum, once noised, may leave the site.
 
-    Attributes:
-        total: sum over units of the clipped gradient, shape (d,), float64.
-        clipped: number of units whose gradient the rule reduced.
-        units: number of units in the batch.
+    `total`: sum over units of the clipped gradient, shape (d,), float64. `clipped`: number of units whose gradient
+    the rule reduced. `units`: number of units in the batch.
     """
 
     total: torch.Tensor

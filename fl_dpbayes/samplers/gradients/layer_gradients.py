@@ -26,12 +26,9 @@ LARGEST_CANCELLATION = 1000.0
 class LayerGradients:
     """Per-example gradients of one layer in factored form.
 
-    Attributes:
-        norms: norm of weight and bias gradient together, shape (N,), float64.
-        inputs: a, shape (N, groups, L, p).
-        output_gradients: g, shape (N, groups, L, o).
-        weights: W_i where it had to be formed, shape (N, groups, o, p), else None.
-        bias: b_i, shape (N, groups, o), float64, or None for a layer without bias.
+    `norms`: norm of weight and bias gradient together, shape (N,), float64. `inputs`: a, shape (N, groups, L, p).
+    `output_gradients`: g, shape (N, groups, L, o). `weights`: W_i where it had to be formed, shape (N, groups, o,
+    p), else None. `bias`: b_i, shape (N, groups, o), float64, or None for a layer without bias.
     """
 
     norms: torch.Tensor

@@ -13,9 +13,7 @@ RecordLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the sum over records of -log softmax(logits)_label in nats, in float32 also for half-precision modules.
 
-    Args:
-        logits: shape (N, classes).
-        labels: classes, shape (N,), int64.
+    `logits`: shape (N, classes). `labels`: classes, shape (N,), int64.
     """
     return functional.cross_entropy(logits.float(), labels, reduction="sum")
 
@@ -25,9 +23,7 @@ def summed_gaussian_negative_log_likelihood(outputs: torch.Tensor, targets: torc
 
     -log N = (log v + (target - m)^2 / v + log 2 pi) / 2, in float32 also for half-precision modules.
 
-    Args:
-        outputs: mean and log variance, shape (N, 2).
-        targets: shape (N,), float32.
+    `outputs`: mean and log variance, shape (N, 2). `targets`: shape (N,), float32.
     """
     mean, log_variance = outputs.float().unbind(dim=1)
     squares = (targets.float() - mean).square() * (-log_variance).exp()

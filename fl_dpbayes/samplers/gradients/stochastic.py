@@ -35,7 +35,7 @@ def resampled(
 ) -> tuple[nn.Module, torch.Tensor]:
     """Draw a module's randomness for one batch of records (N, *shape), from a stream of its own.
 
-    Returns A module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that
+    Returns a module with the same trainable parameters, and its inputs (N, ...), which may be cut at will. One that
     is not stochastic is returned as it is.
     """
     if isinstance(module, StochasticModule):

@@ -265,8 +265,7 @@ def test_processes_on_one_ledger_never_pass_the_budget_together(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("durability", "kills", "seed", "processes"),
-    [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)],
+    ("durability", "kills", "seed", "processes"), [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)]
 )
 def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed, processes):
     report = _run(VICTIM + KILL, tmp_path, durability, FACTOR * kills, seed, processes)

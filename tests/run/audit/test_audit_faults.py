@@ -87,9 +87,7 @@ def noise_over_root_batch_size(patch: pytest.MonkeyPatch) -> None:
 
 def stream_reused_between_rounds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        clients.train,
-        "site_streams",
-        lambda site_file, run, *_: Streams.from_insecure_seed(0, site_file.name + run),
+        clients.train, "site_streams", lambda site_file, run, *_: Streams.from_insecure_seed(0, site_file.name + run)
     )
 
 
@@ -191,10 +189,7 @@ class Repeating:
 
 
 def noise_repeats_within_a_stretch(patch: pytest.MonkeyPatch) -> None:
-    change_run(
-        patch,
-        lambda rest: {"streams": rest["streams"]._replace(noise=Repeating(rest["streams"].noise))},
-    )
+    change_run(patch, lambda rest: {"streams": rest["streams"]._replace(noise=Repeating(rest["streams"].noise))})
 
 
 def second_chain_with_a_hundredth_of_its_noise(patch: pytest.MonkeyPatch) -> None:

@@ -201,11 +201,7 @@ def _samples_of(asked: Message, answer: Message) -> PosteriorSamples:
     request = read_header(TrainRequest, asked.content["config"]["record"])
     record = read_header(TrainReply, answer.content["config"]["record"])
     stretch = planned_stretch(request.plan, record.privacy.units, record.first_step, record.steps)
-    return PosteriorSamples(
-        parameters_of(answer.content, "samples"),
-        stretch.weights,
-        stretch.temperatures,
-    )
+    return PosteriorSamples(parameters_of(answer.content, "samples"), stretch.weights, stretch.temperatures)
 
 
 @pytest.mark.parametrize(
