@@ -6,8 +6,7 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import Table
-from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR, is_delta_allowed, most_units
-from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, is_delta_allowed, load_site, most_units
 from fl_dpbayes.privacy.splits import unit_scores
 
 PARTS = ("train", "test", "recalibration")

@@ -8,7 +8,7 @@ from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.site import load_site
 
 KEY = "00112233445566778899aabbccddeeff"

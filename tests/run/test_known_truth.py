@@ -10,7 +10,7 @@ from rich.console import Console
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.simulate import simulate
