@@ -1,4 +1,4 @@
-"""The one exception that carries a message meant for the person at the keyboard."""
+"""What the person at the keyboard is told: mistakes, a stop, and warnings of a run."""
 
 import math
 

@@ -9,6 +9,8 @@ from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.sampler import Prior, Sampler, StepSizeSchedule
 
 
+# Every rule bounds a unit's contribution by the clip norm C in the Euclidean norm over all parameters, whatever the
+# data, so the sensitivity is C and the account of the noise is the same under each.
 class FlatClipping(Config):
     """Factor min(1, C / |g|) (Abadi et al. 2016, Algorithm 1)."""
 

@@ -1,4 +1,4 @@
-"""Records as they come from a source, before they are a site's."""
+"""Records as they come from a source, before they are a site's, and how they are loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

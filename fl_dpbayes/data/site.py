@@ -1,4 +1,4 @@
-"""From a site file to a site: load, select, shift, split."""
+"""From a site file to a site: load, select, shift, split, and check the declared number of units."""
 
 import math
 from collections.abc import Mapping

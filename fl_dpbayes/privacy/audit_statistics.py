@@ -171,9 +171,6 @@ def verdicts(part: str, questions: Questions, false_alarm: float) -> list[Check]
     return checks
 
 
-Array = npt.NDArray[np.float64]
-
-
 def log_likelihood_ratios(projections: Array, *, signal: float, noise_std: Array, sampling_rate: float) -> Array:
     """Score canaries by the log-likelihood ratio of "was put in" against "was left out".
 

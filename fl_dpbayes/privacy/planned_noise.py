@@ -1,4 +1,4 @@
-"""The noise of every planned step at a site, and what a stretch is, from the plan and the site's declared size."""
+"""The noise of every planned step at a site: how much a budget asks for, and what a stretch of the plan costs."""
 
 import math
 from collections.abc import Callable
@@ -186,8 +186,6 @@ def _clt_guess(plan: PrivacyPlan, shape: Array) -> float:
             high = middle
     return high
 
-
-Array = npt.NDArray[np.float64]
 
 # Twice the tolerance of a solved epsilon: noise solved for the same budget on two machines differs by less.
 NOISE_TOLERANCE = 2e-3

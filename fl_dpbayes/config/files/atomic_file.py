@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.journal import file_sha256
 
 PARTIAL = ".partial"
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -137,3 +136,9 @@ def _checksum(content: Mapping[str, Any]) -> str:
     # As JSON reads it back: a tuple is a list, a key is a string.
     plain = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal (64 characters)."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

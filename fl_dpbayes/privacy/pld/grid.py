@@ -1,4 +1,7 @@
-"""The grid on which losses are composed: fine enough for epsilon, long enough for what wraps around it.
+"""The privacy loss of one step on a grid, never understated (connect the dots), and the grid for a composition.
+
+docs/proofs/privacy-loss-distribution.md defines the directions `remove`, `add` and `replace`, and has the proof. The
+grid is fine enough for epsilon, long enough for what wraps around it.
 
 Its tilt is an estimate of where on the loss axis a composition must be resolved: it steers the grid and proves nothing.
 """

@@ -32,6 +32,23 @@ from fl_dpbayes.run.inline_engine import logs_in
 PARTS = 6
 
 
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found: checks of every part, the claimed epsilon and its lower bounds, and the membership score.
+
+    The score, of the loss-threshold attack on the released posterior, is reported and not judged.
+    """
+
+    checks: tuple[Check, ...]
+    canaries: CanaryAudit
+    membership: MembershipScore
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
     """Audit the private training of a scenario and print what was found.
 
@@ -87,23 +104,6 @@ def _progress(console: Console, scenario: Scenario, hidden: bool) -> Iterator[Ca
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("audit", total=PARTS + scenario.training.rounds * scenario.training.chains)
         yield lambda: progress.advance(task)
-
-
-@dataclass(frozen=True)
-class Audit:
-    """What an audit found: checks of every part, the claimed epsilon and its lower bounds, and the membership score.
-
-    The score, of the loss-threshold attack on the released posterior, is reported and not judged.
-    """
-
-    checks: tuple[Check, ...]
-    canaries: CanaryAudit
-    membership: MembershipScore
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check passed."""
-        return all(check.passed for check in self.checks)
 
 
 def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:

@@ -1,4 +1,8 @@
-"""One unit moves the sum by at most C: alone, whatever its layers, draws or masks, and beside others."""
+"""One unit moves the sum by at most C: alone, whatever its layers, draws or masks, and beside others.
+
+A server that knows what float32 rounds away can scale it up until one bit of a record's forward pass turns that
+record's clipped gradient round. Where that bit depends on who else is in the batch, one unit moves many contributions.
+"""
 
 import math
 from collections.abc import Sequence
