@@ -8,6 +8,7 @@ from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.release import NoisedTable, noised_table
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
+from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
 
 KEYS = {"n", "accuracy", "nll", "brier", "ece", "ece_if_calibrated", "rms_debiased", "mce", "ace", "sce", "auroc"}
 
@@ -150,3 +151,14 @@ def test_nothing_joined_of_an_empty_noiseless_table_limit():
     joined, noise = join_small_bins(NoisedTable(coarsen(empty(2).top_label, 15)[:, :3], 0.0))
     assert joined.shape == (0, 3)
     assert noise.shape == (0,)
+
+
+def test_columns_of_calibration_csv_golden():
+    names = [
+        "site", "role", "predictor", "n", "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce",
+        "auroc", "ece_10", "ece_20", "ece_equal_mass", "ece_binary", "aurc", "aurc_excess", "calibration_intercept",
+        "calibration_slope", "ece_if_calibrated", "ece_if_calibrated_high", "ece_true", "rms_true", "epistemic",
+        "aleatoric",
+    ]  # fmt: skip
+    with_ends = names[4 : names.index("ece_if_calibrated")]
+    assert list(CALIBRATION_COLUMNS) == names + [f"{metric}_{end}" for metric in with_ends for end in ("low", "high")]
