@@ -41,26 +41,22 @@ def test_request_with_the_same_round_but_other_content_is_refused(first) -> None
     assert refusal_of(ask(other)) == ("REQUEST_CHANGED", "round")
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "field"),
-    [
-        ({"plan__thinning": 1}, "PLAN_CHANGED", "plan"),
-        ({"plan__privacy__delta": 0.004}, "POLICY_DENIED", "plan.privacy.delta"),
-        ({"plan__privacy__epsilon": 400.0}, "POLICY_DENIED", "plan.privacy.epsilon"),
-        ({"plan__privacy__adjacency": "replace_one"}, "POLICY_DENIED", "plan.privacy.adjacency"),
-        ({"plan__privacy__clip_norm": 1e9}, "POLICY_DENIED", "plan.privacy.clip_norm"),
-        ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
-        ({"first_step": 10**9}, "BAD_REQUEST", None),
-        ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
-        ({"start": "0" * 64}, "BAD_REQUEST", "start"),
-        ({"ledger_head": "0" * 64, "round": 3}, "LEDGER_ROLLED_BACK", "ledger_head"),
-        ({"record": "{"}, "BAD_REQUEST", None),
-        ({"arrays": {BIAS: None}}, "BAD_REQUEST", "arrays"),
-        ({"arrays": {BIAS: np.full(10, np.nan, np.float32)}}, "BAD_REQUEST", "arrays"),
-        ({"number": 4}, "ROLE_DENIED", ""),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("changes", "code", "field"), [
+    ({"plan__thinning": 1}, "PLAN_CHANGED", "plan"),
+    ({"plan__privacy__delta": 0.004}, "POLICY_DENIED", "plan.privacy.delta"),
+    ({"plan__privacy__epsilon": 400.0}, "POLICY_DENIED", "plan.privacy.epsilon"),
+    ({"plan__privacy__adjacency": "replace_one"}, "POLICY_DENIED", "plan.privacy.adjacency"),
+    ({"plan__privacy__clip_norm": 1e9}, "POLICY_DENIED", "plan.privacy.clip_norm"),
+    ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
+    ({"first_step": 10**9}, "BAD_REQUEST", None),
+    ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
+    ({"start": "0" * 64}, "BAD_REQUEST", "start"),
+    ({"ledger_head": "0" * 64, "round": 3}, "LEDGER_ROLLED_BACK", "ledger_head"),
+    ({"record": "{"}, "BAD_REQUEST", None),
+    ({"arrays": {BIAS: None}}, "BAD_REQUEST", "arrays"),
+    ({"arrays": {BIAS: np.full(10, np.nan, np.float32)}}, "BAD_REQUEST", "arrays"),
+    ({"number": 4}, "ROLE_DENIED", ""),
+], ids=str)  # fmt: skip
 def test_request_that_does_not_fit_is_refused_by_field(run, first, changes: dict, code: str, field: str | None) -> None:
     before, changes = rows_of(run.ledger("north")), dict(changes)
     number = changes.pop("number", 0)

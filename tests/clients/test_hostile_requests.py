@@ -93,14 +93,11 @@ def test_noised_evaluation_needs_a_delta_below_one_over_n(site) -> None:
     assert refusal_of(evaluate(site, delta=0.025)) == ("POLICY_DENIED", "delta")
 
 
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        ({"kind": "mlp", "hidden": [8192] * 8}, [2]),
-        ({"kind": "cnn", "channels": [8192] * 4, "kernel_size": 5, "hidden": 8192}, [4096] * 3),
-        ({"kind": "logistic"}, [4096] * 3),
-    ],
-)
+@pytest.mark.parametrize(("model", "shape"), [
+    ({"kind": "mlp", "hidden": [8192] * 8}, [2]),
+    ({"kind": "cnn", "channels": [8192] * 4, "kernel_size": 5, "hidden": 8192}, [4096] * 3),
+    ({"kind": "logistic"}, [4096] * 3),
+])  # fmt: skip
 def test_huge_model_costs_no_memory(site, model: dict, shape: list[int]) -> None:
     site.train()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -109,23 +106,20 @@ def test_huge_model_costs_no_memory(site, model: dict, shape: list[int]) -> None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"run": "../../../etc/passwd"}, "run"),
-        ({"run": "ab" * 16 + "\n"}, "run"),
-        ({"round": 0}, "round"),
-        ({"first_step": -1}, "first_step"),
-        ({"steps": 2, "first_step": 7}, "TrainRequest"),
-        ({"cohort": "a new one"}, "cohort"),
-        ({"units": 10**9}, "units"),
-        ({"plan": {"units": 10**9}}, "plan.units"),
-        ({"plan": {"rounds": 10**6, "steps_per_round": 10**6}}, "plan"),
-        ({"privacy": {"epsilon": float("inf")}}, "plan.privacy.epsilon"),
-        ({"privacy": {"noise_multiplier": float("nan")}}, "plan.privacy.noise_multiplier"),
-        ({"privacy": {"sampling_rate": 1.5}}, "plan.privacy.sampling_rate"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "field"), [
+    ({"run": "../../../etc/passwd"}, "run"),
+    ({"run": "ab" * 16 + "\n"}, "run"),
+    ({"round": 0}, "round"),
+    ({"first_step": -1}, "first_step"),
+    ({"steps": 2, "first_step": 7}, "TrainRequest"),
+    ({"cohort": "a new one"}, "cohort"),
+    ({"units": 10**9}, "units"),
+    ({"plan": {"units": 10**9}}, "plan.units"),
+    ({"plan": {"rounds": 10**6, "steps_per_round": 10**6}}, "plan"),
+    ({"privacy": {"epsilon": float("inf")}}, "plan.privacy.epsilon"),
+    ({"privacy": {"noise_multiplier": float("nan")}}, "plan.privacy.noise_multiplier"),
+    ({"privacy": {"sampling_rate": 1.5}}, "plan.privacy.sampling_rate"),
+])  # fmt: skip
 def test_request_outside_the_protocol_is_refused_by_field(site, changes: dict, field: str) -> None:
     assert refusal_of(site.train(**changes)) == ("BAD_REQUEST", field)
     assert rows_of(site.ledger()) == []
@@ -148,17 +142,14 @@ def test_delta_is_below_one_over_every_number_of_units_that_the_declared_one_adm
 ESCAPES = "\x1b]0;mine\x07\x1b[2J\u202e"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"stype": "pickle"},
-        {"data": b""},
-        {"data": b"\x80\x04."},
-        {"data": b"\x93NUMPY\x01\x00\x04\x00(9,)"},
-        {"shape": (10**12,)},
-        {"dtype": ESCAPES},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"stype": "pickle"},
+    {"data": b""},
+    {"data": b"\x80\x04."},
+    {"data": b"\x93NUMPY\x01\x00\x04\x00(9,)"},
+    {"shape": (10**12,)},
+    {"dtype": ESCAPES},
+])  # fmt: skip
 def test_request_with_an_array_that_is_none_is_a_bad_request(site, changes: dict) -> None:
     weight, bias = Array(np.zeros((2, 2), np.float32)), Array(np.zeros(2, np.float32))
     parts = {"dtype": weight.dtype, "shape": weight.shape, "stype": weight.stype, "data": weight.data} | changes

@@ -30,15 +30,10 @@ TASK = Task(input_shape=(1, 8, 8), classes=10)
 @pytest.fixture
 def site_file(tmp_path) -> SiteFile:
     return SiteFile(
-        name="north",
-        role="train",
-        source=BuiltIn(kind="digits"),
-        units=1400,
-        split=Split(test_fraction=0.2, key="0" * 32),
-        policy=Policy(max_run_epsilon=1.0),
-        cache_folder=tmp_path / "cache",
-        device="cpu",
-    )
+        name="north", role="train", source=BuiltIn(kind="digits"), units=1400,
+        split=Split(test_fraction=0.2, key="0" * 32), policy=Policy(max_run_epsilon=1.0),
+        cache_folder=tmp_path / "cache", device="cpu",
+    )  # fmt: skip
 
 
 def test_model_with_features_sees_them_and_the_site_computes_them_once(site_file, monkeypatch):
@@ -97,14 +92,11 @@ def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch
     np.testing.assert_array_equal(found, model_inputs(site_file, model, part).features)
 
 
-@pytest.mark.parametrize(
-    ("model", "refusal"),
-    [
-        (MLPModel(hidden=(40,)), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
-        (MLPModel(hidden=(8192,) * 8), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
-        (CNNModel(channels=(4, 4, 4, 4)), Refusal(code=RefusalCode.BAD_REQUEST, field="model")),
-    ],
-)
+@pytest.mark.parametrize(("model", "refusal"), [
+    (MLPModel(hidden=(40,)), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
+    (MLPModel(hidden=(8192,) * 8), Refusal(code=RefusalCode.POLICY_DENIED, field="model.frozen_body")),
+    (CNNModel(channels=(4, 4, 4, 4)), Refusal(code=RefusalCode.BAD_REQUEST, field="model")),
+])  # fmt: skip
 def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model, refusal) -> None:
     frozen = model.model_copy(update={"frozen_body": FrozenBody()})
     few = site_file.model_copy(update={"policy": Policy(max_run_epsilon=1.0, max_parameters=2000)})

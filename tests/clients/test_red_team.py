@@ -66,18 +66,14 @@ def test_crafted_samples_of_one_site_leave_the_others_their_posterior(federation
         assert next(row for row in summary["privacy"] if row["site"] == "east")["status"].startswith("REJECTED")
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "field"),
-    [
-        ({"model": {"kind": "mlp", "hidden": [8192] * 4}}, "POLICY_DENIED", "model"),
-        (
-            {"plan": {"chains": 2, "rounds": 2, "steps_per_round": 2}, "first_step": 3, "steps": 2},
-            "BAD_REQUEST",
-            "TrainRequest",
-        ),
-    ],
-    ids=["model too large", "across two chains"],
-)
+@pytest.mark.parametrize(("changes", "code", "field"), [
+    ({"model": {"kind": "mlp", "hidden": [8192] * 4}}, "POLICY_DENIED", "model"),
+    (
+        {"plan": {"chains": 2, "rounds": 2, "steps_per_round": 2}, "first_step": 3, "steps": 2},
+        "BAD_REQUEST",
+        "TrainRequest",
+    ),
+], ids=["model too large", "across two chains"])  # fmt: skip
 def test_request_that_cannot_run_is_refused_before_a_step_is_reserved(table_site, changes, code, field) -> None:
     site = table_site()
     site.write(ROWS)

@@ -15,12 +15,9 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from tests.asking import ROWS, record_of, refusal_of
 
 LEDGER = {
-    "path": "ledger/north.sqlite",
-    "witness": "witness/north.json",
-    "cohort": "north 2026",
-    "epsilon": 8.0,
+    "path": "ledger/north.sqlite", "witness": "witness/north.json", "cohort": "north 2026", "epsilon": 8.0,
     "delta": 1e-3,
-}
+}  # fmt: skip
 
 
 def head_of(reply: Message) -> str:
@@ -113,16 +110,12 @@ def test_head_that_a_hostile_server_made_up_refuses_its_own_requests_only(spent)
     head_of(round_of(spent, 3, spent.head))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"cohort": "renamed"},
-        {"path": "ledger/renamed.sqlite"},
-        {"path": "second/north.sqlite", "witness": "witness/north.json"},
-        {"witness": "elsewhere/north.json"},
-    ],
-    ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"],
-)
+@pytest.mark.parametrize("change", [
+    {"cohort": "renamed"},
+    {"path": "ledger/renamed.sqlite"},
+    {"path": "second/north.sqlite", "witness": "witness/north.json"},
+    {"witness": "elsewhere/north.json"},
+], ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"])  # fmt: skip
 def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spent, change: dict) -> None:
     spent.write(ROWS, ledger=LEDGER | change)
     assert ask(spent, "train") == ask(spent, "evaluate") == ("LEDGER_ERROR", "")
@@ -184,14 +177,11 @@ def test_restated_budget_of_a_cohort_is_refused(site, change: dict) -> None:
         assert ledger.spent("train").steps == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"split": {"test_fraction": 0.25, "key": "5f" * 16}},
-        {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
-        {"role": "held_out", "units": 50},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"split": {"test_fraction": 0.25, "key": "5f" * 16}},
+    {"split": {"test_fraction": 0.26, "key": "5e" * 16}},
+    {"role": "held_out", "units": 50},
+])  # fmt: skip
 def test_units_never_move_between_the_parts_of_a_cohort(site, change: dict) -> None:
     # A unit that was in both parts would have both budgets spent on it.
     head_of(round_of(site, 1))

@@ -10,20 +10,12 @@ from fl_dpbayes.config.scenario import load_scenario, write_scenario
 from fl_dpbayes.data.simulation import run_identifier
 
 RULES = {
-    "mixture": (1.0, 1, "units"),
-    "fald": (0.25, 1, "units"),
-    "fedavg": (0.25, 1, "units"),
-    "fedbe": (0.25, 1, "units"),
-    "fedpa": (0.25, 1, "uniform"),
-    "consensus-full": (0.25, 14, "uniform"),
-    "consensus-diagonal": (0.25, 5, "uniform"),
-    "consensus-uniform": (0.25, 1, "uniform"),
-    "product-full": (0.25, 14, "uniform"),
-    "product-diagonal": (0.25, 5, "uniform"),
-    "pvi": (1.0, 5, "uniform"),
-    "distillation": (1.0, 1, "units"),
-    "predbayes": (1.0, 1, "uniform"),
-}
+    "mixture": (1.0, 1, "units"), "fald": (0.25, 1, "units"), "fedavg": (0.25, 1, "units"),
+    "fedbe": (0.25, 1, "units"), "fedpa": (0.25, 1, "uniform"), "consensus-full": (0.25, 14, "uniform"),
+    "consensus-diagonal": (0.25, 5, "uniform"), "consensus-uniform": (0.25, 1, "uniform"),
+    "product-full": (0.25, 14, "uniform"), "product-diagonal": (0.25, 5, "uniform"), "pvi": (1.0, 5, "uniform"),
+    "distillation": (1.0, 1, "units"), "predbayes": (1.0, 1, "uniform"),
+}  # fmt: skip
 PUBLIC = "aggregation.public.kind=synthetic"
 SYNTHETIC = "public={kind='synthetic'}"
 FILE = "public={kind='file', path='some/public.npz', statement='published by its authors'}"
@@ -46,14 +38,11 @@ def test_divided_prior_is_whole_at_each_site() -> None:
     assert section("aggregation.rule=product-full", "aggregation.prior=divided").prior_share(4) == 1.0
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{rule='fald', robust='trimmed-mean', trimmed=1, site_weights='uniform', move_bound=2.5}",
-        "{rule='fedbe', draws=0, spread=0.1}",
-        "{rule='product-diagonal', prior='divided', draws=7}",
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "{rule='fald', robust='trimmed-mean', trimmed=1, site_weights='uniform', move_bound=2.5}",
+    "{rule='fedbe', draws=0, spread=0.1}",
+    "{rule='product-diagonal', prior='divided', draws=7}",
+])  # fmt: skip
 def test_resolved_section_reads_back_as_itself(tmp_path: Path, content: str) -> None:
     scenario = load_scenario("quickstart", [f"aggregation={content}"])
     write_scenario(scenario, tmp_path / "scenario.toml")
@@ -109,18 +98,15 @@ def test_contradiction_is_refused_in_one_line(content: str) -> None:
         assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("rule", "sampler", "said"),
-    [
-        ("product-diagonal", "sampler.kind=dp-adam", "known temperature"),
-        ("consensus-full", "sampler.kind=dp-bbp", "choose rule 'mixture'"),
-        ("fald", "sampler.kind=dp-mc-dropout", "averages states"),
-        ("product-diagonal", "sampler.prior.kind=laplace", "'laplace' is none"),
-        ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
-        ("pvi", "sampler.prior.kind=laplace", "refines a Gaussian prior"),
-        ("pvi", "sampler.kind=dp-bbp", "known temperature"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "sampler", "said"), [
+    ("product-diagonal", "sampler.kind=dp-adam", "known temperature"),
+    ("consensus-full", "sampler.kind=dp-bbp", "choose rule 'mixture'"),
+    ("fald", "sampler.kind=dp-mc-dropout", "averages states"),
+    ("product-diagonal", "sampler.prior.kind=laplace", "'laplace' is none"),
+    ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
+    ("pvi", "sampler.prior.kind=laplace", "refines a Gaussian prior"),
+    ("pvi", "sampler.kind=dp-bbp", "known temperature"),
+])  # fmt: skip
 def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         section(f"aggregation.rule={rule}", "model.kind=mlp", sampler)

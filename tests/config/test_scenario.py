@@ -52,15 +52,12 @@ def test_wrong_key_or_value_is_named_in_one_line(assignment: str) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["privacy.delta=0.01"], ("privacy.delta is 0.01", "below 1/n")),
-        (["partition.min_records=500"], ("partition.min_records",)),
-        (["sites.held-out.records=5000"], ("sites.held-out.records",)),
-        (["partition={kind='natural'}"], ("partition.kind is 'natural'",)),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "expected"), [
+    (["privacy.delta=0.01"], ("privacy.delta is 0.01", "below 1/n")),
+    (["partition.min_records=500"], ("partition.min_records",)),
+    (["sites.held-out.records=5000"], ("sites.held-out.records",)),
+    (["partition={kind='natural'}"], ("partition.kind is 'natural'",)),
+])  # fmt: skip
 def test_impossible_division_is_refused_before_anything_starts(overrides: list[str], expected: tuple[str, ...]) -> None:
     with pytest.raises(UserError) as caught:
         plan_sites(load_scenario("quickstart", overrides), None)
@@ -120,13 +117,10 @@ def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(t
     assert run_identifier(first) == run_identifier(moved) != run_identifier(other)
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ("{kind='logistic'}", "has none: choose"),
-        ("{kind='mlp', frozen_body={seed=1}}", "are fixed: remove frozen_body"),
-    ],
-)
+@pytest.mark.parametrize(("model", "said"), [
+    ("{kind='logistic'}", "has none: choose"),
+    ("{kind='mlp', frozen_body={seed=1}}", "are fixed: remove frozen_body"),
+])  # fmt: skip
 def test_dropout_without_hidden_units_of_its_own_is_refused(model: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_scenario("quickstart", ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture", f"model={model}"])
@@ -150,19 +144,16 @@ def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None
     assert scenario.partition.kind == "iid"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
-        (["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
-        (["privacy.kind=none", "privacy.epsilon=2", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
-        (["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
-        (["privacy.kind=[1]"], "kind"),
-        (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
-        (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
-        (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "said"), [
+    (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
+    (["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
+    (["privacy.kind=none", "privacy.epsilon=2", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
+    (["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
+    (["privacy.kind=[1]"], "kind"),
+    (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
+    (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
+    (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
+])  # fmt: skip
 def test_what_does_not_fit_a_kind_is_named(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
         load_scenario("quickstart", overrides)

@@ -19,12 +19,9 @@ from fl_dpbayes.data.records import load_source, load_unscaled
 LABELS = np.repeat(np.arange(10), 60)
 
 KINDS = [
-    IIDPartition(),
-    DirichletPartition(alpha=0.5, min_records=5),
-    ClassesPartition(classes_per_site=4),
-    QuantityPartition(alpha=1.0, min_records=5),
-    FeaturePartition(strictness=0.7),
-]
+    IIDPartition(), DirichletPartition(alpha=0.5, min_records=5), ClassesPartition(classes_per_site=4),
+    QuantityPartition(alpha=1.0, min_records=5), FeaturePartition(strictness=0.7),
+]  # fmt: skip
 SCORES = np.random.default_rng(5).gamma(2.0, size=len(LABELS))
 
 
@@ -167,19 +164,16 @@ def test_label_total_variation_limits():
 
 
 @pytest.mark.usefixtures("fewer_attempts")
-@pytest.mark.parametrize(
-    ("partition", "sites", "message"),
-    [
-        (IIDPartition(), 601, "601 training sites of at least 1 records .* there are 600: choose fewer sites"),
-        (DirichletPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
-        (QuantityPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
-        (ClassesPartition(classes_per_site=11), 5, "classes_per_site is 11, but there are 10 classes"),
-        (ClassesPartition(classes_per_site=1), 5, "at most 5 of 10 classes.*raise it"),
-        (DirichletPartition(alpha=0.01, min_records=100), 6, "partition.alpha is 0.01.*raise alpha"),
-        (QuantityPartition(alpha=0.01, min_records=90), 6, "partition.alpha is 0.01.*raise alpha"),
-        (ClassesPartition(classes_per_site=10), 61, "61 of them would share class ., which has 60 records: lower it"),
-    ],
-)
+@pytest.mark.parametrize(("partition", "sites", "message"), [
+    (IIDPartition(), 601, "601 training sites of at least 1 records .* there are 600: choose fewer sites"),
+    (DirichletPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
+    (QuantityPartition(alpha=1.0, min_records=40), 50, "need 2000 records.*lower partition.min_records"),
+    (ClassesPartition(classes_per_site=11), 5, "classes_per_site is 11, but there are 10 classes"),
+    (ClassesPartition(classes_per_site=1), 5, "at most 5 of 10 classes.*raise it"),
+    (DirichletPartition(alpha=0.01, min_records=100), 6, "partition.alpha is 0.01.*raise alpha"),
+    (QuantityPartition(alpha=0.01, min_records=90), 6, "partition.alpha is 0.01.*raise alpha"),
+    (ClassesPartition(classes_per_site=10), 61, "61 of them would share class ., which has 60 records: lower it"),
+])  # fmt: skip
 def test_an_impossible_request_names_the_key_and_the_remedy(partition, sites, message):
     with pytest.raises(UserError, match=message):
         divide(partition, sites)

@@ -39,22 +39,16 @@ from fl_dpbayes.run.stored_posterior import predict_records
 TRAIN = SiteSpec(role="train")
 HELD = SiteSpec(role="held_out", records=150)
 SITES = {
-    "zurich": TRAIN,
-    "held": HELD,
-    "bern": TRAIN,
+    "zurich": TRAIN, "held": HELD, "bern": TRAIN,
     "fewer": SiteSpec(role="shifted", records=200, shift=Shift(kind="prevalence", severity=4)),
-    "blurred": SiteSpec(role="shifted", records=100, shift=Shift(kind="blur")),
-    "basel": TRAIN,
-}
+    "blurred": SiteSpec(role="shifted", records=100, shift=Shift(kind="blur")), "basel": TRAIN,
+}  # fmt: skip
 HEART = DataSpec(source="heart")
 HOSPITALS = dict.fromkeys(("cleveland", "va", "hungarian"), TRAIN) | {"switzerland": SiteSpec(role="held_out")}
 PARTITIONS = [
-    IIDPartition(),
-    DirichletPartition(alpha=0.5),
-    ClassesPartition(classes_per_site=6),
-    QuantityPartition(alpha=1.0),
-    FeaturePartition(strictness=0.8),
-]
+    IIDPartition(), DirichletPartition(alpha=0.5), ClassesPartition(classes_per_site=6),
+    QuantityPartition(alpha=1.0), FeaturePartition(strictness=0.8),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda partition: partition.kind)
@@ -220,17 +214,14 @@ def test_official_parts_stay_apart(data_folder, tmp_path, deal):
     assert np.array_equal(dealt.load(tmp_path)[3].test.features, official.features[dealt.plan.sites[3].indices])
 
 
-@pytest.mark.parametrize(
-    ("sites", "partition", "message"),
-    [
-        ({"a": TRAIN, "b": SiteSpec(role="held_out")}, IIDPartition(), "sites.b.records is missing"),
-        ({"a": TRAIN, "b": SiteSpec(role="held_out", records=1798)}, IIDPartition(), "1797 records of the part"),
-        ({"a": TRAIN, "b": SiteSpec(role="held_out", records=1797)}, IIDPartition(), "there are 0"),
-        ({"a": TRAIN, "b": SiteSpec(role="held_out", part="test")}, IIDPartition(), "no part 'test'"),
-        ({f"s{i}": TRAIN for i in range(50)}, DirichletPartition(alpha=1.0, min_records=40), "partition.min_records"),
-        ({"a": TRAIN}, NaturalPartition(), "does not say which site"),
-    ],
-)
+@pytest.mark.parametrize(("sites", "partition", "message"), [
+    ({"a": TRAIN, "b": SiteSpec(role="held_out")}, IIDPartition(), "sites.b.records is missing"),
+    ({"a": TRAIN, "b": SiteSpec(role="held_out", records=1798)}, IIDPartition(), "1797 records of the part"),
+    ({"a": TRAIN, "b": SiteSpec(role="held_out", records=1797)}, IIDPartition(), "there are 0"),
+    ({"a": TRAIN, "b": SiteSpec(role="held_out", part="test")}, IIDPartition(), "no part 'test'"),
+    ({f"s{i}": TRAIN for i in range(50)}, DirichletPartition(alpha=1.0, min_records=40), "partition.min_records"),
+    ({"a": TRAIN}, NaturalPartition(), "does not say which site"),
+])  # fmt: skip
 def test_an_impossible_plan_names_the_key_and_the_remedy(deal, sites, partition, message):
     with pytest.raises(UserError, match=message):
         deal(sites, partition)
@@ -241,13 +232,10 @@ def test_a_site_with_nothing_to_train_on_is_refused(deal):
         deal({f"s{i}": TRAIN for i in range(600)}, IIDPartition(), DataSpec(source="digits", test_fraction=0.9))
 
 
-@pytest.mark.parametrize(
-    ("sites", "message"),
-    [
-        ({"cleveland": TRAIN, "zurich": TRAIN}, "sites.zurich.*choose among cleveland, hungarian, switzerland, va"),
-        ({"cleveland": TRAIN, "va": SiteSpec(role="held_out", records=9)}, "sites.va.records.*remove the key"),
-    ],
-)
+@pytest.mark.parametrize(("sites", "message"), [
+    ({"cleveland": TRAIN, "zurich": TRAIN}, "sites.zurich.*choose among cleveland, hungarian, switzerland, va"),
+    ({"cleveland": TRAIN, "va": SiteSpec(role="held_out", records=9)}, "sites.va.records.*remove the key"),
+])  # fmt: skip
 def test_natural_sites_are_checked(data_folder, deal, sites, message):
     with pytest.raises(UserError, match=message):
         deal(sites, NaturalPartition(), HEART, data_folder)
@@ -273,16 +261,10 @@ def copy(kind, severity, of="held"):
 
 
 COPIES = {
-    "blur-1": copy("blur", 1),
-    "a": TRAIN,
-    "held": HELD,
-    "noise-2": copy("detector_noise", 2),
-    "noise-4": copy("detector_noise", 4),
-    "rare-5": copy("prevalence", 5),
-    "flip-3": copy("label_flip", 3),
-    "flip-5": copy("label_flip", 5),
-    "b": TRAIN,
-}
+    "blur-1": copy("blur", 1), "a": TRAIN, "held": HELD, "noise-2": copy("detector_noise", 2),
+    "noise-4": copy("detector_noise", 4), "rare-5": copy("prevalence", 5), "flip-3": copy("label_flip", 3),
+    "flip-5": copy("label_flip", 5), "b": TRAIN,
+}  # fmt: skip
 
 
 def test_copies_hold_the_named_sites_records_and_change_no_other_site(deal):
@@ -323,15 +305,12 @@ def test_copies_use_the_official_part_or_natural_site_of_the_named_one(data_fold
     assert va.test_units == 130 > screened.test_units
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (copy("blur", 1, of="zurich"), "sites.x.records_of is 'zurich', but there is no such site: name one of held"),
-        (copy("blur", 1, of="a"), "is 'a', but that is a training site.*: name one of held"),
-        (copy("blur", 1, of="x"), "is 'x', but that site has records of another one itself"),
-        (copy("blur", 1, of="held-2"), r"is 'held-2', but that site has records of another one itself \('held'\)"),
-    ],
-)
+@pytest.mark.parametrize(("other", "message"), [
+    (copy("blur", 1, of="zurich"), "sites.x.records_of is 'zurich', but there is no such site: name one of held"),
+    (copy("blur", 1, of="a"), "is 'a', but that is a training site.*: name one of held"),
+    (copy("blur", 1, of="x"), "is 'x', but that site has records of another one itself"),
+    (copy("blur", 1, of="held-2"), r"is 'held-2', but that site has records of another one itself \('held'\)"),
+])  # fmt: skip
 def test_a_name_that_cannot_be_copied_is_refused(other, message):
     with pytest.raises(ValueError, match=message):
         check_shared_records({"a": TRAIN, "held": HELD, "held-2": copy("blur", 2), "x": other})

@@ -16,13 +16,9 @@ KEY = "00112233445566778899aabbccddeeff"
 
 def digits_site(**changes) -> SiteFile:
     keys = {
-        "name": "a",
-        "role": "train",
-        "source": BuiltIn(kind="digits"),
-        "units": 1440,
-        "split": Split(test_fraction=0.2, key=KEY),
-        "policy": Policy(max_run_epsilon=1.0),
-    }
+        "name": "a", "role": "train", "source": BuiltIn(kind="digits"), "units": 1440,
+        "split": Split(test_fraction=0.2, key=KEY), "policy": Policy(max_run_epsilon=1.0),
+    }  # fmt: skip
     return SiteFile(**(keys | changes))
 
 
@@ -101,17 +97,14 @@ def test_a_natural_site_is_selected_by_name(data_folder):
         load_site(digits_site(selection=Selection(natural_site="a")))
 
 
-@pytest.mark.parametrize(
-    ("indices", "message"),
-    [
-        ([0, 1797], r"holds 0 to 1797, allowed are 0 to 1796"),
-        ([-1, 3], r"holds -1 to 3"),
-        ([4, 4], "holds a record twice"),
-        ([0.5, 1.5], "one row of whole numbers"),
-        ([[1], [2]], "one row of whole numbers"),
-        (np.array([], dtype=int), "the site has no records"),
-    ],
-)
+@pytest.mark.parametrize(("indices", "message"), [
+    ([0, 1797], r"holds 0 to 1797, allowed are 0 to 1796"),
+    ([-1, 3], r"holds -1 to 3"),
+    ([4, 4], "holds a record twice"),
+    ([0.5, 1.5], "one row of whole numbers"),
+    ([[1], [2]], "one row of whole numbers"),
+    (np.array([], dtype=int), "the site has no records"),
+])  # fmt: skip
 def test_indices_are_checked(tmp_path, indices, message):
     with pytest.raises(UserError, match=message):
         load_site(with_indices(tmp_path, indices))

@@ -73,16 +73,12 @@ def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None
     assert checked_statement(stated(history, whole), OWN, reached, None, DELTA).epsilon == whole
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        (GaussianEvent(1.21, 0.1, 20),),
-        (GaussianEvent(1.2, 0.1, 19),),
-        (GaussianEvent(1.2, 0.09, 20),),
-        (GaussianEvent(1.2, 0.1, 10), GaussianEvent(1.5, 0.1, 10)),
-    ],
-    ids=["more noise", "a step less", "another rate", "more noise later"],
-)
+@pytest.mark.parametrize("history", [
+    (GaussianEvent(1.21, 0.1, 20),),
+    (GaussianEvent(1.2, 0.1, 19),),
+    (GaussianEvent(1.2, 0.09, 20),),
+    (GaussianEvent(1.2, 0.1, 10), GaussianEvent(1.5, 0.1, 10)),
+], ids=["more noise", "a step less", "another rate", "more noise later"])  # fmt: skip
 def test_history_without_the_run_s_own_steps_is_refused(history) -> None:
     with pytest.raises(ValueError, match="lacks steps of this run"):
         checked_statement(stated(history), OWN, OWN, None, DELTA)

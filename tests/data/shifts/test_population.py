@@ -28,15 +28,10 @@ def table(count=500, classes=2, truth=False):
     probabilities = generator.dirichlet(np.ones(classes), count)
     return Records(
         (generator.normal(size=(count, 2)) * [1, 30] + [5, 60]).astype(np.float32),
-        generator.integers(0, classes, count),
-        np.arange(count),
-        None,
-        Task(input_shape=(2,), classes=classes),
-        "patient",
-        truth=probabilities if truth else None,
-        groups={"sex": np.where(generator.random(count) < 0.4, "female", "male")},
-        feature_names=("dose", "age"),
-    )
+        generator.integers(0, classes, count), np.arange(count), None, Task(input_shape=(2,), classes=classes),
+        "patient", truth=probabilities if truth else None,
+        groups={"sex": np.where(generator.random(count) < 0.4, "female", "male")}, feature_names=("dose", "age"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("prevalence", [0.3, 0.7])
@@ -150,25 +145,19 @@ def test_features_are_lost_at_the_stated_share_and_stay_lost():
         lost_before = lost
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"kind": "tilt"}, "kind 'tilt' needs the key feature"),
-        ({"kind": "blur", "feature": "age"}, "feature is for kind 'tilt': remove it for kind 'blur'"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "message"), [
+    ({"kind": "tilt"}, "kind 'tilt' needs the key feature"),
+    ({"kind": "blur", "feature": "age"}, "feature is for kind 'tilt': remove it for kind 'blur'"),
+])  # fmt: skip
 def test_feature_belongs_to_tilts(keys, message):
     with pytest.raises(ValidationError, match=message):
         Shift(**keys)
 
 
-@pytest.mark.parametrize(
-    ("shift", "message"),
-    [
-        (Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
-        (Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
-    ],
-)
+@pytest.mark.parametrize(("shift", "message"), [
+    (Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
+    (Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
+])  # fmt: skip
 def test_shifts_that_a_table_does_not_allow(shift, message):
     with pytest.raises(UserError, match=message):
         apply_shift(table(), shift, np.random.default_rng(0))
@@ -224,13 +213,10 @@ def test_a_tables_columns_can_be_tilted_by(tmp_path, deal):
     assert site.units == site.test.unit_count < 80
 
 
-@pytest.mark.parametrize(
-    ("shift", "message"),
-    [
-        (Shift(kind="blur"), r"sites\.b\.shift\.kind 'blur' needs images"),
-        (Shift(kind="tilt", feature="pulse"), r"sites\.b\.shift\.feature is 'pulse'.*choose one of age, sex"),
-    ],
-)
+@pytest.mark.parametrize(("shift", "message"), [
+    (Shift(kind="blur"), r"sites\.b\.shift\.kind 'blur' needs images"),
+    (Shift(kind="tilt", feature="pulse"), r"sites\.b\.shift\.feature is 'pulse'.*choose one of age, sex"),
+])  # fmt: skip
 def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, shift, message, deal):
     sites = {"a": SiteSpec(role="train"), "b": SiteSpec(role="shifted", records=80, shift=shift)}
     with pytest.raises(UserError, match=message):

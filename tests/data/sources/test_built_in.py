@@ -89,11 +89,8 @@ def test_heart_golden_counts_and_prevalence(data_folder):
         at = records.natural_site == hospital
         found[hospital] = (int(at.sum()), round(float(records.labels[at].mean()), 3))
     assert found == {
-        "cleveland": (303, 0.459),
-        "hungarian": (261, 0.375),
-        "switzerland": (46, 0.978),
-        "va": (130, 0.777),
-    }
+        "cleveland": (303, 0.459), "hungarian": (261, 0.375), "switzerland": (46, 0.978), "va": (130, 0.777),
+    }  # fmt: skip
     # Cleveland's first line: 63,1,1,145,233,1,2,150,0,2.3
     expected = [1.3, 1, 1.25, 0.33, 1, 0, 0, 1.3, 1, 0, 0, 0, 0, 0, 1]
     np.testing.assert_allclose(records.features[0], expected, rtol=0, atol=1e-6)

@@ -111,32 +111,26 @@ def test_a_folder_becomes_sites(tmp_path, deal):
             assert [len(site.indices) for site in dealt.plan.sites] == [27, 3]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"label": "ill"}, "has no column 'ill': its columns are scan, sick"),
-        ({"classes": 3}, "column 'sick' has 2 classes, source.classes is 3"),
-        ({"features": "sick", "label": "scan"}, "column 'sick' holds no images"),
-        ({"site_column": "hospital"}, "has no column 'hospital'"),
-        ({"splits": {"train": "training"}}, "has no split 'training': set source.splits to some of train, test"),
-        ({"config": "small"}, "cannot be had.*check source.config"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"label": "ill"}, "has no column 'ill': its columns are scan, sick"),
+    ({"classes": 3}, "column 'sick' has 2 classes, source.classes is 3"),
+    ({"features": "sick", "label": "scan"}, "column 'sick' holds no images"),
+    ({"site_column": "hospital"}, "has no column 'hospital'"),
+    ({"splits": {"train": "training"}}, "has no split 'training': set source.splits to some of train, test"),
+    ({"config": "small"}, "cannot be had.*check source.config"),
+])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         load_source(images(image_folder(tmp_path / "scans"), **changes), "train")
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "message"),
-    [
-        ("age", [1.0, None, 2.0], "column 'age' has 1 values that are missing.*data row 2"),
-        ("sick", [0, 1, -1], "column 'sick' has 1 values that are not a whole number from 0 to 1"),
-        ("patient", ["p", None, "q"], "column 'patient' has 1 missing values"),
-        ("site", ["rome", None, "rome"], "column 'site' has missing values"),
-        ("age", ["old", "older", "young"], "column 'age' has 3 values"),
-    ],
-)
+@pytest.mark.parametrize(("column", "values", "message"), [
+    ("age", [1.0, None, 2.0], "column 'age' has 1 values that are missing.*data row 2"),
+    ("sick", [0, 1, -1], "column 'sick' has 1 values that are not a whole number from 0 to 1"),
+    ("patient", ["p", None, "q"], "column 'patient' has 1 missing values"),
+    ("site", ["rome", None, "rome"], "column 'site' has missing values"),
+    ("age", ["old", "older", "young"], "column 'age' has 3 values"),
+])  # fmt: skip
 def test_a_bad_value_is_named(tmp_path, column, values, message):
     source = table(table_folder(tmp_path / "t", **{column: values}), unit_column="patient", site_column="site")
     with pytest.raises(UserError, match=message):
@@ -221,22 +215,19 @@ def test_a_download_of_the_hub_is_used_offline_if_it_is_of_that_commit(tmp_path,
         load_source(images(None, path=None, name="owner/scans", revision=COMMIT[::-1]), "train")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"path": None}, "either name"),
-        ({"name": "owner/scans", "revision": COMMIT}, "either name"),
-        ({"path": None, "name": "owner/scans"}, "revision is the commit"),
-        ({"path": None, "name": "owner/scans", "revision": "main"}, "revision"),
-        ({"revision": COMMIT}, "revision is the commit"),
-        ({"path": None, "name": "../scans/x", "revision": COMMIT}, "name"),
-        ({"height": None}, "height and width"),
-        ({"features": ["a"]}, "height and width"),
-        ({"centers": [1.0]}, "centers has 1 values for 0 numeric features"),
-        ({"features": ["a"], "height": None, "width": None, "scales": [0.0]}, "not above 0"),
-        ({"splits": {"train": "train[:10]"}}, "splits"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"path": None}, "either name"),
+    ({"name": "owner/scans", "revision": COMMIT}, "either name"),
+    ({"path": None, "name": "owner/scans"}, "revision is the commit"),
+    ({"path": None, "name": "owner/scans", "revision": "main"}, "revision"),
+    ({"revision": COMMIT}, "revision is the commit"),
+    ({"path": None, "name": "../scans/x", "revision": COMMIT}, "name"),
+    ({"height": None}, "height and width"),
+    ({"features": ["a"]}, "height and width"),
+    ({"centers": [1.0]}, "centers has 1 values for 0 numeric features"),
+    ({"features": ["a"], "height": None, "width": None, "scales": [0.0]}, "not above 0"),
+    ({"splits": {"train": "train[:10]"}}, "splits"),
+])  # fmt: skip
 def test_keys_must_fit(changes, message):
     with pytest.raises(ValidationError, match=message):
         images("scans", **changes)

@@ -82,13 +82,9 @@ def test_no_patient_lies_in_training_and_test(tmp_path):
                 level = 10 * label + visit
                 Image.new("L", (8, 8), level).save(tmp_path / name / f"P{patient:02d}-{visit}.png")
     site_file = SiteFile(
-        name="north",
-        role="train",
-        units=18,
-        policy=Policy(max_run_epsilon=1.0),
-        source=patients(tmp_path, "^(P[0-9]+)-"),
-        split=Split(test_fraction=0.4, key="5e" * 16),
-    )
+        name="north", role="train", units=18, policy=Policy(max_run_epsilon=1.0),
+        source=patients(tmp_path, "^(P[0-9]+)-"), split=Split(test_fraction=0.4, key="5e" * 16),
+    )  # fmt: skip
     site = load_site(site_file)
     assert site.unit == "patient"
     assert len(site.train.labels) % 6 == len(site.test.labels) % 6 == 0

@@ -49,17 +49,14 @@ def test_without_a_unit_column_a_row_is_a_unit(tmp_path, table):
     np.testing.assert_array_equal(records.features[:, 0], [50, 61, 50, 33])
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "message"),
-    [
-        ("bp", [120, None, 118, 99], r"column 'bp' has 1 values that are missing .*row 2"),
-        ("age", [50, 61, "old", 33], r"column 'age' has 1 values .*row 3"),
-        ("age", [50, 61, float("inf"), 33], r"column 'age' has 1 values .*row 3"),
-        ("sick", [0, 1, 0, 3], r"column 'sick' has 1 values .*0 to 2.*row 4"),
-        ("sick", [0, 1, 0.5, 2], r"column 'sick' has 1 values .*row 3"),
-        ("patient", ["a", None, "c", "d"], r"column 'patient' has 1 missing values .*row 2"),
-    ],
-)
+@pytest.mark.parametrize(("column", "values", "message"), [
+    ("bp", [120, None, 118, 99], r"column 'bp' has 1 values that are missing .*row 2"),
+    ("age", [50, 61, "old", 33], r"column 'age' has 1 values .*row 3"),
+    ("age", [50, 61, float("inf"), 33], r"column 'age' has 1 values .*row 3"),
+    ("sick", [0, 1, 0, 3], r"column 'sick' has 1 values .*0 to 2.*row 4"),
+    ("sick", [0, 1, 0.5, 2], r"column 'sick' has 1 values .*row 3"),
+    ("patient", ["a", None, "c", "d"], r"column 'patient' has 1 missing values .*row 2"),
+])  # fmt: skip
 def test_a_bad_value_names_its_column(tmp_path, table, column, values, message):
     table[column] = values
     table.to_csv(tmp_path / "t.csv", index=False)
@@ -76,16 +73,13 @@ def test_an_absent_column_is_named(tmp_path, table, missing):
         load_source(source(tmp_path / "t.csv", features=("bp",), label="bp", group_columns=("ward",)), "train")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.csv", None, "does not exist"),
-        ("t.xlsx", "", r"must end in \.csv or \.parquet"),
-        ("t.csv", "", "cannot be read"),
-        ("t.parquet", "PAR?", "cannot be read"),
-        ("t.csv", "age,bp,sick\n", "has no rows"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("t.csv", None, "does not exist"),
+    ("t.xlsx", "", r"must end in \.csv or \.parquet"),
+    ("t.csv", "", "cannot be read"),
+    ("t.parquet", "PAR?", "cannot be read"),
+    ("t.csv", "age,bp,sick\n", "has no rows"),
+])  # fmt: skip
 def test_an_unreadable_table_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_text(content)
@@ -115,15 +109,12 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
     np.testing.assert_array_equal(records.features[:, 0], [50, 61, 50, 33])
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"age": range(11)}, r"column 'age' of group_columns has 11 values: at most 10"),
-        ({"ward": ["a" * 61] * 11}, "must be 1 to 60 printable"),
-        ({"ward": ["a\u202eb"] * 11}, "must be 1 to 60 printable"),
-        ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together: at most 20"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"age": range(11)}, r"column 'age' of group_columns has 11 values: at most 10"),
+    ({"ward": ["a" * 61] * 11}, "must be 1 to 60 printable"),
+    ({"ward": ["a\u202eb"] * 11}, "must be 1 to 60 printable"),
+    ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together: at most 20"),
+])  # fmt: skip
 def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
     pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()}).to_csv(
         tmp_path / "t.csv", index=False

@@ -22,17 +22,14 @@ tmpfs /mnt/far/near tmpfs rw 0 0
 """
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/var/l.sqlite", None),
-        ("/home/site/l.sqlite", "nfs4"),
-        ("/homeless/l.sqlite", None),
-        ("/home/site/local disk/l.sqlite", None),
-        ("/mnt/far/l.sqlite", "fuse.sshfs"),
-        ("/mnt/far/near/l.sqlite", None),
-    ],
-)
+@pytest.mark.parametrize(("path", "kind"), [
+    ("/var/l.sqlite", None),
+    ("/home/site/l.sqlite", "nfs4"),
+    ("/homeless/l.sqlite", None),
+    ("/home/site/local disk/l.sqlite", None),
+    ("/mnt/far/l.sqlite", "fuse.sshfs"),
+    ("/mnt/far/near/l.sqlite", None),
+])  # fmt: skip
 def test_network_file_systems_are_found(path, kind):
     assert network_file_system(Path(path), MOUNTS) == kind
 

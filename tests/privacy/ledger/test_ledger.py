@@ -277,19 +277,15 @@ def _foreign(path, copy):
     execute(path, "CREATE TABLE patients (name TEXT)")
 
 
-@pytest.mark.parametrize(
-    ("replace", "reason"),
-    [
-        (_older_copy, "lacks entry"),
-        (lambda path, copy: None, "does not exist"),
-        (_emptied, "is empty"),
-        (_dropped, "no ledger of format"),
-        (_made_anew, "lacks entry"),
-        (_made_anew_and_as_long, "lacks entry"),
-        (_foreign, "no ledger of format"),
-    ],
-    ids=["older copy", "deleted", "emptied", "dropped", "made anew", "made anew, as long", "foreign"],
-)
+@pytest.mark.parametrize(("replace", "reason"), [
+    (_older_copy, "lacks entry"),
+    (lambda path, copy: None, "does not exist"),
+    (_emptied, "is empty"),
+    (_dropped, "no ledger of format"),
+    (_made_anew, "lacks entry"),
+    (_made_anew_and_as_long, "lacks entry"),
+    (_foreign, "no ledger of format"),
+], ids=["older copy", "deleted", "emptied", "dropped", "made anew", "made anew, as long", "foreign"])  # fmt: skip
 def test_ledger_that_is_not_what_its_second_place_knows_is_refused_until_it_is_put_back(
     path, tmp_path, replace, reason
 ):
@@ -454,14 +450,11 @@ def test_crash_between_the_two_places_refuses_nothing_and_forgets_nothing(path, 
         assert json.loads(place_of(path).witness.read_text())["head"] == ledger.head()
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE chain SET content = replace(content, '\"steps\":5', '\"steps\":1')",
-        "DELETE FROM chain WHERE position = 4",
-        "UPDATE chain SET head = 'x' WHERE position = 2",
-    ],
-)
+@pytest.mark.parametrize("statement", [
+    "UPDATE chain SET content = replace(content, '\"steps\":5', '\"steps\":1')",
+    "DELETE FROM chain WHERE position = 4",
+    "UPDATE chain SET head = 'x' WHERE position = 2",
+])  # fmt: skip
 def test_changed_entries_stop_the_ledger(path, ledger, statement):
     complete(ledger, spending(1))
     execute(path, statement)
