@@ -19,9 +19,8 @@ from rich.table import Table
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
-from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, audit_canaries
+from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, attack_membership, audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
-from fl_dpbayes.run.audit.membership import attack_membership
 from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
 from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.one_unit import audit_alone, audit_rounding
