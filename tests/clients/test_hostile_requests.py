@@ -93,6 +93,11 @@ def test_noised_evaluation_needs_a_delta_below_one_over_n(site) -> None:
     assert refusal_of(evaluate(site, delta=0.025)) == ("POLICY_DENIED", "delta")
 
 
+def test_model_too_large_is_refused_before_a_step_is_reserved(site) -> None:
+    assert refusal_of(site.train(model={"kind": "mlp", "hidden": [8192] * 4})) == ("POLICY_DENIED", "model")
+    assert rows_of(site.ledger()) == []
+
+
 @pytest.mark.parametrize(("model", "shape"), [
     ({"kind": "mlp", "hidden": [8192] * 8}, [2]),
     ({"kind": "cnn", "channels": [8192] * 4, "kernel_size": 5, "hidden": 8192}, [4096] * 3),
@@ -112,6 +117,8 @@ def test_huge_model_costs_no_memory(site, model: dict, shape: list[int]) -> None
     ({"round": 0}, "round"),
     ({"first_step": -1}, "first_step"),
     ({"steps": 2, "first_step": 7}, "TrainRequest"),
+    # Across two chains.
+    ({"plan": {"chains": 2, "rounds": 2, "steps_per_round": 2}, "first_step": 3, "steps": 2}, "TrainRequest"),
     ({"cohort": "a new one"}, "cohort"),
     ({"units": 10**9}, "units"),
     ({"plan": {"units": 10**9}}, "plan.units"),

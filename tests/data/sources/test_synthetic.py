@@ -246,13 +246,8 @@ def test_sites_differ_by_heterogeneity_only(films, alike):
     assert max(noise) > 1.2 * min(noise)
     assert np.ptp([of_site(films, number).truth[:, 1].mean() for number in (1, 2, 3)]) > 0.03
     scanners = acquisition(ALIKE)
-    for values, expected in (
-        (scanners.gains, 1.0),
-        (scanners.offsets, 0.0),
-        (scanners.noises, 0.04),
-        (scanners.intercepts, 0.0),
-    ):
-        np.testing.assert_array_equal(values, np.full(3, expected))
+    for name, expected in {"gains": 1.0, "offsets": 0.0, "noises": 0.04, "intercepts": 0.0}.items():
+        np.testing.assert_array_equal(getattr(scanners, name), np.full(3, expected))
     means = np.array([of_site(alike, number).features.mean(axis=(1, 2, 3)).mean() for number in (1, 2, 3)])
     error = alike.features.mean(axis=(1, 2, 3)).std() / np.sqrt(2000)
     assert np.ptp(means) < 5 * error
