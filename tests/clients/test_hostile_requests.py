@@ -4,25 +4,14 @@ import resource
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message
+from flwr.app import Array
 
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
-from tests.asking import ROWS, refusal_of, rows_of
+from tests.asking import ROWS, evaluate, refusal_of, rows_of
 
 PLACE = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
-
-
-def evaluate(site, weight: float = 0.0, sent=None, **changes) -> Message:
-    """Ask for the noised table of one predictor, whose weights are all `weight`, unless other arrays are sent."""
-    sample = {"1.weight": np.full((1, 2, 2), weight, np.float32), "1.bias": np.zeros((1, 2), np.float32)}
-    arrays = prefixed("last", sample)
-    content = {
-        "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
-        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
-    }  # fmt: skip
-    return site.answer("evaluate", content | changes, arrays if sent is None else sent)
 
 
 @pytest.mark.parametrize("clip_norm", [1e-7, 1e-30, 1e-45])

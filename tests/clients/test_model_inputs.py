@@ -76,11 +76,6 @@ def test_head_takes_the_feature_vector(model):
     assert found.shape == (2, 10)
 
 
-def test_a_network_of_convolutions_takes_no_features():
-    with pytest.raises(ValueError, match="features"):
-        CNNModel.model_validate({"kind": "cnn", "features": {"kind": "scattering"}})
-
-
 def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch) -> None:
     part = load_site(site_file).train
     model = MLPModel(hidden=(20,), frozen_body=FrozenBody(seed=1))

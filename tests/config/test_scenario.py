@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.data import DataSpec, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
 
 WRONG = {
@@ -170,3 +173,27 @@ def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None
         assert load_scenario(name).name == name
     with pytest.raises(UserError, match="quickstart"):
         load_scenario("no-such-scenario")
+
+
+def test_a_source_may_be_named_by_its_kind():
+    assert DataSpec(source="digits") == DataSpec(source={"kind": "digits"})
+    assert DataSpec(source="mnist").source == BuiltIn(kind="mnist")
+
+
+@pytest.mark.parametrize("source", ["cifar", {"kind": "digits", "pth": "x"}, {"kind": "table"}, 3])
+def test_an_unknown_source_is_refused(source):
+    with pytest.raises(ValidationError):
+        DataSpec(source=source)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_something_must_be_left_to_train_on(fraction):
+    with pytest.raises(ValidationError, match="test_fraction"):
+        DataSpec(source="digits", test_fraction=fraction)
+
+
+@pytest.mark.parametrize("keys", [{"part": "test"}, {"records": 10}])
+def test_a_training_site_takes_its_share_of_the_training_part(keys):
+    with pytest.raises(ValidationError, match="held_out and shifted"):
+        SiteSpec(role="train", **keys)
+    assert SiteSpec(role="held_out", **keys)

@@ -211,6 +211,7 @@ NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
 @pytest.mark.parametrize(("records", "shift", "message"), [
     (table, Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
     (table, Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
+    (table, Shift(kind="blur"), r"'blur' needs images.*'prevalence'"),
     (digits, Shift(kind="tilt", feature="age"), NEEDS_TABLE),
     (digits, Shift(kind="missing_features"), NEEDS_TABLE),
     (constant, Shift(kind="tilt", feature="dose"), r"shift\.feature.*all have the same value"),
