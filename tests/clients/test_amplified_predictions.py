@@ -14,7 +14,7 @@ from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.privacy.splits import in_recalibration_part
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.amplification import amplify
+from fl_dpbayes.run.audit.one_unit import amplify
 
 COLUMNS, HIDDEN = 784, 3
 RECORDS = np.random.default_rng(0).random((17, COLUMNS)).astype(np.float32)

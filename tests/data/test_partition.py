@@ -13,8 +13,8 @@ from fl_dpbayes.config.data import (
 )
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source, load_unscaled
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
+from fl_dpbayes.data.records import load_source, load_unscaled
 
 LABELS = np.repeat(np.arange(10), 60)
 

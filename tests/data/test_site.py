@@ -4,14 +4,15 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR, is_delta_allowed, most_units
+from fl_dpbayes.data.load import load_source
 
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR, is_delta_allowed, most_units
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.site import Site, SiteSplit, load_site
 from fl_dpbayes.data.site_ledger import data_version
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch

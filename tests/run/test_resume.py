@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fl_dpbayes import cli
 from fl_dpbayes.run.flower_engine import HOME_FILE
 from fl_dpbayes.run.flower_processes import processes_of
 from fl_dpbayes.run.folder_lock import folder_lock
@@ -92,7 +91,7 @@ print(json.dumps(report))
 TABLES = ("posterior.safetensors", "privacy.csv", "calibration.csv")
 
 
-def command(*arguments: str) -> list[str]:
+def shell(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", *arguments]
 
 
@@ -129,12 +128,12 @@ def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_pat
 def test_flower_run_whose_command_is_killed_is_resumed(tmp_path: Path) -> None:
     settings = ["training={rounds=6, steps_per_round=20, burn_in=20, thinning=10}", "simulation.insecure_seed=5"]
     begin = [part for setting in settings for part in ("--set", setting)]
-    inline = command("quickstart", *begin, "--engine", "inline", "--out", str(tmp_path / "unbroken"))
+    inline = shell("quickstart", *begin, "--engine", "inline", "--out", str(tmp_path / "unbroken"))
     subprocess.run(inline, check=True, capture_output=True, timeout=300)
     folder, log = tmp_path / "run", tmp_path / "log"
     with log.open("wb") as file:
         killed = subprocess.Popen(
-            command("quickstart", *begin, "--out", str(folder)), stdout=file, stderr=file, start_new_session=True
+            shell("quickstart", *begin, "--out", str(folder)), stdout=file, stderr=file, start_new_session=True
         )
         events, deadline = folder / "events.jsonl", time.monotonic() + 200
         while not (events.is_file() and '"event": "site"' in events.read_text()) and time.monotonic() < deadline:
@@ -146,7 +145,7 @@ def test_flower_run_whose_command_is_killed_is_resumed(tmp_path: Path) -> None:
     left = processes_of(Path((folder / HOME_FILE).read_text()))
     for number in left:
         os.kill(number, signal.SIGSTOP)
-    done = subprocess.run(command("--resume", str(folder)), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(shell("--resume", str(folder)), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resuming after round" in done.stdout
     assert not (folder / HOME_FILE).exists()
@@ -156,39 +155,26 @@ def test_flower_run_whose_command_is_killed_is_resumed(tmp_path: Path) -> None:
         assert (folder / table).read_bytes() == (tmp_path / "unbroken" / table).read_bytes(), table
 
 
-def run(*arguments: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "simulate", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    captured = capsys.readouterr()
-    return int(caught.value.code or 0), captured.out, captured.err
-
-
 SMALL = [
     "--engine", "inline", "--set", "training={rounds=1, steps_per_round=2, burn_in=0, thinning=1}",
     "--set", "simulation.insecure_seed=5",
 ]  # fmt: skip
 
 
-def test_what_cannot_be_resumed_is_said(tmp_path: Path, capsys, monkeypatch) -> None:
-    def said(*arguments: str) -> str:
-        status, _, error = run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
-        assert status == 2
-        return error
-
+def test_what_cannot_be_resumed_is_said(tmp_path: Path, refusal) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    assert "give a SCENARIO" in said()
-    assert "holds no run" in said("--resume", str(folder))
+    assert "give a SCENARIO" in refusal("simulate")
+    assert "holds no run" in refusal("simulate", "--resume", folder)
     alone = f"fl-dpbayes simulate --resume {folder}  alone"
     for given in (["--set", "seed=2"], ["--seed", "2"], ["--out", "x"]):
-        error = said("--resume", str(folder), *given)
+        error = refusal("simulate", "--resume", folder, *given)
         assert f"you gave {' '.join(given)}: give  {alone}" in error
     (folder / "sites").mkdir()
-    assert "has no scenario.toml: put it back" in said("--resume", str(folder))
+    assert "has no scenario.toml: put it back" in refusal("simulate", "--resume", folder)
 
 
-def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, monkeypatch, command, refusal) -> None:
     monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     folder = tmp_path / "a run"
 
@@ -197,18 +183,39 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 
     with monkeypatch.context() as patch:
         patch.setattr("fl_dpbayes.run.simulate.follow", stop)
-        status, output, error = run("quickstart", *SMALL, "--out", str(folder), capsys=capsys, monkeypatch=monkeypatch)
+        status, _, error = command("simulate", "quickstart", *SMALL, "--out", folder)
     assert (status, "Traceback" in error) == (1, False)
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
-    status, _, error = run("mnist", "--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
-    assert (status, "another scenario" in error) == (2, True)
+    assert "another scenario" in refusal("simulate", "mnist", "--resume", folder)
+    resume = ["simulate", "--resume", folder]
     with folder_lock(folder):
-        status, _, error = run("--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
-    assert (status, "another process works on" in error) == (2, True)
-    status, output, error = run("--resume", str(folder), "--engine", "inline", capsys=capsys, monkeypatch=monkeypatch)
+        assert "another process works on" in refusal(*resume)
+    status, output, error = command(*resume, "--engine", "inline")
     assert (status, "resuming after round" in output) == (0, True), error
     before = (folder / "events.jsonl").read_bytes()
-    status, output, _ = run("--resume", str(folder), capsys=capsys, monkeypatch=monkeypatch)
+    status, output, _ = command(*resume)
     assert (status, "is finished: nothing is left to do" in output) == (0, True)
     assert "Privacy spent" in output
     assert (folder / "events.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "said"),
+    [
+        ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "quickstart", "--engine", "inline"], "privacy.csv"),
+        ("fl_dpbayes.run.study.study.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
+    ],
+)
+def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(
+    target: str, arguments: list[str], said: str, tmp_path: Path, monkeypatch, command
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(target, interrupted)
+    status, _, error = command(*arguments, "--out", tmp_path / "kept")
+    assert status == 1
+    (line,) = error.strip().splitlines()
+    assert line.startswith("stopped: ")
+    assert str(tmp_path / "kept") in line
+    assert said in line

@@ -10,8 +10,8 @@ import pytest
 from fl_dpbayes.config.data import ImageShift, Shift
 from fl_dpbayes.config.sources import BuiltIn, Radiographs
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.public_records import synthetic_inputs
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.shifts.acquisition import (
     MARKER_RATES,
     SEVERITIES,

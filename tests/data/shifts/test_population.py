@@ -9,14 +9,14 @@ from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shi
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, Logistic2D, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.apply import apply_shift, kept_indices
-from fl_dpbayes.data.shifts.population import (
+from fl_dpbayes.data.records import Records, load_source
+from fl_dpbayes.data.shifts.apply import (
     HIGHEST_STANDARD_SCORE,
     LOGIT_OFFSETS,
     MISSING_SHARES,
     TILT_RATES,
+    apply_shift,
+    kept_indices,
     lose_features,
     prevalence_indices,
     tilt_indices,

@@ -10,7 +10,7 @@ from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Sit
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.sources import huggingface
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

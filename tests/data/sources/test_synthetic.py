@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from fl_dpbayes.config.data import DataSpec, DirichletPartition, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
-from fl_dpbayes.data.load import load_source, load_unscaled
+from fl_dpbayes.data.records import load_source, load_unscaled
 from fl_dpbayes.data.sources import radiographs
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import Table
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from fl_dpbayes.privacy import events
 from fl_dpbayes.privacy.events import GaussianEvent, History, levels_of
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.pld.discretise import outputs_at
+from fl_dpbayes.privacy.pld.grid import outputs_at
 from fl_dpbayes.privacy.pld.loss_distribution import composed, pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 

@@ -1,7 +1,6 @@
 """A paper's table is a study: its file names cells and columns that exist, and its values stand beside ours."""
 
 import json
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pandas as pd
 import pytest
 import tomli_w
 
-from fl_dpbayes import cli
 from fl_dpbayes.config.scenario import Scenario, load_scenario, scenario_folder
 from fl_dpbayes.config.study_file import load_study, shipped_papers, study_of
 from fl_dpbayes.run.study import study as engine
@@ -94,51 +92,32 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: list[str]) -> li
     return here
 
 
-def reproduce(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "reproduce", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return int(stop.value.code or 0)
-
-
 def test_the_command_runs_what_is_missing_and_shows_the_paper_beside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tiny: list[str]
+    tmp_path: Path, command, refusal, tiny: list[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert reproduce(monkeypatch, "tiny", "--seeds", 2, "--out", out) == 0
+    run = ["reproduce", "tiny", "--out", tmp_path / "out"]
+    status, printed, _ = command(*run, "--seeds", 2)
+    assert status == 0
     assert tiny == ["seed 1, algorithm DP-SGD, C = 1", "seed 2, algorithm DP-SGD, C = 1"]
-    printed = capsys.readouterr().out
     assert "Beside the paper: A closer look" in printed
     assert "8.0000" in printed
-    (row,) = pd.read_csv(out / "paper.csv").to_dict("records")
+    (row,) = pd.read_csv(tmp_path / "out" / "paper.csv").to_dict("records")
     assert row["measured"] == pytest.approx(8.0, abs=0.01)
     assert row["seeds"] == 2
-    assert "Paper: A closer look" in json.loads((out / "study.json").read_text())["notes"][0]
-    assert "What the paper prints beside what was measured" in (out / "report.html").read_text()
+    assert "Paper: A closer look" in json.loads((tmp_path / "out" / "study.json").read_text())["notes"][0]
+    assert "What the paper prints beside what was measured" in (tmp_path / "out" / "report.html").read_text()
     tiny.clear()
-    assert reproduce(monkeypatch, "tiny", "--seeds", 2, "--out", out) == 0
+    assert command(*run, "--seeds", 2)[0] == 0
     assert tiny == []
-    assert reproduce(monkeypatch, "tiny", "--full", "--out", out) == 2
-    assert "other settings" in capsys.readouterr().err
+    assert "other settings" in refusal(*run, "--full")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("nowhere", "choose one of aggregation-mnist, "), ("hostile-site", "python benchmarks/hostile_site.py --help")],
-)
-def test_a_name_that_is_no_study_is_told_in_one_line(
-    name: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    assert reproduce(monkeypatch, name) == 2
-    assert says in capsys.readouterr().err
+def test_a_name_that_is_no_study_is_told_in_one_line(refusal) -> None:
+    assert "choose one of aggregation-mnist, " in refusal("reproduce", "nowhere")
+    assert "python benchmarks/hostile_site.py --help" in refusal("reproduce", "hostile-site")
 
 
-def test_scripts_are_there_and_all_that_is_shipped_is_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_scripts_are_there_and_all_that_is_shipped_is_listed(command) -> None:
     assert all((ROOT / script).is_file() for script in engine.SCRIPTS.values())
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "list"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    printed = capsys.readouterr().out
+    printed = command("list")[1]
     assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "quickstart", "study-shift"))

@@ -6,17 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from fl_dpbayes import cli
 from fl_dpbayes.run.flower_processes import descendants
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.study import study as engine
-from fl_dpbayes.run.study.cell import CellOutcome
 
 STUDY = """
 seed = 1
@@ -55,22 +53,13 @@ def study_file(folder: Path, axes: str, steps: int = 5) -> str:
     return str(path)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "study", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    return int(stop.value.code or 0)
-
-
 @pytest.mark.slow
-def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]
-) -> None:
+def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(tmp_path: Path, command, here: list[str]) -> None:
     out = tmp_path / "out"
     # That so many records are not there shows only when they are dealt.
     path = study_file(tmp_path, "sites.away.records = [5000, 150]\nseed = [1]")
-    assert run(monkeypatch, path, "--out", out) == 1
-    printed = capsys.readouterr().out
+    status, printed, _ = command("study", path, "--out", out)
+    assert status == 1
     assert "failed: sites.away.records 5000, seed 1: sites.away.records is 5000, but 1797" in printed
     assert f"fl-dpbayes study --resume {out}" in printed
     table = pd.read_csv(out / "results.csv")
@@ -81,60 +70,46 @@ def test_a_failed_cell_does_not_stop_the_rest_and_is_run_again(
     (error,) = (out / "cells").glob("*.error.txt")
     assert "Traceback" in error.read_text()
     here.clear()
-    assert run(monkeypatch, "--resume", out) == 1
+    assert command("study", "--resume", out)[0] == 1
     assert here == ["sites.away.records 5000, seed 1"]
 
 
-def test_wrong_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]) -> None:
-    path = study_file(tmp_path, "seed = [1]")
-    out = tmp_path / "out"
+def test_wrong_folders_are_refused(tmp_path: Path, refusal, here: list[str]) -> None:
+    path, out = study_file(tmp_path, "seed = [1]"), tmp_path / "out"
     out.mkdir()
     (out / "note").write_text("mine")
-    assert run(monkeypatch, path, "--out", out) == 2
-    assert "is not empty" in capsys.readouterr().err
-    assert run(monkeypatch, "--resume", out) == 2
-    assert "holds no study" in capsys.readouterr().err
+    assert "is not empty" in refusal("study", path, "--out", out)
+    assert "holds no study" in refusal("study", "--resume", out)
     (out / "study.toml").write_text(Path(path).read_text())
-    assert run(monkeypatch, study_file(tmp_path, "seed = [1, 2]"), "--resume", out) == 2
-    assert "other settings" in capsys.readouterr().err
-    assert run(monkeypatch, "--resume", out, "--set", "seed=3") == 2
-    assert "leave out --set seed=3" in capsys.readouterr().err
-    assert run(monkeypatch) == 2
-    assert "give a STUDY" in capsys.readouterr().err
+    assert "other settings" in refusal("study", study_file(tmp_path, "seed = [1, 2]"), "--resume", out)
+    assert "leave out --set seed=3" in refusal("study", "--resume", out, "--set", "seed=3")
+    assert "give a STUDY" in refusal("study")
     with folder_lock(out):
-        assert run(monkeypatch, "--resume", out) == 2
-    assert "another process works on" in capsys.readouterr().err
+        assert "another process works on" in refusal("study", "--resume", out)
     assert here == []
 
 
-def test_missing_records_are_one_line_before_any_cell_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]
+def test_missing_records_and_a_wrong_address_are_one_line_before_any_cell_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal
 ) -> None:
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
-    file = study_file(tmp_path, "seed = [1, 2]")
-    out = tmp_path / "out"
-    assert run(monkeypatch, file, "--set", "data.source=mnist", "--out", out) == 2
-    assert "no data folder is known: give --data-dir DIR or set FL_DPBAYES_DATA" in capsys.readouterr().err
-    assert here == []
+    file, out = study_file(tmp_path, "seed = [1, 2]"), tmp_path / "out"
+    said = refusal("study", file, "--set", "data.source=mnist", "--out", out)
+    assert "no data folder is known: give --data-dir DIR or set FL_DPBAYES_DATA" in said
     assert list((out / "cells").iterdir()) == []
+    said = refusal("study", file, "--out", tmp_path / "other", "--ray-address", "127.0.0.1:1")
+    assert "Ray cannot be reached or started at '127.0.0.1:1'" in said
 
 
-def test_an_address_where_nothing_listens_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    path = study_file(tmp_path, "seed = [1]")
-    assert run(monkeypatch, path, "--out", tmp_path / "out", "--ray-address", "127.0.0.1:1") == 2
-    assert "Ray cannot be reached or started at '127.0.0.1:1'" in capsys.readouterr().err
-
-
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    def interrupted(*_: object) -> Iterator[CellOutcome]:
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
-        yield
 
     monkeypatch.setattr(engine, "run_on_ray", interrupted)
     out = tmp_path / "out"
-    assert run(monkeypatch, study_file(tmp_path, "seed = [1]"), "--out", out) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
+    status, _, error = command("study", study_file(tmp_path, "seed = [1]"), "--out", out)
+    assert status == 1
+    assert error.strip() == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
 
 
 def workers_of(driver: int) -> list[int]:
@@ -213,21 +188,17 @@ def alive(process: int, started: int) -> bool:
     return int(fields[19]) == started and fields[0] != "Z"
 
 
-def test_a_study_whose_file_was_changed_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, here: list[str]
-) -> None:
+def test_a_study_whose_file_was_changed_is_not_gone_on_with(tmp_path: Path, command, refusal, here: list[str]) -> None:
     out = tmp_path / "out"
-    assert run(monkeypatch, study_file(tmp_path, "seed = [1]"), "--out", out) == 0
+    assert command("study", study_file(tmp_path, "seed = [1]"), "--out", out)[0] == 0
     path = out / "study.toml"
     text = path.read_text()
     path.write_text(text.replace("seed = [", "seed = [2, "))
     assert path.read_text() != text
-    assert run(monkeypatch, "--resume", out) == 2
-    assert f"{path} has" in capsys.readouterr().err
+    assert f"{path} has" in refusal("study", "--resume", out)
     path.write_text(text)
     (out / "journal.jsonl").unlink()
-    assert run(monkeypatch, "--resume", out) == 2
-    assert "journal.jsonl is missing or damaged, or an older version" in capsys.readouterr().err
+    assert "journal.jsonl is missing or damaged, or an older version" in refusal("study", "--resume", out)
     assert here == ["seed 1"]
 
 

@@ -1,18 +1,16 @@
 """A study file becomes cells: axes, variants, shifts; and what a user meets who errs."""
 
 import copy
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fl_dpbayes import cli
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, scenario_folder, shipped_scenarios
 from fl_dpbayes.config.study_file import load_study, same_study, shipped_studies, study_of, write_study
-from fl_dpbayes.run.study.grid import study_cells
+from fl_dpbayes.run.study.grid import StudyCell, study_cells
 
 BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
 
@@ -21,9 +19,13 @@ def study(**tables: Any) -> Any:
     return study_of({**copy.deepcopy(BASE), **tables}, "study")
 
 
+def cells_of(**tables: Any) -> list[StudyCell]:
+    return study_cells(study(**tables))
+
+
 def test_grid_is_the_product_of_the_axes_with_their_labels() -> None:
     alphas, budgets = [100.0, 0.5], [1.0, 2.0]
-    cells = study_cells(study(axes={"partition": {"alpha": alphas}, "privacy": {"epsilon": budgets}}))
+    cells = cells_of(axes={"partition": {"alpha": alphas}, "privacy": {"epsilon": budgets}})
     found = [(cell.scenario.partition.alpha, cell.scenario.privacy.epsilon) for cell in cells]
     assert sorted(found) == sorted((alpha, epsilon) for alpha in alphas for epsilon in budgets)
     for cell in cells:
@@ -33,7 +35,7 @@ def test_grid_is_the_product_of_the_axes_with_their_labels() -> None:
 
 
 def test_cells_that_share_records_follow_each_other() -> None:
-    cells = study_cells(study(axes={"privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [9.0, 0.5]}}))
+    cells = cells_of(axes={"privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [9.0, 0.5]}})
     assert [cell.scenario.partition.alpha for cell in cells] == [9.0, 9.0, 0.5, 0.5]
 
 
@@ -48,34 +50,34 @@ def test_a_table_replaces_its_section_and_a_key_under_it_comes_after() -> None:
         ],
         "training": {"burn_in": [50]},
     }
-    cells = study_cells(study(axes=axes))
+    cells = cells_of(axes=axes)
     assert [cell.labels["sampler"] for cell in cells] == ["dp-sgld", "dp-sgld (2)", "point"]
     assert [cell.scenario.sampler.kind for cell in cells] == ["dp-sgld", "dp-sgld", "dp-sgd"]
-    later = study_cells(study(axes={"sampler.step_size.initial": [7.0], **axes}))
+    later = cells_of(axes={"sampler.step_size.initial": [7.0], **axes})
     assert {cell.scenario.sampler.step_size.initial for cell in later} == {7.0}
 
 
 def test_an_empty_table_removes_a_section_and_a_rule_drops_keys_of_others() -> None:
     some = {"epsilon": 1.0, "rounds": 1, "steps": 5, "fraction": 0.2}
-    cells = study_cells(study(axes={"recalibration": [{"label": "none"}, {"label": "scaled", **some}]}))
+    cells = cells_of(axes={"recalibration": [{"label": "none"}, {"label": "scaled", **some}]})
     assert [cell.scenario.recalibration is None for cell in cells] == [True, False]
     assert [cell.labels["recalibration"] for cell in cells] == ["none", "scaled"]
-    kinds = study_cells(study(axes={"partition": {"kind": ["iid", "dirichlet"]}}))
+    kinds = cells_of(axes={"partition": {"kind": ["iid", "dirichlet"]}})
     assert [cell.scenario.partition.kind for cell in kinds] == ["iid", "dirichlet"]
 
 
 def test_a_seed_axis_moves_the_insecure_seed_only_where_the_file_has_one() -> None:
-    plain = study_cells(study(axes={"seed": [5, 6]}))
+    plain = cells_of(axes={"seed": [5, 6]})
     assert [cell.scenario.seed for cell in plain] == [5, 6]
     assert {cell.scenario.simulation.insecure_seed for cell in plain} == {None}
-    seeded = study_cells(study(axes={"seed": [5, 6]}, simulation={"insecure_seed": 1}))
+    seeded = cells_of(axes={"seed": [5, 6]}, simulation={"insecure_seed": 1})
     assert [cell.scenario.simulation.insecure_seed for cell in seeded] == [5, 6]
 
 
 def test_a_variant_changes_several_keys_at_once() -> None:
     north = {"sites.north": {"role": "held_out", "records": 100}}
     east = {"sites": {"east": {"role": "held_out", "records": 100}}}
-    cells = study_cells(study(variants={"left_out": {"north": north, "east": east}}))
+    cells = cells_of(variants={"left_out": {"north": north, "east": east}})
     for cell in cells:
         left_out = cell.scenario.sites[cell.labels["left_out"]]
         assert (left_out.role, left_out.records) == ("held_out", 100)
@@ -84,7 +86,7 @@ def test_a_variant_changes_several_keys_at_once() -> None:
 
 def test_shift_axes_give_every_run_copies_of_one_site() -> None:
     axes = {"shift": {"kind": ["contrast", "rotation"], "severity": [1, 5]}, "seed": [1, 2]}
-    cells = study_cells(study(axes=axes, study={"shifted_copy_of": "held-out"}))
+    cells = cells_of(axes=axes, study={"shifted_copy_of": "held-out"})
     assert len(cells) == 2
     for cell in cells:
         assert "shift.kind" not in cell.labels
@@ -97,7 +99,7 @@ def test_shift_axes_give_every_run_copies_of_one_site() -> None:
 
 def test_the_digest_follows_the_scenario_but_not_where_its_data_lie() -> None:
     def digests(**tables: Any) -> list[str]:
-        return [cell.digest for cell in study_cells(study(axes={"seed": [1, 2]}, **tables))]
+        return [cell.digest for cell in cells_of(axes={"seed": [1, 2]}, **tables)]
 
     first = digests()
     assert digests(data={**BASE["data"], "source": {"kind": "digits", "folder": "elsewhere"}}) == digests(
@@ -179,7 +181,7 @@ def test_a_mistake_is_one_line_that_names_the_remedy(tables: dict[str, Any], sai
     assert "\n" not in str(error.value)
 
 
-def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
     (tmp_path / "study-mine.toml").write_text("[axes]\nseed = [1]\n")
     (tmp_path / "quickstart.toml").write_text((scenario_folder() / "quickstart.toml").read_text())
     monkeypatch.setattr("fl_dpbayes.config.scenario.scenario_folder", lambda: tmp_path)
@@ -188,11 +190,7 @@ def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytes
     assert [axis.name for axis in load_study("mine").axes] == [axis.name for axis in load_study("study-mine").axes]
     with pytest.raises(UserError, match="fl-dpbayes study study-mine"):
         load_scenario("study-mine")
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "study", "other"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert stop.value.code == 2
-    assert "no study 'other': choose one of study-mine" in capsys.readouterr().err
+    assert "no study 'other': choose one of study-mine" in refusal("study", "other")
 
 
 def test_every_shipped_study_is_valid() -> None:

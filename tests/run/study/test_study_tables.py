@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 from scipy.stats import t as student
 
-from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.scenario import scenario_folder
 from fl_dpbayes.config.study_file import Study, study_of
 from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome
 from fl_dpbayes.run.study.differences import differences_table
-from fl_dpbayes.run.study.grid import StudyCell, study_cells
+from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
@@ -31,7 +31,8 @@ ECE = {  # method -> alpha -> seed -> value
 }
 
 
-def made_up() -> tuple[Study, list[FinishedCell]]:
+@pytest.fixture
+def made() -> tuple[Study, list[FinishedCell]]:
     content: dict[str, Any] = {
         **copy.deepcopy(BASE),
         "study": {"compare": ["aggregation.rule", "predictor"], "metrics": ["ece"], "shifted_copy_of": "held-out"},
@@ -69,8 +70,8 @@ def made_up() -> tuple[Study, list[FinishedCell]]:
     return study, cells
 
 
-def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path) -> None:
-    study, cells = made_up()
+def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path, made) -> None:
+    study, cells = made
     write_tables(result_table(study, cells), tmp_path / "results")
     table = pd.read_parquet(tmp_path / "results.parquet")
     assert len(table) == len(cells) * 3 * 2 == len(pd.read_csv(tmp_path / "results.csv"))
@@ -90,49 +91,44 @@ def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path) 
 EDITS: list[Callable[[dict[str, Any]], object]] = [
     lambda content: content["summary"].pop("calibration"),
     lambda content: content["summary"]["calibration"].append({"site": 1}),
-    lambda content: content["summary"].update(subgroups="no rows"),
-    lambda content: content["summary"].update(shift_detection=[{"site": ["a"]}]),
-    lambda content: content["summary"].update(shift_detection=[{"site": "a", "interval": 3}]),
-    lambda content: content["summary"].update(subgroups=[{"site": "a", "intervals": {"nll": [1]}}]),
-    lambda content: content["summary"].update(subgroups=[{"site": "a", "intervals": [1]}]),
     lambda content: content.update(seconds="soon"),
-]
+    *(
+        lambda content, table=table, rows=rows: content["summary"].update({table: rows})
+        for table, rows in (
+            ("subgroups", "no rows"), ("shift_detection", [{"site": ["a"]}]),
+            ("shift_detection", [{"site": "a", "interval": 3}]),
+            ("subgroups", [{"site": "a", "intervals": {"nll": [1]}}]), ("subgroups", [{"site": "a", "intervals": [1]}]),
+        )
+    ),
+]  # fmt: skip
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> tuple[StudyCell, Path]:
-    """A finished cell and its file."""
-    cell, summary = made_up()[1][0].cell, made_up()[1][0].summary
-    (tmp_path / "cells").mkdir()
+@pytest.mark.parametrize("edit", [*EDITS, None])
+def test_a_cell_that_was_edited_is_run_again(tmp_path: Path, made, edit: Callable | None) -> None:
+    cell, summary = made[1][0].cell, made[1][0].summary
+    path = tmp_path / "cells" / f"{cell.digest}.json"
+    path.parent.mkdir()
     keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
     assert finished_cell(tmp_path, cell) is not None
-    return cell, tmp_path / "cells" / f"{cell.digest}.json"
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_cell_that_was_edited_into_no_result_is_run_again(tmp_path: Path, kept: tuple[StudyCell, Path], edit) -> None:
-    cell, path = kept
     content = read_sealed_json(path)
-    edit(content)
-    write_sealed_json(path, content)
+    if edit is not None:
+        edit(content)
+        write_sealed_json(path, content)
+    else:
+        # Sound in itself, but not what was sealed; and then with no seal at all.
+        content = json.loads(path.read_text())
+        content["summary"]["calibration"][0]["accuracy"] = 0.99
+        path.write_text(json.dumps(content))
+        assert finished_cell(tmp_path, cell) is None
+        del content["checksum"]
+        path.write_text(json.dumps(content))
     assert finished_cell(tmp_path, cell) is None
     path.write_text("[" * 100_000)
     assert finished_cell(tmp_path, cell) is None
 
 
-def test_a_cell_whose_figure_was_edited_is_run_again(tmp_path: Path, kept: tuple[StudyCell, Path]) -> None:
-    cell, path = kept
-    content = json.loads(path.read_text())
-    content["summary"]["calibration"][0]["accuracy"] = 0.99
-    path.write_text(json.dumps(content))
-    assert finished_cell(tmp_path, cell) is None
-    del content["checksum"]
-    path.write_text(json.dumps(content))
-    assert finished_cell(tmp_path, cell) is None
-
-
-def test_a_metric_that_no_row_defines_has_no_column() -> None:
-    study, cells = made_up()
+def test_a_metric_that_no_row_defines_has_no_column(made) -> None:
+    study, cells = made
     for cell in cells:
         for row in cell.summary["calibration"]:
             row["rms_true"] = None
@@ -141,8 +137,8 @@ def test_a_metric_that_no_row_defines_has_no_column() -> None:
     assert {"shift", "severity", "ece"} <= set(table.columns)
 
 
-def test_further_lists_become_tables_of_their_own() -> None:
-    study, cells = made_up()
+def test_further_lists_become_tables_of_their_own(made) -> None:
+    study, cells = made
     table = further_table(study, cells, "conformal")
     assert len(table) == len(cells)
     assert set(table["shift"]) == {"contrast"}
@@ -151,8 +147,8 @@ def test_further_lists_become_tables_of_their_own() -> None:
     assert further_table(study, cells, "subgroups").empty
 
 
-def test_bounds_of_an_area_stand_beside_it_and_are_printed() -> None:
-    study, cells = made_up()
+def test_bounds_of_an_area_stand_beside_it_and_are_printed(made) -> None:
+    study, cells = made
     whole, detection = result_table(study, cells), further_table(study, cells, "shift_detection")
     assert set(zip(whole["auroc_low"], whole["auroc_high"], strict=True)) == {(0.6, 0.8)}
     ends = ["low", "high", "interval_low", "interval_high"]
@@ -163,8 +159,8 @@ def test_bounds_of_an_area_stand_beside_it_and_are_printed() -> None:
     assert "[0.6000, 0.8000]" in console.file.getvalue()
 
 
-def test_differences_pair_seeds_and_average_within_them() -> None:
-    study, cells = made_up()
+def test_differences_pair_seeds_and_average_within_them(made) -> None:
+    study, cells = made
     table = differences_table(study, result_table(study, cells))
     assert "north" not in set(table["site"])
     here = table[(table["site"] == "pooled:held_out") & (table["compared"] == "aggregation.rule")]
@@ -186,8 +182,8 @@ def test_differences_pair_seeds_and_average_within_them() -> None:
     assert both["pairs"] == 2
 
 
-def test_predictors_are_compared_with_the_point_estimate() -> None:
-    study, cells = made_up()
+def test_predictors_are_compared_with_the_point_estimate(made) -> None:
+    study, cells = made
     table = differences_table(study, result_table(study, cells))
     table = table[table["compared"] == "predictor"]
     assert set(zip(table["method"], table["baseline"], strict=True)) == {("posterior", "last")}
@@ -195,16 +191,16 @@ def test_predictors_are_compared_with_the_point_estimate() -> None:
     assert set(table["aggregation.rule"]) == {"fald", "mixture", "all"}
 
 
-def test_one_seed_gives_a_difference_without_an_interval() -> None:
-    study, cells = made_up()
+def test_one_seed_gives_a_difference_without_an_interval(made) -> None:
+    study, cells = made
     cells = [cell for cell in cells if cell.cell.labels["seed"] == 1]
     table = differences_table(study, result_table(study, cells))
     assert set(table["pairs"]) == {1}
     assert table["low"].isna().all()
 
 
-def test_a_study_of_which_nothing_finished_has_empty_tables(tmp_path: Path) -> None:
-    study, _ = made_up()
+def test_a_study_of_which_nothing_finished_has_empty_tables(tmp_path: Path, made) -> None:
+    study, _ = made
     results = result_table(study, [])
     assert results.empty
     differences = differences_table(study, results)

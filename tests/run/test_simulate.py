@@ -1,0 +1,155 @@
+"""What a run shows and logs while and after it runs, how it is waited for, and on which devices it may start."""
+
+import io
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.report.run_files import write_summary
+from fl_dpbayes.run import flower_engine
+from fl_dpbayes.run.inline_engine import logs_in
+from fl_dpbayes.run.progress import Display, EventReader
+from fl_dpbayes.run.simulate import show_run, simulate
+
+SUMMARY = {
+    "scenario": "one", "seed": 0, "versions": {}, "adjacency": "add_or_remove_one", "sites": [], "privacy": [],
+    "calibration": [{"site": "north", "role": "train", "predictor": "posterior", "n": 10}],
+    "bytes": {}, "seconds": {}, "configurations_tried": 1, "warnings": ["first", "second"],
+}  # fmt: skip
+
+
+def printed(folder) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    show_run(folder, console)
+    return console.file.getvalue()
+
+
+def test_tables_warnings_and_the_clipped_share_of_simulated_sites_are_shown(tmp_path):
+    write_summary(SUMMARY, tmp_path)
+    assert "clipped gradients, from" not in printed(tmp_path)
+    lines = [line.strip() for line in printed(tmp_path).splitlines()]
+    first = lines.index("warning: first")
+    assert (lines[first - 1], lines[first + 1]) == ("", "warning: second")
+    assert lines[lines.index("Calibration") - 1] == ""
+    for site, rows in {"north": ["0,3,1.0", "1,0,nan", "2,1,0.0"], "south": ["0,4,0.25"]}.items():
+        folder = tmp_path / "traces" / site
+        folder.mkdir(parents=True)
+        (folder / "run-1.csv").write_text("\n".join(["step,units,clipped_fraction", *rows]) + "\n")
+    said = "clipped gradients, from the simulated sites' own traces, which no reply carries: north 75 %, south 25 %"
+    assert said in printed(tmp_path)
+
+
+EVENTS = [
+    {"event": "roster", "sites": [["north", "train"], ["island", "held_out"]], "left_out": []},
+    {"event": "train", "round": 1, "rounds": 2, "sites": ["north"]},
+    {"event": "site", "round": 1, "site": "north", "status": "OK", "detail": "", "epsilon": 0.5, "budget": 2.0},
+    {"event": "evaluate", "round": 2, "rounds": 2, "sites": ["north", "island"]},
+    {"event": "evaluated", "site": "island", "problem": ""},
+    {"event": "finished"},
+]
+
+
+def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
+    file = io.StringIO()
+    console = Console(force_terminal=True, file=file, width=100)
+    display = Display(console, 2)
+    console.print(display.render())
+    for event in EVENTS:
+        display.show(event)
+        console.print(display.render())
+    shown = file.getvalue()
+    assert all(words in shown for words in ("round 1/2", "0.500 of 2", "evaluating", "left"))
+
+
+def test_root_handler_that_appears_during_a_run_sees_nothing_of_flowers_log(tmp_path: Path) -> None:
+    terminal = logging.StreamHandler(io.StringIO())
+    logger = logging.getLogger("flwr")
+    before = logger.propagate
+    with logs_in(tmp_path / "flower.log"):
+        logging.getLogger().addHandler(terminal)
+        try:
+            logger.warning("[ROUND 2/3]")
+        finally:
+            logging.getLogger().removeHandler(terminal)
+    assert terminal.stream.getvalue() == ""
+    assert "[ROUND 2/3]" in (tmp_path / "flower.log").read_text()
+    assert logger.propagate == before
+
+
+class Stop(threading.Event):
+    """Lets no time pass, and calls back at each look."""
+
+    def __init__(self, look=lambda number: None) -> None:
+        super().__init__()
+        self.looks, self._look = 0, look
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.looks += 1
+        self._look(self.looks)
+        return self.is_set()
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def answer(home, environment, *arguments):
+        asked.append(arguments[0])
+        return {"runs": [{"status": "finished:completed"}]}
+
+    monkeypatch.setattr(flower_engine, "_flwr", answer)
+    return asked
+
+
+def wait(events: Path, stop: Stop) -> dict:
+    return flower_engine._final_status(Path(), {}, "1", EventReader(events), stop)
+
+
+@pytest.mark.parametrize("last", ["finished", "failed"])
+def test_flower_is_asked_once_the_run_says_that_it_is_over(tmp_path: Path, questions, last: str) -> None:
+    events = tmp_path / "events.jsonl"
+
+    def look(number: int) -> None:
+        assert questions == []
+        with events.open("a") as file:
+            file.write(json.dumps({"event": last if number == 20 else "train"}) + "\n")
+
+    assert wait(events, stop := Stop(look))["status"] == "finished:completed"
+    assert (stop.looks, questions) == (20, ["ls"])
+
+
+def test_run_that_dies_without_a_word_is_noticed(tmp_path: Path, questions, monkeypatch) -> None:
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr(flower_engine.time, "monotonic", lambda: next(clock))
+    wait(tmp_path / "events.jsonl", stop := Stop())
+    assert stop.looks == 4
+    assert questions == ["ls"]
+
+
+def test_stopped_run_asks_nothing(tmp_path: Path, questions) -> None:
+    stop = Stop()
+    stop.set()
+    with pytest.raises(UserError, match="stopped"):
+        wait(tmp_path / "events.jsonl", stop)
+    assert questions == []
+
+
+@pytest.mark.parametrize("engine", ["inline", "flower"])
+@pytest.mark.parametrize(
+    ("devices", "device", "expected"), [(0, "cuda", "no CUDA device is here"), (2, "cuda:2", "here are 0 to 1")]
+)
+def test_absent_device_is_refused_before_anything_is_written(
+    engine: str, devices: int, device: str, expected: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    scenario = load_scenario("quickstart", [f"resources.device={device}"])
+    with pytest.raises(UserError, match=expected):
+        simulate(scenario, engine, tmp_path / "run", None, Console())
+    assert not (tmp_path / "run").exists()
