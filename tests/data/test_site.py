@@ -4,8 +4,6 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR, is_delta_allowed, most_units
-from fl_dpbayes.data.load import load_source
 
 from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
@@ -13,7 +11,7 @@ from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import load_source
-from fl_dpbayes.data.site import Site, SiteSplit, load_site
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, Site, SiteSplit, is_delta_allowed, load_site, most_units
 from fl_dpbayes.data.site_ledger import data_version
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
 from fl_dpbayes.privacy.splits import unit_scores
