@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
-from fl_dpbayes.config.json_values import JSONValue, json_values
+from fl_dpbayes.config.base import JSONValue, json_values
 from fl_dpbayes.config.metrics import METRICS
 
 MAX_TEXT = 500

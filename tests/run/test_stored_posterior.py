@@ -13,7 +13,7 @@ from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn, ImageFolder, Logistic2D, Radiographs, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.simulation import run_identifier
 from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.new_records import read_new_records

@@ -6,8 +6,7 @@ import torch
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import load_scenario, shipped_scenarios, training_plan
-from fl_dpbayes.privacy.planned_noise import planned_chain
-from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.privacy.planned_noise import planned_chain, solve_plan
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from fl_dpbayes.samplers.planned import PlannedChain, planned_step_sizes

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
-from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan
+from fl_dpbayes.config.plan import AutomaticClipping, GlobalClipping, NoPrivacyPlan, PerLayerClipping, PrivacyPlan
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule

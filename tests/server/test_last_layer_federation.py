@@ -10,7 +10,7 @@ from flwr.app import Array
 from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map

@@ -11,18 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.clipping import FLAT
-from fl_dpbayes.config.plan import TrainingPlan
+from fl_dpbayes.config.plan import FLAT, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, GaussianPrior
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.priors import prior_gradient
-from fl_dpbayes.privacy.audit_attacks import gaussian_epsilon_bound, log_likelihood_ratios, one_run_epsilon_bound
-from fl_dpbayes.privacy.audit_statistics import Check
+from fl_dpbayes.privacy.audit_statistics import (
+    Check,
+    gaussian_epsilon_bound,
+    log_likelihood_ratios,
+    one_run_epsilon_bound,
+)
 from fl_dpbayes.privacy.events import GaussianEvent, noise_of_steps, read_history
 from fl_dpbayes.privacy.gdp import gdp_mu
-from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, write_canary_site

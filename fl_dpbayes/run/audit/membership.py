@@ -16,7 +16,7 @@ from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.privacy.audit_attacks import MembershipScore, loss_threshold_attack
+from fl_dpbayes.privacy.audit_statistics import MembershipScore, loss_threshold_attack
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.run.audit.canary_site import CanarySite
 from fl_dpbayes.run.audit.reading import Course, train

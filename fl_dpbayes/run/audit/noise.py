@@ -17,7 +17,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
 from fl_dpbayes.privacy.audit_statistics import Check, Questions, correlation_tests, variance_test, verdicts
-from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
 from fl_dpbayes.samplers.planned import planned_step_sizes

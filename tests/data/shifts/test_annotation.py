@@ -9,8 +9,7 @@ from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.records import Records, load_source
 from fl_dpbayes.data.shifts.annotation import (
     FLIP_RATES,
     boundary_flips,

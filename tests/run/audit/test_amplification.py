@@ -11,8 +11,8 @@ from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.run.audit import amplification
-from fl_dpbayes.run.audit.amplification import worst_movement
+from fl_dpbayes.run.audit import one_unit as amplification
+from fl_dpbayes.run.audit.one_unit import worst_movement
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 
 VECTOR, IMAGE = (784,), (1, 12, 12)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, load_scenario, shipped_scenarios
-from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.run.audit import canaries, counts, noise, one_unit, sums
 from fl_dpbayes.run.audit.audit import audit_scenario
 from fl_dpbayes.run.audit.canaries import audit_canaries
