@@ -38,14 +38,11 @@ def hospital(table_site):
             "features": [f"x{column}" for column in range(COLUMNS)],
         }, units=15, **changes)  # fmt: skip
         header = ",".join(["patient", *(f"x{column}" for column in range(COLUMNS)), "sick"])
+        names = [*MEASURED[:count], *TRAINING[:others]]
+        records, labels = (np.concatenate([values[:count], values[:others]]) for values in (RECORDS, LABELS))
         rows = [
             ",".join([name, *map(repr, map(float, record)), str(label)])
-            for name, record, label in zip(
-                [*MEASURED[:count], *TRAINING[:others]],
-                np.concatenate([RECORDS[:count], RECORDS[:others]]),
-                np.concatenate([LABELS[:count], LABELS[:others]]),
-                strict=True,
-            )
+            for name, record, label in zip(names, records, labels, strict=True)
         ]
         (site.folder / "wide.csv").write_text("\n".join([header, *rows]) + "\n")
         return site

@@ -69,16 +69,6 @@ def test_heterogeneity_falls_as_alpha_grows():
     assert realised[0] > 0.5 > realised[1] > 0.15 > realised[2]
 
 
-@pytest.mark.slow
-def test_mean_share_of_a_class_is_one_over_sites():
-    shares = [
-        np.bincount(LABELS[divide(DirichletPartition(alpha=1.0, min_records=1), 5, seed)[0]], minlength=10) / 60
-        for seed in range(60)
-    ]
-    # A share is Beta(1, 4), standard deviation .163; 600 of them, independent but for the seeds' retries.
-    assert abs(np.mean(shares) - 0.2) < 4 * 0.163 / np.sqrt(600)
-
-
 def test_classes_per_site_is_kept():
     for part in divide(ClassesPartition(classes_per_site=4)):
         assert len(np.unique(LABELS[part])) == 4
