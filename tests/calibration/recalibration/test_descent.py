@@ -160,7 +160,8 @@ def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_a
         unit_index=np.concatenate([np.arange(60), np.full(100, 60)]),
     )  # fmt: skip
     assert np.linalg.norm(together - alone) == pytest.approx(0.5, rel=1e-9)
-    free, units = plan(clip_norm=1e6, steps=1), np.repeat(np.arange(30), 2)
+    probabilities, labels = overconfident(4, 3)
+    free, units = plan(clip_norm=1e6, steps=1), np.repeat(np.arange(2), 2)
     step = descend(probabilities, labels, free, sigma=0.0, units=1, unit_index=units)
     total = record_gradients("temperature", np.zeros(1), log_probabilities(probabilities), labels).sum(axis=0)
     assert step == pytest.approx(-total, rel=1e-12)
