@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 
 

@@ -16,7 +16,7 @@ from fl_dpbayes.calibration.recalibration.descent import (
 )
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationMap, RecalibrationPlan, parameter_count
-from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from tests.counted import overconfident
 
 METHODS = pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
