@@ -50,6 +50,8 @@ def test_resolved_section_reads_back_as_itself(tmp_path: Path, content: str) -> 
 
 
 WRONG = {
+    "{rule='fedpa', shrinkage=-1}": ("aggregation.shrinkage is -1", "0"),
+    "{rule='pvi', damping=1.5}": ("aggregation.damping is 1.5", "1"),
     "{rule='average'}": ("aggregation: rule 'average'", "'fedavg'"),
     "{rule='product-full', site_weights='units'}": ("unknown key 'aggregation.site_weights'", "allowed here: draws"),
     "{rule='fedbe', draw=4}": ("unknown key 'aggregation.draw'", "did you mean 'draws'"),
