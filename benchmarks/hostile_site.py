@@ -30,7 +30,7 @@ from fl_dpbayes.data.site import load_site
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
-from fl_dpbayes.report.run_files import read_summary
+from fl_dpbayes.report.run_files import stored_summary
 from fl_dpbayes.run.inline_engine import InlineGrid, logs_in, task_identity
 from server.check_reply import displacements
 from server.federation import run_federation
@@ -224,7 +224,7 @@ def _summary(rule: str, noise: str, case: str, seed: int) -> dict[str, Any]:
             attack, own = ATTACKS.get(case), min(site_files.glob("*.toml"))
             grid = InlineGrid(app, nodes) if attack is None else HostileGrid(app, nodes, own, attack)
             run_federation(grid, scenario, folder, str(site_files), report=False)
-        return dict(read_summary(folder))
+        return stored_summary(folder)
 
 
 def _unit(vector: Floats) -> Floats:

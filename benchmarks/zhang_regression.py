@@ -25,8 +25,8 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
+from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.privacy.solve import solve_plan
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.samplers.chain import ChainStart, run_chain
 from fl_dpbayes.samplers.gradients.loss import summed_gaussian_negative_log_likelihood

@@ -18,8 +18,7 @@ from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import noised_table, noised_to_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_batch, to_arrays
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.declared_units import is_delta_allowed
-from fl_dpbayes.data.site import Site, SiteSplit, load_site
+from fl_dpbayes.data.site import Site, SiteSplit, is_delta_allowed, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict

@@ -7,8 +7,8 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 
 from clients.messages import RefusedError
-from fl_dpbayes.config.prevalence import check_prevalence_classes
 from fl_dpbayes.config.site_file import SiteFile, read_site_file
+from fl_dpbayes.config.task import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.card import SiteCard

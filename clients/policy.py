@@ -7,7 +7,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan
 from fl_dpbayes.config.recalibration import RecalibrationPlan
 from fl_dpbayes.config.site_file import SiteFile
-from fl_dpbayes.data.declared_units import is_delta_allowed, recalibration_units
+from fl_dpbayes.data.site import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest

@@ -26,7 +26,7 @@ from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Reserved
 from fl_dpbayes.privacy.ledger.state import Part, Spending
-from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest

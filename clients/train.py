@@ -26,8 +26,7 @@ from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.privacy.events import History, history_of_steps, joined
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
 from fl_dpbayes.privacy.ledger.state import Spending, slice_history
-from fl_dpbayes.privacy.planned_noise import chain_of_history
-from fl_dpbayes.privacy.solve import largest_prefix, solve_plan
+from fl_dpbayes.privacy.planned_noise import chain_of_history, largest_prefix, solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from fl_dpbayes.config.base import Config
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import RunWarning, UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, read_arrays, seal, sealable, write_arrays
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.files.journal import (
@@ -29,7 +29,6 @@ from fl_dpbayes.config.files.journal import (
     listed_files,
     read_journal,
 )
-from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.data.simulation import PARTITION_FILE, SCENARIO_FILE, SITES_FOLDER
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.protocol.arrays import Arrays

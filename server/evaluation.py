@@ -8,7 +8,7 @@ from flwr.app import Message, MessageType
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.data import roles_sharing_records
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest, PredictorName

@@ -7,9 +7,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.config.warning import warning
 from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning

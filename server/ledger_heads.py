@@ -13,8 +13,7 @@ from pydantic import Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import written
-from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json, written
 from fl_dpbayes.config.names import SiteName
 from fl_dpbayes.protocol.train import Digest
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pydantic import NonNegativeInt, PositiveInt
 
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.refusal import RefusalCode
 from server.check_reply import CheckedReply
 from server.exchange import NO_REPLY, Answer

@@ -17,15 +17,15 @@ from fl_dpbayes.calibration.federation.counts import COUNT_ARRAYS, checked_count
 from fl_dpbayes.calibration.recalibration.descent import bounded_map, noise_warning
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, merge_noised
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.recalibration import (
     AnyRecalibrationPlan,
     CountingPlan,
     RecalibrationMap,
     RecalibrationPlan,
     parameter_count,
+    recalibration_plan,
 )
-from fl_dpbayes.config.recalibration_plan import recalibration_plan
-from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import size_weights
 from fl_dpbayes.privacy.check_statement import checked_statement

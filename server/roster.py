@@ -10,10 +10,9 @@ from pathlib import Path
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import RunWarning, UserError, warning
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.report.warnings import sentence

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.files.journal import Entry, Journal
-from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.protocol.train import PrivacyStatement
 from fl_dpbayes.report.run_files import PRIVACY_COLUMNS, PRIVACY_FILE, ROUND_COLUMNS, ROUNDS_FILE, append_csv, write_csv
 from server.check_reply import CheckedReply

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import fl_dpbayes
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.summary import (
     AggregationInputs,
@@ -29,7 +30,6 @@ from fl_dpbayes.config.summary import (
     SummaryPart,
     Traffic,
 )
-from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.convergence import (
     convergence_rows,
     convergence_warnings,

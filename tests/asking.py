@@ -5,7 +5,9 @@ import json
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.refusal import Refusal
+from fl_dpbayes.protocol.wire import arrays_digest
 
 # Patients with one row each: name, x, y, label.
 ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
@@ -65,3 +67,14 @@ def ask(message: Message, number: int = 0, **node_config) -> Message:
 
     config = node_config or {"partition-id": number, "num-partitions": 7}
     return app(message, Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={}))
+
+
+def evaluate(site, weight: float = 0.0, sent=None, **changes) -> Message:
+    """Ask for the noised table of one predictor, whose weights are all `weight`, unless other arrays are sent."""
+    sample = {"1.weight": np.full((1, 2, 2), weight, np.float32), "1.bias": np.zeros((1, 2), np.float32)}
+    arrays = prefixed("last", sample)
+    content = {
+        "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
+        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
+    }  # fmt: skip
+    return site.answer("evaluate", content | changes, arrays if sent is None else sent)

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_v
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
-from fl_dpbayes.config.prevalence import SitePrevalence, TrainedPrevalence, check_noised_estimate
 from fl_dpbayes.config.sources import OfficialPart, Source
+from fl_dpbayes.config.task import SitePrevalence, TrainedPrevalence, check_noised_estimate
 
 Severity = Annotated[int, Field(ge=1, le=5)]
 ImageShift = Literal[

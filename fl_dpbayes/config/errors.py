@@ -1,4 +1,8 @@
-"""The one exception that carries a message meant for the person at the keyboard."""
+"""What the person at the keyboard is told: mistakes, a stop, and warnings of a run."""
+
+import math
+
+from fl_dpbayes.config.base import Config
 
 
 class UserError(Exception):
@@ -14,3 +18,23 @@ class Stopped(Exception):  # noqa: N818
 
     The command line prints it and ends with status 1.
     """
+
+
+Value = str | int | float
+
+
+class RunWarning(Config):
+    """A warning of one `kind`; `site` is the one site that it speaks of, if any, `values` are what it names."""
+
+    kind: str
+    site: str = ""
+    values: tuple[tuple[str, Value], ...] = ()
+
+
+def warning(kind: str, site: str = "", /, **values: Value) -> RunWarning:
+    """Make a warning of a kind of `report.warnings.SENTENCES`; a number that is not finite is kept as text."""
+    named = [
+        (name, value if isinstance(value, str) or math.isfinite(value) else str(value))
+        for name, value in values.items()
+    ]
+    return RunWarning(kind=kind, site=site, values=tuple(named))

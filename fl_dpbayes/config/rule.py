@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.plural import counted
 from fl_dpbayes.config.sampler import GaussianPrior, Sampler
 
 SiteWeights = Literal["units", "uniform"]

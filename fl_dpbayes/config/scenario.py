@@ -15,7 +15,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
-from fl_dpbayes.config.recalibration_plan import AnyRecalibration
+from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain

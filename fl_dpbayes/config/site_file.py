@@ -14,8 +14,8 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
-from fl_dpbayes.config.prevalence import SitePrevalence, check_noised_estimate
 from fl_dpbayes.config.sources import OfficialPart, Source
+from fl_dpbayes.config.task import SitePrevalence, check_noised_estimate
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
 

@@ -5,12 +5,13 @@ Fields stand in the order in which they are written.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
-from fl_dpbayes.config.json_values import JSONValue, json_values
+from fl_dpbayes.config.base import JSONValue, json_values
 from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.names import Role
 
 MAX_TEXT = 500
 
@@ -41,7 +42,6 @@ def _number_or_none(value: float | None) -> float | None:
 
 Text = Annotated[str, BeforeValidator(_empty_for_none)]
 Number = Annotated[float | None, AfterValidator(_number_or_none)]
-Role = Literal["train", "held_out", "shifted"]
 Interval = tuple[Number, Number] | None
 
 

@@ -12,10 +12,8 @@ from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark, file_entry
-from fl_dpbayes.config.plural import counted
-from fl_dpbayes.config.prevalence import check_prevalence_classes
-from fl_dpbayes.config.recalibration import parameter_count
-from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.names import counted
+from fl_dpbayes.config.recalibration import parameter_count, recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
 from fl_dpbayes.config.site_file import (
@@ -28,9 +26,9 @@ from fl_dpbayes.config.site_file import (
     write_site_file,
 )
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import BackboneFeatures, Model, Task
-from fl_dpbayes.data.declared_units import most_declared, most_in_part
+from fl_dpbayes.config.task import BackboneFeatures, Model, Task, check_prevalence_classes
 from fl_dpbayes.data.public_records import read_public_records
+from fl_dpbayes.data.site import most_declared, most_in_part
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
 from fl_dpbayes.models.backbone import stored_weights

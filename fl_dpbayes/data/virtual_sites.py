@@ -14,9 +14,8 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Source
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_unscaled
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
-from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.records import Records, load_unscaled
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 

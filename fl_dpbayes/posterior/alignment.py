@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 
 Vector = npt.NDArray[np.float64]

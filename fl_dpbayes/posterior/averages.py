@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import AveragingRule
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.samples import PerSite
 from fl_dpbayes.protocol.arrays import Arrays

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.alignment import alignment_warnings
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.rule import Rule, cannot_be_kept
-from fl_dpbayes.config.warning import RunWarning, warning
 
 
 def unit_weights(units: Mapping[str, int]) -> dict[str, float]:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
+from fl_dpbayes.privacy.planned_noise import largest_prefix
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import renyi_divergences
-from fl_dpbayes.privacy.solve import largest_prefix
 
 RuleName = Literal["fixed schedule", "rdp filter", "gdp filter"]
 

@@ -1,18 +1,191 @@
-"""The noise of every planned step at a site, and what a stretch is, from the plan and the site's declared size."""
+"""The noise of every planned step at a site: how much a budget asks for, and what a stretch of the plan costs."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import Adjacency, NoPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, noise_of_steps
-from fl_dpbayes.privacy.solve import SolvedNoise, solve_noise
-from fl_dpbayes.samplers.noise import noise_multipliers
+from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.samplers.noise import NoiseScale, noise_multipliers
 from fl_dpbayes.samplers.planned import PlannedChain, noise_scale, noise_without_privacy, planned_step_sizes
 
 Array = npt.NDArray[np.float64]
+
+# A solved epsilon lies in [(1 - TOLERANCE) budget, budget].
+TOLERANCE = 1e-3
+# The least noise multiplier of a solved schedule is sought in this range.
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+
+
+@dataclass(frozen=True)
+class SolvedNoise:
+    """The noise of every planned step, and what it costs by its privacy-loss distribution.
+
+    `noise_multipliers`: sigma_t, shape (T,). `noise_multiplier`: sigma of the couplings `constant` and `floor`; 0
+    where `floor` never needs its floor. `temperature`: tau of the couplings `temperature`, `langevin` and `floor`.
+    """
+
+    noise_multipliers: Array
+    noise_multiplier: float | None
+    temperature: float | None
+    history: History
+    epsilon: float
+    delta: float
+    adjacency: Adjacency
+
+
+def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
+    """Fix the noise of every step of a whole plan, all its chains together, at a site of so many privacy units.
+
+    Without privacy the noise is a standard deviation on the sum, and whatever it is, the history says that there was
+    none: epsilon is infinite.
+
+    Raises UserError if no noise meets the budget. Raises ValueError if a decaying step size underflows to zero.
+    """
+    privacy = plan.privacy
+    if isinstance(privacy, NoPrivacyPlan):
+        return SolvedNoise(
+            noise_multipliers=noise_without_privacy(plan, units),
+            noise_multiplier=None,
+            temperature=privacy.temperature,
+            history=(GaussianEvent(0.0, privacy.sampling_rate, plan.total_steps),),
+            epsilon=math.inf,
+            delta=privacy.delta,
+            adjacency=privacy.adjacency,
+        )
+    return solve_noise(privacy, planned_step_sizes(plan), units, friction=plan.sampler.momentum_lost)
+
+
+def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: float = 1.0) -> SolvedNoise:
+    """Fix the noise of every planned step, solving the coupling's free parameter where the plan leaves it out.
+
+    The free parameter is sigma for `constant` and `floor`, tau for `temperature` and `langevin`. Where the plan gives
+    it, it is used as it is, whatever it costs. Solved, the whole plan costs at most its epsilon and at least 99.9 % of
+    it, except that a `floor` whose Langevin noise alone meets the budget has sigma 0 and may cost less.
+
+    `step_sizes`: a_t of the whole plan, shape (T,), above zero. `units`: n, number of privacy units that the site
+    declares, above zero. `friction`: alpha of Hamiltonian dynamics in (0, 1], which the Langevin noise follows.
+    Raises UserError if no noise multiplier between 0.001 and a million meets the budget to 0.1 %.
+    """
+    scale = NoiseScale(plan.clip_norm, plan.sampling_rate * units, units, friction)
+
+    def multipliers(sigma: float | None, tau: float | None) -> Array:
+        return noise_multipliers(plan.coupling, step_sizes, scale, sigma, tau)
+
+    def solved(sigma: float | None, tau: float | None) -> SolvedNoise:
+        noise = multipliers(sigma, tau)
+        history = history_of_steps(noise, plan.sampling_rate)
+        epsilon = pld_epsilon(history, plan.delta, plan.adjacency)
+        return SolvedNoise(noise, sigma, tau, history, epsilon, plan.delta, plan.adjacency)
+
+    if plan.coupling in ("constant", "floor"):
+        if plan.noise_multiplier is not None:
+            return solved(plan.noise_multiplier, plan.temperature)
+        if plan.coupling == "floor" and (unfloored := solved(0.0, plan.temperature)).epsilon <= plan.epsilon:
+            return unfloored
+        return _solve(plan, lambda sigma: solved(sigma, plan.temperature), np.ones(step_sizes.shape))
+    if plan.temperature is not None:
+        return solved(None, plan.temperature)
+    unit = multipliers(None, 1.0)
+    # In terms of the least noise multiplier: sigma_t = unit_t sqrt(tau).
+    least = float(unit.min())
+    return _solve(plan, lambda noise: solved(None, (noise / least) ** 2), unit / least)
+
+
+def largest_prefix(
+    noise_multipliers: Array,
+    sampling_rate: float,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = "add_or_remove_one",
+) -> int:
+    """Return the largest t in 0 .. T whose first t steps meet the budget by their privacy-loss distribution.
+
+    `noise_multipliers` are sigma_t, shape (T,), at one sampling rate in (0, 1].
+    """
+
+    def cost(steps: int) -> float:
+        return pld_epsilon(history_of_steps(noise_multipliers[:steps], sampling_rate), delta, adjacency)
+
+    fits, fails = 0, len(noise_multipliers)
+    if cost(fails) <= epsilon:
+        return fails
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if cost(middle) <= epsilon:
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+def solve_multiplier(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, adjacency: Adjacency = "add_or_remove_one"
+) -> float:
+    """Return the constant noise multiplier with which `steps` steps cost at most epsilon, and 0.1 % less at least.
+
+    Raises UserError if no noise multiplier between 0.001 and a million does so.
+    """
+    plan = PrivacyPlan(epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, adjacency=adjacency)
+    solved = solve_noise(plan, np.ones(steps), units=1)
+    assert solved.noise_multiplier is not None
+    return solved.noise_multiplier
+
+
+def _solve(plan: PrivacyPlan, attempt: Callable[[float], SolvedNoise], shape: Array) -> SolvedNoise:
+    """Scale noise of a given shape until it costs the budget: secant steps in logarithms, kept in a bracket."""
+    steps, rate = len(shape), plan.sampling_rate
+    if rate < 1 and -math.expm1(steps * math.log1p(-rate)) <= plan.delta:
+        raise UserError(
+            f"delta {plan.delta} is no less than the chance that a unit is used at all in {steps} steps at sampling "
+            f"rate {rate}: any noise would do; choose a smaller delta, or give the noise yourself"
+        )
+    low, high = math.log(LEAST_NOISE), math.log(MOST_NOISE)
+    x, slope = _clt_guess(plan, shape), -1.5
+    previous: tuple[float, float] | None = None
+    while high - low > 1e-6:
+        solved = attempt(math.exp(x))
+        if (1 - TOLERANCE) * plan.epsilon <= solved.epsilon <= plan.epsilon:
+            return solved
+        if solved.epsilon > plan.epsilon:
+            low = x
+        else:
+            high = x
+        following = (low + high) / 2
+        if 0 < solved.epsilon < math.inf:
+            gap = math.log(solved.epsilon / plan.epsilon) + TOLERANCE / 3
+            if previous is not None and previous[0] != x and previous[1] != gap:
+                slope = (gap - previous[1]) / (x - previous[0])
+            previous = (x, gap)
+            if low < x - gap / slope < high:
+                following = x - gap / slope
+        x = following
+    raise UserError(
+        f"no noise gives epsilon {plan.epsilon} at delta {plan.delta} over {steps} steps: the least noise multiplier "
+        f"would leave [{LEAST_NOISE}, {MOST_NOISE:.0f}]; choose another epsilon, or give the noise yourself"
+    )
+
+
+def _clt_guess(plan: PrivacyPlan, shape: Array) -> float:
+    """Guess log(scale) of sigma_t = scale shape_t by bisection on the central-limit epsilon."""
+    history = history_of_steps(shape, plan.sampling_rate)
+    low, high = math.log(LEAST_NOISE), math.log(MOST_NOISE)
+    for _ in range(20):
+        middle = (low + high) / 2
+        scaled = tuple(replace(event, noise_multiplier=math.exp(middle) * event.noise_multiplier) for event in history)
+        if gdp_epsilon(gdp_mu(scaled, plan.adjacency).mu, plan.delta) > plan.epsilon:
+            low = middle
+        else:
+            high = middle
+    return high
+
 
 # Twice the tolerance of a solved epsilon: noise solved for the same budget on two machines differs by less.
 NOISE_TOLERANCE = 2e-3

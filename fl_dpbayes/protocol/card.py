@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import EvaluationRelease, OutsideText, Role, SiteName
-from fl_dpbayes.config.prevalence import SitePrevalence
-from fl_dpbayes.config.task import Task
+from fl_dpbayes.config.task import SitePrevalence, Task
 
 # More than all patients there are: beyond it a size is a mistake or a claim to all the weight.
 MAX_UNITS = 10_000_000_000

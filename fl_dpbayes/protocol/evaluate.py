@@ -6,9 +6,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Message
 from fl_dpbayes.config.names import GroupText
-from fl_dpbayes.config.prevalence import TrainedPrevalence
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.config.task import Model, Task, TrainedPrevalence
 from fl_dpbayes.protocol.train import Digest, PrivacyStatement, RunId
 
 PredictorName = Literal["last", "posterior"]

@@ -9,10 +9,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import write_atomically, written
-from fl_dpbayes.config.files.sealed_json import DamagedError, check_beside, read_sealed_json, write_sealed_json
-from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.files.atomic_file import (
+    DamagedError,
+    check_beside,
+    read_sealed_json,
+    write_atomically,
+    write_sealed_json,
+    written,
+)
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.summary import CalibrationRecord, Summary, parse_summary
 

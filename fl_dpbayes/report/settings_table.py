@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.names import counted, ordinal
 from fl_dpbayes.config.plan import PrivacyPlan
-from fl_dpbayes.config.plural import counted, ordinal
-from fl_dpbayes.config.recalibration import ISOTONIC_BINS
-from fl_dpbayes.config.recalibration_plan import recalibration_plan
+from fl_dpbayes.config.recalibration import ISOTONIC_BINS, recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, Training
 from fl_dpbayes.config.summary import SettingRecord

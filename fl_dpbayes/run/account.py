@@ -15,8 +15,8 @@ from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
 from fl_dpbayes.config.sampler import StepSizeSchedule
 from fl_dpbayes.privacy.account import SMALL_DELTA, Account, account
 from fl_dpbayes.privacy.events import GaussianEvent, History, read_history, write_history
+from fl_dpbayes.privacy.planned_noise import SolvedNoise, largest_prefix, solve_noise
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.privacy.solve import SolvedNoise, largest_prefix, solve_noise
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.samplers.planned import step_sizes
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.kinds import check_origin
-from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary

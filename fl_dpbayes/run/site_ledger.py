@@ -9,11 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
-from fl_dpbayes.data.declared_units import is_delta_allowed, most_units
-from fl_dpbayes.data.site import load_site
+from fl_dpbayes.data.site import is_delta_allowed, load_site, most_units
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
 from fl_dpbayes.data.site_ledger import ledger_place, with_path
 from fl_dpbayes.privacy.events import write_history

@@ -15,10 +15,9 @@ from fl_dpbayes.calibration.metrics.ranking import exact_auroc
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.calibration.statistics import from_batch
 from fl_dpbayes.calibration.summarise import summarise
-from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.base import digest, json_values
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario

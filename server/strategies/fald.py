@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.rules.fald import DriftMeter, averaged_temperature, target_warnings
 from fl_dpbayes.posterior.samples import PerSite, PosteriorSamples, StoredSamples, point_of

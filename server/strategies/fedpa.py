@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from fl_dpbayes.config.aggregation import FedPA, prior_scale
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.warning import RunWarning
+from fl_dpbayes.config.errors import RunWarning, UserError
 from fl_dpbayes.posterior.alignment import state_warnings
 from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules import fedpa

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from fl_dpbayes.config.aggregation import AveragingRule
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.task import LogisticModel
-from fl_dpbayes.config.warning import warning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
 from fl_dpbayes.posterior.rules.mixture import joined

@@ -9,9 +9,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.common import log
 
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.config.files.journal import Entry
-from fl_dpbayes.config.warning import warning
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from server.check_reply import CheckedReply, check_displacement, check_room, check_train_reply

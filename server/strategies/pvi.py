@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import PVI, prior_scale
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.combine import posterior_aggregate

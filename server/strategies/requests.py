@@ -9,8 +9,8 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.scenario import site_plan
-from fl_dpbayes.config.warning import warning
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank

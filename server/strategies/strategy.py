@@ -7,8 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
-from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples, concatenate, point_of
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_room

@@ -7,11 +7,7 @@ from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.conformal import measure_sets, set_thresholds
 from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence, prevalence_from_means
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
-
-
-def binary(p, y):
-    p = np.asarray(p, np.float64)
-    return from_batch(np.stack([1 - p, p], axis=1), y)
+from tests.counted import binary
 
 
 def draw(generator, count, shares):
@@ -99,16 +95,13 @@ def test_weighted_sets_cover_under_label_shift_and_plain_ones_do_not(count):
     assert np.mean(plain) < level - 3 * np.std(plain) / seeds**0.5
 
 
-def test_equal_weights_change_nothing():
-    statistics = from_batch(*draw(np.random.default_rng(7), 77, [0.4, 0.3, 0.3]))
-    weights = label_shift_weights(prevalence(statistics), prevalence(statistics))
-    np.testing.assert_array_equal(set_thresholds(statistics, 0.9, weights), set_thresholds(statistics, 0.9))
-
-
-def test_merged_sites_are_the_pool():
+def test_merged_sites_are_the_pool_and_equal_weights_change_nothing():
     probabilities, labels = draw(np.random.default_rng(8), 120, [0.4, 0.3, 0.3])
+    pool = from_batch(probabilities, labels)
     merged = merge(from_batch(probabilities[:30], labels[:30]), from_batch(probabilities[30:], labels[30:]))
-    np.testing.assert_array_equal(set_thresholds(merged, 0.9), set_thresholds(from_batch(probabilities, labels), 0.9))
+    weights = label_shift_weights(prevalence(pool), prevalence(pool))
+    for found in (set_thresholds(merged, 0.9), set_thresholds(pool, 0.9, weights)):
+        np.testing.assert_array_equal(found, set_thresholds(pool, 0.9))
 
 
 def test_prevalence_from_means_recovers_the_truth_without_labels():

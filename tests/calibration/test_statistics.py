@@ -17,12 +17,6 @@ from fl_dpbayes.calibration.statistics import (
 )
 
 
-def batch(seed, count, classes):
-    generator = np.random.default_rng(seed)
-    probabilities = generator.dirichlet(np.full(classes, 0.5), count)
-    return probabilities, generator.integers(0, classes, count)
-
-
 def with_parts(seed, count, classes):
     """Make predictions of two members, whose disagreement is the epistemic part, and a truth."""
     generator = np.random.default_rng(seed)
@@ -80,21 +74,24 @@ def test_arrays_property_round_trip(seed, count, classes):
     assert_same(from_arrays(to_arrays(statistics), classes), statistics, tolerance=0)
 
 
-def test_round_trip_of_rows_that_sum_to_one_only_roughly_limit():
-    probabilities = np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7)
-    statistics = from_batch(probabilities, [0, 0, 1, 1])
-    assert from_arrays(to_arrays(statistics), 2).count == 4
-
-
-def test_a_thousand_classes_round_trip():
-    statistics = from_batch(np.full((3, 1000), 1e-3), [0, 1, 999])
-    assert from_arrays(to_arrays(statistics), 1000).correct == 1
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "right"),
+    [
+        (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
+        (np.full((3, 1000), 1e-3), [0, 1, 999], 1),
+    ],
+    ids=["rows that sum to one only roughly", "a thousand classes"],
+)
+def test_round_trip_limit(probabilities, labels, right):
+    statistics = from_batch(probabilities, labels)
+    read = from_arrays(to_arrays(statistics), probabilities.shape[1])
+    assert (read.count, read.correct) == (len(labels), right)
 
 
 def test_scalars_by_hand():
     statistics = from_batch([[0.8, 0.2], [0.3, 0.7], [1.0, 0.0]], [0, 0, 1])
-    assert statistics.count == 3
-    assert statistics.correct == 1
+    assert (statistics.count, statistics.correct) == (3, 1)
+    assert [from_batch(HALVES, [label]).correct for label in (0, 1)] == [1, 0]  # ties go to the first class
     losses = [-math.log(0.8), -math.log(0.3), -math.log(PROBABILITY_FLOOR)]
     assert statistics.nll == pytest.approx(sum(losses))
     assert statistics.nll_squared == pytest.approx(sum(loss**2 for loss in losses))
@@ -103,15 +100,12 @@ def test_scalars_by_hand():
     assert statistics.brier_squared == pytest.approx(4 * (0.04**2 + 0.49**2 + 1))
 
 
-def test_one_sample_has_no_epistemic_uncertainty_limit():
+def test_uncertainty_is_summed_and_one_sample_has_no_epistemic_part():
+    statistics = from_batch([[0.5, 0.5]] * 2, [0, 1], epistemic=[0.3, 0.1], aleatoric=[0.3, 0.5], total=[0.6, 0.6])
+    assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx((0.4, 0.8, 1.2))
     statistics = from_batch([[0.5, 0.5], [1.0, 0.0]], [0, 0])
     assert statistics.epistemic == 0
     assert statistics.aleatoric == statistics.total == pytest.approx(math.log(2))
-
-
-def test_given_uncertainty_is_summed():
-    statistics = from_batch([[0.5, 0.5]] * 2, [0, 1], epistemic=[0.3, 0.1], aleatoric=[0.3, 0.5], total=[0.6, 0.6])
-    assert (statistics.epistemic, statistics.aleatoric, statistics.total) == pytest.approx((0.4, 0.8, 1.2))
 
 
 def test_uncertainty_is_counted_by_its_share_of_ln_c():
@@ -137,56 +131,41 @@ def test_truth_is_that_of_the_predicted_class():
     assert not unknown.truth.any()
 
 
-@pytest.mark.parametrize(
-    ("truth", "complaint"),
-    [([[0.5, 0.6]], "sums to 1.1"), ([[0.2, 0.3, 0.5]], "expected"), ([[1.2, -0.2]], "must lie"), ([0.5], "shape")],
-)
-def test_bad_truth_is_refused(truth, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        from_batch([[0.5, 0.5]], [0], truth=truth)
-
-
-def test_ties_go_to_the_first_class():
-    assert from_batch([[0.5, 0.5]], [0]).correct == 1
-    assert from_batch([[0.5, 0.5]], [1]).correct == 0
+HALVES = [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
-    ("probabilities", "labels", "complaint"),
+    ("probabilities", "labels", "parts", "complaint"),
     [
-        ([[0.5, float("nan")]], [0], "NaN"),
-        ([[1.2, -0.2]], [0], "softmax"),
-        ([[0.2, 0.9]], [0], "sums to 1.1"),
-        ([0.2, 0.8], [0, 1], "shape"),
-        ([[1.0]], [0], "2 or more classes"),
-        ([[0.5, 0.5]], [2], "not a class"),
-        ([[0.5, 0.5]], [-1], "not a class"),
-        ([[0.5, 0.5]], [0.5], "not a class"),
-        ([[0.5, 0.5]], [0, 1], "one per row"),
+        ([[0.5, float("nan")]], [0], {}, "NaN"),
+        ([[1.2, -0.2]], [0], {}, "softmax"),
+        ([[0.2, 0.9]], [0], {}, "sums to 1.1"),
+        ([0.2, 0.8], [0, 1], {}, "shape"),
+        ([[1.0]], [0], {}, "2 or more classes"),
+        (HALVES, [2], {}, "not a class"),
+        (HALVES, [-1], {}, "not a class"),
+        (HALVES, [0.5], {}, "not a class"),
+        (HALVES, [0, 1], {}, "one per row"),
+        (HALVES, [0], {"truth": [[0.5, 0.6]]}, "sums to 1.1"),
+        (HALVES, [0], {"truth": [[0.2, 0.3, 0.5]]}, "expected"),
+        (HALVES, [0], {"truth": [[1.2, -0.2]]}, "must lie"),
+        (HALVES, [0], {"truth": [0.5]}, "shape"),
+        (HALVES, [0], {"epistemic": [0.1]}, "together"),
+        (HALVES, [0], {"epistemic": [0.1], "aleatoric": [0.1], "total": [0.5]}, "differs"),
+        (HALVES, [0], {"epistemic": [-0.1], "aleatoric": [0.2], "total": [0.1]}, "negative"),
+        (HALVES, [0], {"epistemic": [0.1, 0.1], "aleatoric": [0.2], "total": [0.1]}, "shape"),
     ],
 )
-def test_bad_predictions_are_refused(probabilities, labels, complaint):
+def test_bad_predictions_truths_and_uncertainties_are_refused(probabilities, labels, parts, complaint):
     with pytest.raises(ValueError, match=complaint):
-        from_batch(probabilities, labels)
+        from_batch(probabilities, labels, **parts)
 
 
-@pytest.mark.parametrize(
-    ("parts", "complaint"),
-    [
-        ({"epistemic": [0.1]}, "together"),
-        ({"epistemic": [0.1], "aleatoric": [0.1], "total": [0.5]}, "differs"),
-        ({"epistemic": [-0.1], "aleatoric": [0.2], "total": [0.1]}, "negative"),
-        ({"epistemic": [0.1, 0.1], "aleatoric": [0.2], "total": [0.1]}, "shape"),
-    ],
-)
-def test_bad_uncertainty_is_refused(parts, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        from_batch([[0.5, 0.5]], [0], **parts)
-
-
-def test_merging_other_classes_is_refused():
+def test_other_classes_are_refused():
     with pytest.raises(ValueError, match="2 and 3 classes"):
         merge(empty(2), empty(3))
+    with pytest.raises(ValueError, match="shape"):
+        from_arrays(to_arrays(empty(3)), 4)
 
 
 def _scalar(name, change):
@@ -274,12 +253,7 @@ def test_top_label_confidence_below_chance_is_refused():
     ],
 )
 def test_other_names_shapes_and_types_are_refused(forge):
-    arrays = to_arrays(from_batch(*batch(3, 50, 3)))
+    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
     forge(arrays)
     with pytest.raises(ValueError, match=r"statistics hold|float64"):
         from_arrays(arrays, 3)
-
-
-def test_another_number_of_classes_is_refused():
-    with pytest.raises(ValueError, match="shape"):
-        from_arrays(to_arrays(empty(3)), 4)

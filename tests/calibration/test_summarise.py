@@ -31,16 +31,23 @@ def test_row_holds_every_metric_as_plain_json():
     assert set(row["intervals"]) == {"accuracy", "nll", "brier", "rms_debiased"}
     for metric, (low, high) in row["intervals"].items():
         assert low <= row[metric] <= high
+    # More than two classes have none of what needs two.
+    for metric in ("ece_binary", "calibration_intercept", "calibration_slope", "net_benefit"):
+        assert row[metric] is None
+    terms = row["brier_terms"]
+    total = sum(terms.values()) - 2 * (terms["resolution"] + terms["within_covariance"])
+    assert total == pytest.approx(row["brier"], abs=1e-12)
+    assert set(row["accuracy_at_coverage"]) == {"0.8", "0.9", "0.95"}
+    for metric in ("auroc", "aurc"):
+        low, high = row[f"{metric}_bounds"]
+        assert low <= row[metric] <= high
+    for bins in (10, 20):
+        assert row[f"ece_{bins}"] == errors.ece(statistics, bins)
 
 
-def test_without_records_all_undefined_limit():
+def test_without_records_all_undefined_and_of_one_most_limit():
     row = summarise(empty(4), np.random.default_rng(0)).as_row()
-    assert row.pop("n") == 0
-    assert row.pop("intervals") == {}
-    assert set(row.values()) == {None}
-
-
-def test_one_record_limit():
+    assert (row.pop("n"), row.pop("intervals"), set(row.values())) == (0, {}, {None})
     summary = summarise(from_batch([[0.7, 0.3]], [0]), np.random.default_rng(0))
     assert summary.ece == pytest.approx(0.3)
     assert summary.auroc is None
@@ -63,21 +70,6 @@ def test_two_classes_have_a_line_and_a_decision_curve():
     assert [point["threshold"] for point in row["net_benefit"]] == [step / 20 for step in range(1, 20)]
     assert set(row["net_benefit"][0]) == {"threshold", "model", "interval", "all", "none"}
     assert row["ece_binary"] is not None
-
-
-def test_more_classes_have_none_of_what_needs_two():
-    row = summarise(random_statistics(classes=3), np.random.default_rng(0)).as_row()
-    for metric in ("ece_binary", "calibration_intercept", "calibration_slope", "net_benefit"):
-        assert row[metric] is None
-    assert sum(row["brier_terms"].values()) - 2 * (
-        row["brier_terms"]["resolution"] + row["brier_terms"]["within_covariance"]
-    ) == pytest.approx(row["brier"], abs=1e-12)
-    assert set(row["accuracy_at_coverage"]) == {"0.8", "0.9", "0.95"}
-    for metric in ("auroc", "aurc"):
-        low, high = row[f"{metric}_bounds"]
-        assert low <= row[metric] <= high
-    for bins in (10, 20):
-        assert row[f"ece_{bins}"] == errors.ece(random_statistics(classes=3), bins)
 
 
 def draw(generator, count, gap, confidences=(0.55, 0.62, 0.68, 0.75, 0.82, 0.88, 0.95)):

@@ -14,7 +14,7 @@ from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.privacy.splits import in_recalibration_part
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
-from fl_dpbayes.run.audit.amplification import amplify
+from fl_dpbayes.run.audit.one_unit import amplify
 
 COLUMNS, HIDDEN = 784, 3
 RECORDS = np.random.default_rng(0).random((17, COLUMNS)).astype(np.float32)
@@ -38,14 +38,11 @@ def hospital(table_site):
             "features": [f"x{column}" for column in range(COLUMNS)],
         }, units=15, **changes)  # fmt: skip
         header = ",".join(["patient", *(f"x{column}" for column in range(COLUMNS)), "sick"])
+        names = [*MEASURED[:count], *TRAINING[:others]]
+        records, labels = (np.concatenate([values[:count], values[:others]]) for values in (RECORDS, LABELS))
         rows = [
             ",".join([name, *map(repr, map(float, record)), str(label)])
-            for name, record, label in zip(
-                [*MEASURED[:count], *TRAINING[:others]],
-                np.concatenate([RECORDS[:count], RECORDS[:others]]),
-                np.concatenate([LABELS[:count], LABELS[:others]]),
-                strict=True,
-            )
+            for name, record, label in zip(names, records, labels, strict=True)
         ]
         (site.folder / "wide.csv").write_text("\n".join([header, *rows]) + "\n")
         return site

@@ -106,10 +106,12 @@ def noised(federations):
     return finished
 
 
-def test_noised_evaluation_is_paid_for_and_the_same_request_is_free(noised) -> None:
+def test_noised_evaluation_is_paid_for_again_free_and_refused_below_the_policy(noised) -> None:
     rows = rows_of(noised.ledger("north"))
     assert [(row.part, row.purpose, row.steps) for row in rows][-1] == ("test", "evaluate 2", 2)
-    ask(changed(noised.requests("evaluate")[0]))
+    request = noised.requests("evaluate")[0]
+    ask(changed(request))
+    assert refusal_of(ask(changed(request, noise_multiplier=0.5))) == ("POLICY_DENIED", "noise_multiplier")
     assert rows_of(noised.ledger("north")) == rows
     summary = noised.summary()
     assert {"item": "sums over test records (calibration statistics)", "how": "paid in ledger"} in summary["releases"]
@@ -119,8 +121,3 @@ def test_noised_evaluation_is_paid_for_and_the_same_request_is_free(noised) -> N
     assert any(row["item"].startswith("test records of held-out: epsilon") for row in summary["releases"])
     pooled = [row for row in summary["calibration"] if row["site"] == "pooled:held_out"]
     assert all(row["accuracy"] is not None and row["nll"] is None for row in pooled)
-
-
-def test_noised_evaluation_below_the_policy_is_refused(noised) -> None:
-    request = changed(noised.requests("evaluate")[0], noise_multiplier=0.5)
-    assert refusal_of(ask(request)) == ("POLICY_DENIED", "noise_multiplier")

@@ -76,11 +76,6 @@ def test_head_takes_the_feature_vector(model):
     assert found.shape == (2, 10)
 
 
-def test_a_network_of_convolutions_takes_no_features():
-    with pytest.raises(ValueError, match="features"):
-        CNNModel.model_validate({"kind": "cnn", "features": {"kind": "scattering"}})
-
-
 def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch) -> None:
     part = load_site(site_file).train
     model = MLPModel(hidden=(20,), frozen_body=FrozenBody(seed=1))
@@ -103,3 +98,10 @@ def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model,
     with pytest.raises(RefusedError) as refused:
         model_inputs(few, frozen, load_site(site_file).train)
     assert refused.value.refusal == refusal
+
+
+def test_weights_from_the_internet_are_fetched_only_where_the_policy_says_so(site_file) -> None:
+    part = SiteSplit(np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
+    with pytest.raises(RefusedError) as refused:
+        model_inputs(site_file, LogisticModel(features=BackboneFeatures()), part)
+    assert refused.value.refusal == Refusal(code=RefusalCode.POLICY_DENIED, field="model.features.weights")

@@ -39,13 +39,14 @@ def written(site, rows, **changes):
     return site
 
 
-def test_card_and_statement_name_the_patient_and_count_patients(table_site) -> None:
+def test_card_and_statement_count_patients_and_each_part_has_its_own_account(table_site) -> None:
     site = written(table_site(), rows_of(PATIENTS))
     card = record_of(site.answer("query"))
     statement = record_of(site.train())["privacy"]
     assert (card["unit"], card["units"]) == (statement["unit"], statement["units"]) == ("patient", 40)
     with site.ledger() as ledger:
         assert ledger.cohort.unit == "patient"
+        assert (ledger.spent("train").steps, ledger.spent("test").steps) == (1, 0)
 
 
 @pytest.mark.parametrize("far", [0.01, 1e4])
@@ -76,27 +77,10 @@ def test_patients_join_batches_whole(table_site) -> None:
     ]
     site = written(table_site(), rows)
     quiet = {"sampling_rate": 0.5, "noise_multiplier": 1e-2, "epsilon": 1e9, "clip_norm": 1.0}
-    site.write(
-        rows,
-        policy={"max_run_epsilon": 1e9},
-        ledger={
-            "path": "wide/north.sqlite",
-            "witness": "wide witness/north.json",
-            "cohort": "north 2026",
-            "epsilon": 1e9,
-            "delta": 1e-3,
-        },
-    )
+    place = {"path": "wide/north.sqlite", "witness": "wide witness/north.json", "cohort": "north 2026"}
+    site.write(rows, policy={"max_run_epsilon": 1e9}, ledger=place | {"epsilon": 1e9, "delta": 1e-3})
     noise_only = np.abs(last_of(site.train(privacy=quiet))).max() * (0.5 * 40) / site.STEP_SIZE
     assert noise_only < 0.06  # Half a patient would add 1.
-
-
-def test_each_part_has_its_own_account(table_site) -> None:
-    site = written(table_site(), rows_of(PATIENTS))
-    record_of(site.train())
-    with site.ledger() as ledger:
-        assert ledger.spent("train").steps == 1
-        assert ledger.spent("test").steps == 0
 
 
 def test_training_leaves_global_generators_alone(table_site) -> None:

@@ -1,7 +1,5 @@
 """Which records a recalibration reads: those that the keyed hash keeps for it, and no other."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -24,9 +22,7 @@ def patients_kept_for(low: float, high: float) -> set[int]:
 
 
 @pytest.mark.parametrize(("plan", "steps", "start"), [(DESCENT, 2, [0.0]), (COUNT, 1, None)])
-def test_recalibration_reads_the_units_that_are_kept_for_it(
-    table_site: Callable, monkeypatch: pytest.MonkeyPatch, plan: dict, steps: int, start: list | None
-) -> None:
+def test_recalibration_reads_the_units_that_are_kept_for_it(table_site, monkeypatch, plan, steps, start) -> None:
     site = table_site()
     rows = [(f"p{number}", float(number), 0.5, number % 2) for number in range(PATIENTS) for _ in range(2)]
     site.write(

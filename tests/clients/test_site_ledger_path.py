@@ -10,9 +10,7 @@ from flwr.app import Message
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy.ledger import file as ledger_file
-from fl_dpbayes.protocol.arrays import prefixed
-from fl_dpbayes.protocol.wire import arrays_digest
-from tests.asking import ROWS, record_of, refusal_of
+from tests.asking import ROWS, evaluate, record_of, refusal_of
 
 LEDGER = {
     "path": "ledger/north.sqlite", "witness": "witness/north.json", "cohort": "north 2026", "epsilon": 8.0,
@@ -28,19 +26,13 @@ def round_of(site, number: int, head: str | None = None) -> Message:
     return site.train(round=number, first_step=number - 1, ledger_head=head)
 
 
-def evaluate(site, head: str | None) -> Message:
-    arrays = prefixed("last", {"1.weight": np.zeros((1, 2, 2), np.float32), "1.bias": np.zeros((1, 2), np.float32)})
-    content = {
-        "run": "ab" * 16, "round": 8, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
-        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
-        "ledger_head": head,
-    }  # fmt: skip
-    return site.answer("evaluate", content, arrays)
+def evaluated(site, head: str | None) -> Message:
+    return evaluate(site, run="ab" * 16, round=8, ledger_head=head)
 
 
 def ask(site, kind: str, head: str | None = None) -> tuple[str, str] | None:
     """Return the refusal of a request of a new run, which the server has seen no head for."""
-    return refusal_of(site.train(run="cd" * 16, ledger_head=head) if kind == "train" else evaluate(site, head))
+    return refusal_of(site.train(run="cd" * 16, ledger_head=head) if kind == "train" else evaluated(site, head))
 
 
 def restore(folder, copy=None) -> None:
@@ -135,8 +127,8 @@ def test_renamed_cohort_is_refused_even_where_it_was_made(spent, what: str) -> N
 def test_rounds_and_evaluation_with_the_true_head_are_answered(site) -> None:
     head = head_of(round_of(site, 1))
     head = head_of(round_of(site, 2, head))
-    head = head_of(evaluate(site, head))
-    assert head_of(evaluate(site, head)) == head_of(evaluate(site, None)) == head
+    head = head_of(evaluated(site, head))
+    assert head_of(evaluated(site, head)) == head_of(evaluated(site, None)) == head
     with site.ledger() as ledger:
         assert (ledger.spent("train").steps, ledger.spent("test").steps) == (2, 1)
 
@@ -186,7 +178,7 @@ def test_units_never_move_between_the_parts_of_a_cohort(site, change: dict) -> N
     # A unit that was in both parts would have both budgets spent on it.
     head_of(round_of(site, 1))
     site.write(ROWS, **change)
-    assert refusal_of(evaluate(site, None)) == ("DATA_INVALID", "")
+    assert refusal_of(evaluated(site, None)) == ("DATA_INVALID", "")
     with site.ledger() as ledger:
         assert ledger.spent("test").steps == 0
 

@@ -60,9 +60,7 @@ WRONG = {
     "{rule='fald', robust='trimmed-mean', site_weights='uniform'}": ("trimmed", "exactly with"),
     "{rule='fald', trimmed=1}": ("trimmed", "exactly with"),
     "{rule='fedavg', robust='trimmed-mean', trimmed=2, site_weights='uniform'}": (
-        "aggregation.trimmed is 2 for 4 training sites",
-        "below half",
-    ),
+        "aggregation.trimmed is 2 for 4 training sites", "below half"),
     "{rule='fedavg', move_bound=0.5}": ("move_bound is 0.5", "or 'none'"),
     "{rule='fald', move_bound='off'}": ("move_bound is 'off'", "from 1 on"),
     "5": ("aggregation is 5",),
@@ -74,11 +72,9 @@ WRONG = {
     "{rule='distillation', public={kind='synthetic', pattern='faces'}}": ("aggregation.public.pattern is 'faces'",),
     "{rule='distillation', public={kind='file', path='x.npz'}}": ("key 'aggregation.public.statement' is missing",),
     "{rule='distillation', public={kind='file', path='x.npz', statement='public'}}": (
-        "aggregation.public.statement is",
-    ),
+        "aggregation.public.statement is",),
     "{rule='distillation', public={kind='file', path='x.npz', statement='            '}}": (
-        "aggregation.public.statement",
-    ),
+        "aggregation.public.statement",),
     "{rule='distillation', public={kind='synthetic', path='x.npz'}}": ("unknown key 'aggregation.public.path'",),
     f"{{rule='distillation', iterations=0, {SYNTHETIC}}}": ("aggregation.iterations is 0",),
     f"{{rule='predbayes', site_weights='units', {SYNTHETIC}}}": ("unknown key 'aggregation.site_weights'",),
@@ -86,7 +82,7 @@ WRONG = {
     f"{{rule='predbayes', beta='best', {SYNTHETIC}}}": ("beta is 'best': give a number from 0",),
     f"{{rule='predbayes', beta=true, {SYNTHETIC}}}": ("beta is True: give a number from 0",),
     f"{{rule='predbayes', beta='fitted', {SYNTHETIC}}}": ("beta 'fitted' needs public records with labels",),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("content", WRONG)

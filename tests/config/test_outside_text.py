@@ -78,6 +78,9 @@ HEADERS = {
     "long fraction": '{"step_weight": 0.' + "1" * 4_000_000 + "}",
     "key twice": '{"steps": 1, "steps": 2}',
     "long text": json.dumps({"status": "x" * 4_000_000}),
+    "row of two": '{"privacy": {"history": [[1.0, 0.1]]}}',
+    "list": "[1]",
+    "text": '"text"',
 }
 
 

@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.data import DataSpec, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
+from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
 
 WRONG = {
@@ -31,15 +34,12 @@ WRONG = {
     "model.frozen_body={ seed = 0 }": ("model.frozen_body", "model.kind 'logistic' has none", "or leave it out"),
     "model={ kind = 'mlp', frozen_body = { weights = 'abc' } }": (
         "model.frozen_body.weights: 'abc'",
-        "give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)",
-    ),
+        "give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)"),
     "aggregation.rule=predbayes": ("'aggregation.public' is missing", "--set aggregation.public.kind=synthetic"),
     "aggregation={ rule = 'distillation', public = { kind = 'file', path = 'x.npz' } }": (
-        "'aggregation.public.statement' is missing",
-        "a sentence of 10 to 500 characters",
-    ),
+        "'aggregation.public.statement' is missing", "a sentence of 10 to 500 characters"),
     "seed.x=1": ("'seed' is a value, not a table",),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("assignment", WRONG)
@@ -75,16 +75,6 @@ def test_example_for_a_missing_key_is_one() -> None:
     assert rule.public.pattern == "strokes"
 
 
-def test_unknown_scenario_lists_the_shipped_ones() -> None:
-    with pytest.raises(UserError, match="quickstart"):
-        load_scenario("no-such-scenario")
-
-
-def test_every_shipped_scenario_is_valid() -> None:
-    for name in shipped_scenarios():
-        assert load_scenario(name).name == name
-
-
 def test_resolved_scenario_reads_back_as_itself(tmp_path: Path) -> None:
     scenario = load_scenario("quickstart", ["privacy.epsilon=3", "seed=7"])
     write_scenario(scenario, tmp_path / "scenario.toml")
@@ -117,15 +107,6 @@ def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(t
     assert run_identifier(first) == run_identifier(moved) != run_identifier(other)
 
 
-@pytest.mark.parametrize(("model", "said"), [
-    ("{kind='logistic'}", "has none: choose"),
-    ("{kind='mlp', frozen_body={seed=1}}", "are fixed: remove frozen_body"),
-])  # fmt: skip
-def test_dropout_without_hidden_units_of_its_own_is_refused(model: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_scenario("quickstart", ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture", f"model={model}"])
-
-
 @pytest.mark.parametrize("sampler", ["dp-adam", "dp-bbp", "dp-mc-dropout"])
 def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str) -> None:
     overrides = ["model={kind='mlp'}", "aggregation.rule=mixture", f"sampler.kind={sampler}"]
@@ -144,12 +125,17 @@ def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None
     assert scenario.partition.kind == "iid"
 
 
+DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
+
+
 @pytest.mark.parametrize(("overrides", "said"), [
     (["privacy.kind=none"], "choose 'sgld', or give a privacy budget"),
     (["privacy.epsilon=2", "privacy.kind=none", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
     (["privacy.kind=none", "privacy.epsilon=2", "sampler.kind=sgld"], "unknown key 'privacy.epsilon'"),
     (["privacy.kind=none", "privacy.nonsense=2", "sampler.kind=sgld"], "unknown key 'privacy.nonsense'"),
     (["privacy.kind=[1]"], "kind"),
+    ([*DROPOUT, "model={kind='logistic'}"], "has none: choose"),
+    ([*DROPOUT, "model={kind='mlp', frozen_body={seed=1}}"], "are fixed: remove frozen_body"),
     (["privacy.clipping=global"], "privacy.clipping is 'global': it must be a table.*kind = 'global'"),
     (["training=3"], "training is 3: it must be a table; its keys are burn_in"),
     (["model={kind='cnn', features={kind='scattering'}}"], "features: model.kind 'cnn' takes none: remove it"),
@@ -180,3 +166,34 @@ def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_ca
         assert (scenario.aggregation.rule, scenario.aggregation.site_weights) == (rule, weights)
     del content["aggregation"]
     assert read_scenario(content, "test").aggregation.rule == rule
+
+
+def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None:
+    for name in shipped_scenarios():
+        assert load_scenario(name).name == name
+    with pytest.raises(UserError, match="quickstart"):
+        load_scenario("no-such-scenario")
+
+
+def test_a_source_may_be_named_by_its_kind():
+    assert DataSpec(source="digits") == DataSpec(source={"kind": "digits"})
+    assert DataSpec(source="mnist").source == BuiltIn(kind="mnist")
+
+
+@pytest.mark.parametrize("source", ["cifar", {"kind": "digits", "pth": "x"}, {"kind": "table"}, 3])
+def test_an_unknown_source_is_refused(source):
+    with pytest.raises(ValidationError):
+        DataSpec(source=source)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0])
+def test_something_must_be_left_to_train_on(fraction):
+    with pytest.raises(ValidationError, match="test_fraction"):
+        DataSpec(source="digits", test_fraction=fraction)
+
+
+@pytest.mark.parametrize("keys", [{"part": "test"}, {"records": 10}])
+def test_a_training_site_takes_its_share_of_the_training_part(keys):
+    with pytest.raises(ValidationError, match="held_out and shifted"):
+        SiteSpec(role="train", **keys)
+    assert SiteSpec(role="held_out", **keys)

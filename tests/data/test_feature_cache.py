@@ -1,6 +1,7 @@
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,15 +13,9 @@ from fl_dpbayes.data.feature_cache import cached_features
 FEATURES = ScatteringFeatures()
 
 
-class Doubling:
-    """Counts how often it is asked."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, records):
-        self.calls += 1
-        return 2 * records.reshape(len(records), -1)
+def doubling():
+    """Count how often it is asked."""
+    return Mock(side_effect=lambda records: 2 * records.reshape(len(records), -1))
 
 
 @pytest.fixture
@@ -33,26 +28,21 @@ def only_file(folder):
     return path
 
 
-def test_features_are_computed_once(tmp_path, records):
-    compute = Doubling()
+def test_features_are_computed_once_into_a_file_for_its_owner_only(tmp_path, records):
+    compute, folder = doubling(), tmp_path / "new" / "cache"
     for _ in range(3):
-        found = cached_features(tmp_path / "new" / "cache", FEATURES, records, compute)
+        found = cached_features(folder, FEATURES, records, compute)
         np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
-    assert compute.calls == 1
+    assert compute.call_count == 1
     assert isinstance(found, np.memmap)
     assert not found.flags.writeable
-
-
-def test_file_is_for_its_owner_only(tmp_path, records):
-    folder = tmp_path / "cache"
-    cached_features(folder, FEATURES, records, Doubling())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE(only_file(folder).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("what", ["record", "order", "features", "shape", "version"])
 def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, what, monkeypatch):
-    compute = Doubling()
+    compute = doubling()
     cached_features(tmp_path, FEATURES, records, compute)
     features, changed = FEATURES, records.copy()
     if what == "record":
@@ -67,11 +57,14 @@ def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, what
         monkeypatch.setattr(feature_cache, "VERSION", feature_cache.VERSION + 1)
     found = cached_features(tmp_path, features, changed, compute)
     np.testing.assert_array_equal(found, 2 * changed.reshape(6, 20))
-    assert compute.calls == 2
+    assert compute.call_count == 2
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def damage(path, how):
+    if how == "pickle":
+        np.save(path, np.array([{"a": 1}] * 6), allow_pickle=True)
+        return
     content = bytearray(path.read_bytes())
     if how == "truncated":
         content = content[:-40]
@@ -86,24 +79,16 @@ def damage(path, how):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "no array", "bit", "header"])
-def test_a_damaged_file_is_computed_again(tmp_path, records, how):
-    compute = Doubling()
+@pytest.mark.parametrize("how", ["truncated", "empty", "no array", "bit", "header", "pickle"])
+def test_a_damaged_or_pickled_file_is_computed_again(tmp_path, records, how):
+    compute = doubling()
     cached_features(tmp_path, FEATURES, records, compute)
     damage(only_file(tmp_path), how)
     for _ in range(2):
         found = cached_features(tmp_path, FEATURES, records, compute)
         np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
-    assert compute.calls == 2
+    assert compute.call_count == 2
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_pickled_array_is_never_loaded(tmp_path, records):
-    cached_features(tmp_path, FEATURES, records, Doubling())
-    np.save(only_file(tmp_path), np.array([{"a": 1}] * 6), allow_pickle=True)
-    compute = Doubling()
-    cached_features(tmp_path, FEATURES, records, compute)
-    assert compute.calls == 1
 
 
 def test_writers_at_the_same_time_leave_one_whole_file(tmp_path, records):
@@ -126,32 +111,43 @@ def test_a_failed_computation_leaves_nothing(tmp_path, records, monkeypatch):
 
     monkeypatch.setattr(feature_cache.np, "save", fail)
     with pytest.raises(OSError, match="disk full"):
-        cached_features(tmp_path, FEATURES, records, Doubling())
+        cached_features(tmp_path, FEATURES, records, doubling())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_records_are_no_error(tmp_path):
-    compute = Doubling()
+    compute = doubling()
     for _ in range(2):
         assert cached_features(
             tmp_path, FEATURES, np.empty((0, 1, 4, 5), np.float32), lambda r: np.empty((0, 20))
         ).shape == (0, 20)
-    assert compute.calls == 0
+    assert compute.call_count == 0
 
 
 def test_a_file_that_another_process_deletes_meanwhile_is_no_error(tmp_path, records):
     # A dangling link is listed and cannot be looked at, as a file that is gone since it was listed.
     (tmp_path / "gone.npy").symlink_to(tmp_path / "nowhere")
-    found = cached_features(tmp_path, FEATURES, records, Doubling())
+    found = cached_features(tmp_path, FEATURES, records, doubling())
     np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
 
 
 @pytest.mark.slow
 def test_no_flipped_bit_of_a_header_gives_other_features_or_an_error(tmp_path, records):
-    expected = np.array(cached_features(tmp_path, FEATURES, records, Doubling()))
+    expected = np.array(cached_features(tmp_path, FEATURES, records, doubling()))
     path = only_file(tmp_path)
     content = path.read_bytes()
     for bit in range(8 * 128):
         path.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
         found = feature_cache._read(path, len(records))
         assert found is None or np.array_equal(found, expected)
+
+
+def test_cache_makes_room_by_deleting_its_oldest_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "MAX_BYTES", 3000)
+    records = np.zeros((10, 4), np.float32)
+    for scales in (1, 2, 3, 4):
+        cached_features(
+            tmp_path, ScatteringFeatures(scales=scales), records, lambda rows: np.ones((10, 25), np.float32)
+        )
+    assert sum(file.stat().st_size for file in tmp_path.glob("*.npy")) <= 3000
+    assert len(list(tmp_path.glob("*.npy"))) == 2

@@ -13,8 +13,8 @@ from fl_dpbayes.config.data import (
 )
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source, load_unscaled
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
+from fl_dpbayes.data.records import load_source, load_unscaled
 
 LABELS = np.repeat(np.arange(10), 60)
 
@@ -67,16 +67,6 @@ def test_heterogeneity_falls_as_alpha_grows():
         for alpha in (0.1, 1.0, 100.0)
     ]  # fmt: skip
     assert realised[0] > 0.5 > realised[1] > 0.15 > realised[2]
-
-
-@pytest.mark.slow
-def test_mean_share_of_a_class_is_one_over_sites():
-    shares = [
-        np.bincount(LABELS[divide(DirichletPartition(alpha=1.0, min_records=1), 5, seed)[0]], minlength=10) / 60
-        for seed in range(60)
-    ]
-    # A share is Beta(1, 4), standard deviation .163; 600 of them, independent but for the seeds' retries.
-    assert abs(np.mean(shares) - 0.2) < 4 * 0.163 / np.sqrt(600)
 
 
 def test_classes_per_site_is_kept():

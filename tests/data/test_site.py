@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,12 @@ from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.site import load_site
+from fl_dpbayes.config.task import Task
+from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, Site, SiteSplit, is_delta_allowed, load_site, most_units
+from fl_dpbayes.data.site_ledger import data_version
+from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
+from fl_dpbayes.privacy.splits import unit_scores
 
 KEY = "00112233445566778899aabbccddeeff"
 
@@ -155,3 +160,121 @@ def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_wha
     assert site.recalibration_units == 180
     with pytest.raises(ValueError, match="exceed 1 together"):
         Split(test_fraction=0.5, recalibration_fraction=0.6, key=KEY)
+
+
+# Whatever number of units a site declares, a delta that it admits is below 1/n for the real n of every part.
+
+PARTS = ("train", "test", "recalibration")
+
+
+def _site_file(folder, patients: int, units: int, test: float, recalibration: float, key: int) -> SiteFile:
+    rows = "".join(f"p{number},{number % 5},{number % 2}\n" for number in range(patients))
+    (folder / "t.csv").write_text(f"patient,x,sick\n{rows}")
+    table = Table(path=folder / "t.csv", label="sick", classes=2, features=("x",), unit_column="patient")
+    split = Split(test_fraction=test, recalibration_fraction=recalibration, key=f"{key:032x}")
+    return digits_site(units=units, source=table, split=split)
+
+
+@pytest.mark.parametrize(("test", "recalibration"), [(0.2, 0.1), (0.25, 0.0), (0.5, 0.3), (0.9, 0.0)])
+@pytest.mark.parametrize("patients", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_delta_that_is_admitted_is_below_one_over_the_real_number(tmp_path, patients, test, recalibration) -> None:
+    loaded = 0
+    for key in range(4):
+        expected = patients * (1 - test - recalibration)
+        for units in range(max(1, round(0.7 * expected)), round(1.3 * expected), max(1, round(expected / 20))):
+            site_file = _site_file(tmp_path, patients, units, test, recalibration, key)
+            try:
+                site = load_site(site_file)
+            except UserError:
+                continue
+            loaded += 1
+            for name in PARTS:
+                part = getattr(site, name)
+                if part is not None:
+                    assert part.unit_count <= most_units(site_file, name) * (1 + 1e-9)
+                    assert not is_delta_allowed(site_file, name, 1 / part.unit_count)
+    assert loaded > 4
+
+
+def test_site_that_declares_its_number_exactly_loads_whatever_its_key_limit(tmp_path) -> None:
+    names = [f"p{number}" for number in range(40)]
+    for key in range(3000):
+        scores = unit_scores(names, key.to_bytes(16, "big"))
+        train = int((scores >= 0.4).sum())
+        split = Split(test_fraction=0.3, recalibration_fraction=0.1, key="0" * 32)
+        site_file = SiteFile.model_construct(role="train", units=train, split=split)
+        assert (scores < 0.3).sum() <= most_units(site_file, "test")
+        assert ((scores >= 0.3) & (scores < 0.4)).sum() <= most_units(site_file, "recalibration")
+
+
+def test_more_units_in_a_part_than_the_declared_number_admits_do_not_load(tmp_path, monkeypatch) -> None:
+    # A key that puts nearly everybody into the test part was chosen, not drawn.
+    site_file = _site_file(tmp_path, 400, 40, 0.2, 0.0, 1)
+    monkeypatch.setattr("fl_dpbayes.data.site.in_test_part", lambda units, *_: np.arange(len(units)) >= 40)
+    with pytest.raises(UserError, match=r"part for test holds 360 units.*at most 42.*correct units"):
+        load_site(site_file)
+
+
+def test_bound_is_the_largest_number_that_may_declare_so() -> None:
+    site_file = SiteFile.model_construct(role="train", units=40, split=Split(key="0" * 32))
+    assert most_units(site_file, "train") == pytest.approx(40 / (1 - MAX_DECLARATION_ERROR)) == 50
+
+
+# The fingerprint and the units of a version of the data.
+
+SECRET = b"k" * 32
+
+
+def fingerprint(site: Site, key: bytes = SECRET) -> str:
+    return data_version(site, key).fingerprint
+
+
+@pytest.fixture
+def site() -> Site:
+    part = SiteSplit(np.ones((3, 2), np.float32), np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
+    return Site("a", "train", Task(input_shape=(2,), classes=2), "patient", 2, part, part, "", part, 2)
+
+
+@pytest.mark.parametrize("name", ["features", "labels", "unit_index"])
+@pytest.mark.parametrize("part", ["train", "test", "recalibration"])
+def test_any_changed_value_changes_it(site: Site, part: str, name: str) -> None:
+    changed = getattr(getattr(site, part), name).copy()
+    changed.flat[-1] += 1
+    other = dataclasses.replace(site, **{part: dataclasses.replace(getattr(site, part), **{name: changed})})
+    assert fingerprint(other) != fingerprint(site)
+
+
+def test_equal_records_give_it_again_and_another_key_or_a_missing_part_another(site: Site) -> None:
+    assert fingerprint(site) == fingerprint(dataclasses.replace(site))
+    # A head that leaves the site may not be a test of who is in its records.
+    assert fingerprint(site, b"l" * 32) != fingerprint(site) != fingerprint(dataclasses.replace(site, train=None))
+
+
+def _site(names: list[str], unit: str, features: np.ndarray) -> Site:
+    count = len(names)
+    part = SiteSplit(
+        features, (features[:, 0] > 0).astype(np.int64), np.arange(count), count, unit_names=np.array(names)
+    )
+    return Site("a", "train", Task(input_shape=(2,), classes=2), unit, count, part, part, "")
+
+
+def test_patients_are_found_again_by_name_and_nameless_records_by_content() -> None:
+    names, rng = [f"p{number}" for number in range(1000)], np.random.default_rng(0)
+    one, other = (rng.normal(size=(1000, 2)).astype(np.float32) for _ in range(2))
+    by_name = [data_version(_site(names[start:], "patient", values[start:]), SECRET).units
+               for start, values in ((0, one), (300, other))]  # fmt: skip
+    assert shared_fraction(*by_name) == 1.0
+    by_content = [data_version(_site(names[::step], "record", one[::step]), SECRET).units for step in (1, -1)]
+    assert by_content[0] == by_content[1]
+    assert shared_fraction(by_content[0], data_version(_site(names, "record", other), SECRET).units) == 0.0
+
+
+def test_shared_part_of_the_smaller_set_is_estimated() -> None:
+    rng = np.random.default_rng(1)
+    hashes = [f"{value:032x}" for value in rng.integers(0, 2**63, 40_000)]
+    for shared in (0.0, 0.05, 0.5, 1.0):
+        small, large = hashes[:4000], hashes[int(4000 * (1 - shared)) : 40_000]
+        estimate = shared_fraction(unit_sketch(small), unit_sketch(large))
+        # About 256 of the larger set's and 28 of the smaller one's hashes are compared.
+        assert abs(estimate - shared) <= 4 * np.sqrt(max(shared * (1 - shared), 0.0) / 20)
+    assert shared_fraction((), unit_sketch(hashes)) == 0.0

@@ -30,13 +30,20 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def saved(network, folder, name="weights.pth"):
+def stored(folder, content, name="weights.pth", architecture="resnet18", **options):
+    """Write weights, or bytes as they are, and return what names them."""
     path = folder / name
-    if path.suffix == ".safetensors":
-        safetensors.torch.save_file(network.state_dict(), path)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif path.suffix == ".safetensors":
+        safetensors.torch.save_file(content, path)
     else:
-        torch.save(network.state_dict(), path)
-    return BackboneFeatures(architecture="resnet18", weights=sha256(path), image_size=64)
+        torch.save(content, path)
+    return BackboneFeatures(architecture=architecture, weights=sha256(path), **options)
+
+
+def saved(network, folder, name="weights.pth"):
+    return stored(folder, network.state_dict(), name, image_size=64)
 
 
 def images(*shape):
@@ -78,9 +85,7 @@ def test_another_head_and_half_precision_are_taken(network, tmp_path):
     state = {name: value.half() for name, value in network.state_dict().items() if value.is_floating_point()}
     state |= {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
     state["fc.weight"], state["fc.bias"] = torch.zeros(2, 512), torch.zeros(2)
-    path = tmp_path / "fine-tuned.pth"
-    torch.save(state, path)
-    module = backbone(BackboneFeatures(architecture="resnet18", weights=sha256(path), image_size=64), tmp_path)
+    module = backbone(stored(tmp_path, state), tmp_path)
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 
 
@@ -104,10 +109,9 @@ def test_number_of_features_is_the_width_of_the_last_layer(architecture):
     ids=["another architecture", "a wrong shape", "no tensors"],
 )
 def test_other_weights_are_refused(network, tmp_path, architecture, spoil):
-    path = tmp_path / "other.pth"
-    torch.save(spoil(network.state_dict()), path)
+    features = stored(tmp_path, spoil(network.state_dict()), architecture=architecture)
     with pytest.raises(UserError, match=f"does not hold the weights of {architecture}"):
-        backbone(BackboneFeatures(architecture=architecture, weights=sha256(path)), tmp_path)
+        backbone(features, tmp_path)
 
 
 def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
@@ -115,10 +119,9 @@ def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
         def __reduce__(self):
             return (Path.touch, (tmp_path / "was run",))
 
-    path = tmp_path / "code.pth"
-    torch.save({"weight": Code()}, path)
+    features = stored(tmp_path, {"weight": Code()})
     with pytest.raises(UserError, match="not a file of weights alone"):
-        backbone(BackboneFeatures(architecture="resnet18", weights=sha256(path)), tmp_path)
+        backbone(features, tmp_path)
     assert not (tmp_path / "was run").exists()
 
 
@@ -126,29 +129,24 @@ def test_a_pickle_with_code_is_refused_without_running_it(tmp_path):
     ("name", "content"), [("a.pth", b"no pickle"), ("b.pth", b""), ("c.safetensors", b"no"), ("d.pt", b"PK\3\4cut")]
 )
 def test_a_damaged_file_is_refused(tmp_path, name, content):
-    path = tmp_path / name
-    path.write_bytes(content)
     with pytest.raises(UserError, match="not a file of weights"):
-        backbone(BackboneFeatures(architecture="resnet18", weights=sha256(path)), tmp_path)
+        backbone(stored(tmp_path, content, name), tmp_path)
 
 
-def test_a_digest_reaches_no_file_outside_the_folder(network, tmp_path):
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    features = saved(network, tmp_path)
-    with pytest.raises(UserError, match="none of the 0 weight files"):
-        backbone(features, inside)
-    with pytest.raises(UserError, match="set backbone_folder"):
-        backbone(features, None)
-
-
-def test_weights_are_told_apart_by_digest_alone(network, tmp_path):
+def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_is_reached(network, tmp_path):
     features = saved(network, tmp_path, "second.pth")
-    torch.save({name: torch.zeros_like(value) for name, value in network.state_dict().items()}, tmp_path / "first.pth")
+    stored(tmp_path, {name: torch.zeros_like(value) for name, value in network.state_dict().items()}, "first.pth")
     state = backbone(features, tmp_path).network.state_dict()
     assert torch.equal(state["conv1.weight"], network.conv1.weight)
-    with pytest.raises(UserError, match="none of the 2 weight files"):
-        backbone(features.model_copy(update={"weights": "0" * 64}), tmp_path)
+    (tmp_path / "inside").mkdir()
+    unknown = features.model_copy(update={"weights": "0" * 64})
+    for wanted, folder, said in (
+        (unknown, tmp_path, "none of the 2 weight files"),
+        (features, tmp_path / "inside", "none of the 0 weight files"),
+        (features, None, "set backbone_folder"),
+    ):
+        with pytest.raises(UserError, match=said):
+            backbone(wanted, folder)
 
 
 @pytest.mark.parametrize("weights", ["../weights.pth", "default", "A" * 64, "0" * 63])

@@ -23,8 +23,11 @@ def randomised(module, seed=0):
     return module
 
 
-def plain(model):
-    return randomised(build_model(model, TASK, seed=0))
+def dropped(model, rate=0.5, rows=5, **rates):
+    """Give a model random weights, and masks for some rows of records."""
+    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate, **rates)
+    module.resample(np.random.default_rng(0), rows)
+    return module
 
 
 def records(count=5):
@@ -37,16 +40,14 @@ def run(module, vector, features):
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_only_inputs_behind_the_first_layer_are_dropped(model):
-    module = DropoutModule(plain(model), rate=0.5)
-    module.resample(np.random.default_rng(0), 6)
+    module = dropped(model, rows=6)
     assert module.masks.shape == (6, 9 + 7 if model.kind == "mlp" else 4 + 24 + 5)
     assert set(module.masks.unique().tolist()) == {0.0, 2.0}
     assert to_vector(module).equal(to_vector(module.base))
 
 
 def test_input_rate_masks_the_record_too():
-    module = DropoutModule(plain(LogisticModel()), rate=0.5, input_rate=0.2)
-    module.resample(np.random.default_rng(0), 100)
+    module = dropped(LogisticModel(), rows=100, input_rate=0.2)
     kept = (module.masks > 0).double().mean().item()
     assert module.masks.shape == (100, 64)
     assert module.masks.max().item() == pytest.approx(1.25)
@@ -54,19 +55,18 @@ def test_input_rate_masks_the_record_too():
 
 
 def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
-    module = DropoutModule(plain(MODELS[0]), rate=0.3)
-    module.resample(np.random.default_rng(0), 2000)
+    module = dropped(MODELS[0], 0.3, 2000)
     standard_error = math.sqrt(0.3 / 0.7 / 2000)
     assert (module.masks.mean(0) - 1).abs().max().item() <= 4.5 * standard_error
 
 
 def test_a_model_without_a_hidden_layer_is_refused():
     with pytest.raises(UserError, match="hidden"):
-        DropoutModule(plain(LogisticModel()), rate=0.5)
+        dropped(LogisticModel())
 
 
 def test_layers_that_are_not_trained_are_not_masked():
-    module = plain(MODELS[0])
+    module = build_model(MODELS[0], TASK, seed=0)
     module[3].requires_grad_(False)
     masked = DropoutModule(module, rate=0.5)
     masked.resample(np.random.default_rng(0), 1)
@@ -75,8 +75,7 @@ def test_layers_that_are_not_trained_are_not_masked():
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_each_record_meets_its_own_mask(model):
-    module = DropoutModule(plain(model), rate=0.5)
-    module.resample(np.random.default_rng(0), 5)
+    module = dropped(model)
     outputs, masks = module(records()), module.masks
     for index in range(5):
         module.masks = masks[index : index + 1]
@@ -85,8 +84,7 @@ def test_each_record_meets_its_own_mask(model):
 
 
 def test_mask_multiplies_what_the_next_layer_reads():
-    module = DropoutModule(plain(MODELS[0]), rate=0.5)
-    module.resample(np.random.default_rng(0), 5)
+    module = dropped(MODELS[0])
     first, _, second, _, third = (layer for layer in module.base if not isinstance(layer, nn.Flatten))
     one, two = module.masks.split([9, 7], dim=1)
     hidden = torch.relu(second(torch.relu(first(records().flatten(1))) * one)) * two
@@ -95,8 +93,7 @@ def test_mask_multiplies_what_the_next_layer_reads():
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_joined_inputs_give_the_same_outputs_and_may_be_cut(model):
-    module = DropoutModule(plain(model), rate=0.5)
-    module.resample(np.random.default_rng(0), 5)
+    module = dropped(model)
     outputs = module(records())
     joined, inputs = module.with_masks_as_inputs(records())
     torch.testing.assert_close(torch.cat([joined(part) for part in inputs.split(2)]), outputs)
@@ -105,49 +102,36 @@ def test_joined_inputs_give_the_same_outputs_and_may_be_cut(model):
 
 
 def test_masks_for_another_number_of_records_are_refused():
-    module = DropoutModule(plain(MODELS[0]), rate=0.5)
-    module.resample(np.random.default_rng(0), 5)
+    module = dropped(MODELS[0])
     for use in (module, module.with_masks_as_inputs):
         with pytest.raises(ValueError, match="resample"):
             use(records(4))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(model, seed):
-    module = DropoutModule(plain(model), rate=0.5)
-    vector = to_vector(module)
+GROUPED = [
+    nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=groups), nn.Flatten())
+    for groups in (1, 2, 3)
+]
+
+
+@pytest.mark.parametrize("base", [*(build_model(model, TASK, seed=0) for model in MODELS), *GROUPED])
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, seed):
+    module = DropoutModule(randomised(base), rate=0.5)
+    vector, source = to_vector(module), np.random.default_rng(seed)
     before = vector.clone()
-    drawn = module.draw(vector, np.random.default_rng(seed))
+    drawn = module.draw(vector, source)
     assert vector.equal(before)
+    assert not module.draw(vector, source).equal(drawn)
     module.resample(np.random.default_rng(seed), 1)
     module.masks = module.masks.expand(5, -1)
-    torch.testing.assert_close(run(module.base, drawn, records()), module(records()))
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-def test_draw_of_a_grouped_convolution(groups):
-    base = randomised(nn.Sequential(nn.Conv2d(1, 6, 3), nn.Tanh(), nn.Conv2d(6, 12, 3, groups=groups), nn.Flatten()))
-    module = DropoutModule(base, rate=0.5)
-    drawn = module.draw(to_vector(base), np.random.default_rng(3))
-    module.resample(np.random.default_rng(3), 1)
-    module.masks = module.masks.expand(5, -1)
     assert 0 < module.masks.count_nonzero() < module.masks.numel()
-    torch.testing.assert_close(run(base, drawn, records()), module(records()))
-
-
-def test_draws_differ():
-    module = DropoutModule(plain(MODELS[0]), rate=0.5)
-    source = np.random.default_rng(0)
-    vector = to_vector(module)
-    assert not module.draw(vector, source).equal(module.draw(vector, source))
+    torch.testing.assert_close(run(module.base, drawn, records()), module(records()))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
 def test_vanishing_rate_gives_the_plain_model_limit(model):
-    module = DropoutModule(plain(model), rate=1e-9)
-    source = np.random.default_rng(0)
-    module.resample(source, 5)
+    module, source = dropped(model, 1e-9), np.random.default_rng(0)
     torch.testing.assert_close(module(records()), module.base(records()))
     torch.testing.assert_close(module.draw(to_vector(module), source), to_vector(module))
 

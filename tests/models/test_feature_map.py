@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 
 
@@ -64,10 +64,11 @@ def test_each_colour_is_an_image_of_its_own():
         np.testing.assert_allclose(in_colour[:, channel], grey(records[:, channel : channel + 1]), atol=1e-5)
 
 
-def test_records_may_be_read_only():
-    records = images(2, 1, 8, 8)
+def test_records_may_be_read_only_and_the_global_generator_is_left_alone():
+    records, state = images(2, 1, 8, 8), torch.get_rng_state()
     records.flags.writeable = False
     assert np.isfinite(feature_map(ScatteringFeatures(), (1, 8, 8))(records)).all()
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,3 @@ def test_linear_head_on_mnist():
     features = feature_map(ScatteringFeatures(), (1, 28, 28))(chosen.features)
     head = LogisticRegression(C=1e-3, max_iter=60, tol=1e-2).fit(features[:2000], chosen.labels[:2000])
     assert head.score(features[2000:], chosen.labels[2000:]) > 0.95
-
-
-def test_global_generator_is_left_alone():
-    state = torch.get_rng_state()
-    feature_map(ScatteringFeatures(), (1, 8, 8))(images(2, 1, 8, 8))
-    assert torch.equal(torch.get_rng_state(), state)

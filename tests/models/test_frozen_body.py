@@ -43,16 +43,22 @@ def whole_network(model, seed=4):
     return whole
 
 
+def take_last_layer(head, whole):
+    head.load_state_dict({name: value for name, value in whole.state_dict().items() if name in head.state_dict()})
+
+
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_last_layer_on_the_body_is_the_whole_network(model):
     records, whole = records_of(model), whole_network(model)
     mapped = frozen_body(model, BODY, records.shape[1:])
     head = build_model(model, TASK, seed=9)
+    assert isinstance(mapped.transform, nn.Module)
+    assert not any(value.requires_grad for value in mapped.transform.parameters())
     assert mapped.output_shape == model_input_shape(model, TASK)
     assert list(parameter_shapes(head)) == list(parameter_shapes(whole))[-2:]
     assert model_shapes(model, TASK) == parameter_shapes(head)
     assert torch.equal(to_vector(head), torch.zeros_like(to_vector(head)))
-    head.load_state_dict({name: value for name, value in whole.state_dict().items() if name in head.state_dict()})
+    take_last_layer(head, whole)
     with torch.no_grad():
         torch.testing.assert_close(head(torch.tensor(mapped(records))), whole(torch.tensor(records)))
     assert mapped(records[:0]).shape == (0, *mapped.output_shape)
@@ -72,7 +78,7 @@ def test_clipped_sum_is_that_of_the_last_layer_in_a_loop_over_records(model):
     expected = sum(gradient * min(1.0, CLIP_NORM / gradient.norm()) for gradient in gradients)
 
     head = build_model(model, TASK, seed=0)
-    head.load_state_dict({name: value for name, value in whole.state_dict().items() if name in head.state_dict()})
+    take_last_layer(head, whole)
     inputs = torch.tensor(frozen_body(model, BODY, records.shape[1:])(records))
     engine = gradient_engine(head, inputs.shape[1:])
     assert engine.name == "book_keeping"
@@ -145,12 +151,9 @@ def posterior_file(folder, model, count):
     return whole, FrozenBody(weights=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def test_a_posterior_of_one_network_is_a_body(tmp_path):
+def test_a_posterior_is_a_body_if_it_holds_one_network(tmp_path):
     whole, body = posterior_file(tmp_path, MODELS[0], count=1)
     assert_body_of(whole, MODELS[0], body, tmp_path)
-
-
-def test_a_posterior_of_several_networks_is_refused(tmp_path):
     _, body = posterior_file(tmp_path, MODELS[0], count=2)
     with pytest.raises(UserError, match=r"several samples.*'fedavg'"):
         frozen_body(MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
@@ -166,15 +169,11 @@ def test_a_posterior_of_several_networks_is_refused(tmp_path):
         (lambda state: {"samples/1.bias": torch.tensor(1.0)}, "several samples"),
     ],
 )
-def test_another_file_is_refused(spoil, said, tmp_path):
+def test_another_file_and_a_missing_one_are_refused(spoil, said, tmp_path):
     body = stored(tmp_path, spoil(whole_network(MODELS[0]).state_dict()))
-    with pytest.raises(UserError, match=said):
-        frozen_body(MODELS[0], body, TASK.input_shape, weights_folder=tmp_path)
-
-
-def test_a_file_that_is_not_there_is_named_by_its_digest(tmp_path):
-    with pytest.raises(UserError, match=r"0{64}"):
-        frozen_body(MODELS[0], FrozenBody(weights="0" * 64), TASK.input_shape, weights_folder=tmp_path)
+    for wanted, message in ((body, said), (FrozenBody(weights="0" * 64), r"0{64}")):
+        with pytest.raises(UserError, match=message):
+            frozen_body(MODELS[0], wanted, TASK.input_shape, weights_folder=tmp_path)
 
 
 def test_values_have_one_origin_and_a_logistic_model_has_no_body():
@@ -182,12 +181,6 @@ def test_values_have_one_origin_and_a_logistic_model_has_no_body():
         FrozenBody(seed=1, weights="0" * 64)
     with pytest.raises(ValueError, match="frozen_body"):
         LogisticModel.model_validate({"frozen_body": {"seed": 1}})
-
-
-def test_nothing_of_a_body_can_be_trained():
-    mapped = frozen_body(MODELS[2], BODY, TASK.input_shape)
-    assert isinstance(mapped.transform, nn.Module)
-    assert not any(value.requires_grad for value in mapped.transform.parameters())
 
 
 def test_a_pass_takes_bounded_memory() -> None:

@@ -9,12 +9,17 @@ from sklearn.datasets import load_digits
 from fl_dpbayes.models.scattering import normalised, paths, sampled_size, scattering
 
 
+def periods(height, width):
+    """Coordinates of the pixels in seven by seven periods."""
+    for row, column in itertools.product(range(-3, 4), repeat=2):
+        yield np.arange(height)[:, None] + row * height, np.arange(width)[None, :] + column * width
+
+
 def morlet(height, width, scale, angle, angles):
     """The wavelet in space, made periodic, by its formula."""
     deviation, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / angles
     gaussian, wave = np.zeros((height, width)), np.zeros((height, width), complex)
-    for row, column in itertools.product(range(-3, 4), repeat=2):
-        y, x = np.arange(height)[:, None] + row * height, np.arange(width)[None, :] + column * width
+    for y, x in periods(height, width):
         along = x * math.cos(angle) + y * math.sin(angle)
         across = slant * (y * math.cos(angle) - x * math.sin(angle))
         bump = np.exp(-(along**2 + across**2) / (2 * deviation**2)) * slant / (2 * math.pi * deviation**2)
@@ -25,10 +30,7 @@ def morlet(height, width, scale, angle, angles):
 
 def gaussian_average(height, width, deviation):
     """The averaging filter in space, made periodic, by its formula."""
-    total = np.zeros((height, width))
-    for row, column in itertools.product(range(-3, 4), repeat=2):
-        y, x = np.arange(height)[:, None] + row * height, np.arange(width)[None, :] + column * width
-        total += np.exp(-(x**2 + y**2) / (2 * deviation**2))
+    total = sum(np.exp(-(x**2 + y**2) / (2 * deviation**2)) for y, x in periods(height, width))
     return total / total.sum()
 
 
@@ -136,33 +138,30 @@ def test_transform_expands_neither_energy_nor_distance(angles):
     assert (energy(b, scales=2) >= 0.1 * second.square().sum(dim=(1, 2))).all()
 
 
-def test_a_constant_image_has_order_zero_only():
-    groups = scattering(28, 28, scales=2, angles=8)(torch.full((1, 28, 28), 0.7))
+def test_a_constant_image_has_order_zero_only_and_an_empty_one_nothing():
+    transform = scattering(28, 28, scales=2, angles=8)
+    groups = transform(torch.full((1, 28, 28), 0.7))
     torch.testing.assert_close(groups[0], torch.full((1, 1, 7, 7), 0.7))
     assert max(group.abs().max() for group in groups[1:]) < 1e-6
+    assert torch.equal(normalised(transform(torch.zeros(1, 28, 28))), torch.zeros(1, 3969))
 
 
 def digits(count):
     return torch.tensor(load_digits().images[:count] / 16, dtype=torch.float32)
 
 
-def test_features_of_a_record_do_not_depend_on_the_batch():
-    images = digits(40)
+def test_features_of_a_record_do_not_depend_on_the_batch_and_are_repeatable():
+    images, state = digits(40), torch.get_rng_state()
     transform = scattering(8, 8, scales=2, angles=8)
     together = normalised(transform(images))
+    assert torch.equal(together, normalised(scattering(8, 8, scales=2, angles=8)(images)))
+    assert torch.equal(torch.get_rng_state(), state)
     alone = torch.cat([normalised(transform(image[None])) for image in images])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
     disturbed = torch.cat([images[:20], 1e6 * torch.ones(20, 8, 8)])
     torch.testing.assert_close(normalised(transform(disturbed))[:20], together[:20], atol=1e-5, rtol=0)
     reordered = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(normalised(transform(images[reordered])), together[reordered], atol=1e-5, rtol=0)
-
-
-def test_transform_is_repeatable_and_leaves_the_global_generator_alone():
-    images, state = digits(10), torch.get_rng_state()
-    runs = [normalised(scattering(8, 8, scales=2, angles=8)(images)) for _ in range(2)]
-    assert torch.equal(*runs)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_normalised_groups_have_mean_zero_and_at_most_unit_variance():
@@ -178,8 +177,3 @@ def test_normalised_groups_have_mean_zero_and_at_most_unit_variance():
         assert piece.mean(1).abs().max() < 1e-5
         variance = before.var(1, unbiased=False)
         torch.testing.assert_close(piece.var(1, unbiased=False), variance / (variance + 1e-4), atol=1e-4, rtol=1e-3)
-
-
-def test_an_empty_image_gives_zeros():
-    features = normalised(scattering(28, 28, scales=2, angles=8)(torch.zeros(1, 28, 28)))
-    assert torch.equal(features, torch.zeros(1, 3969))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
-from fl_dpbayes.config.warning import warning
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.alignment import state_warnings, unaligned_units

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.convergence import ConvergenceSummary, is_hot, mixing_warning, summarise_convergence
 from fl_dpbayes.posterior.diagnostics import effective_sample_size, rank_normalised, split_r_hat
 from fl_dpbayes.report.warnings import sentence

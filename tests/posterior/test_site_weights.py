@@ -3,7 +3,7 @@
 import pytest
 
 from fl_dpbayes.config.aggregation import Mixture
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.site_weights import capped_weights, unit_weights, weigh_sites
 
 

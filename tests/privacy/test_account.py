@@ -36,9 +36,7 @@ def test_upper_bounds_are_ordered_and_the_limit_is_named() -> None:
 
 @given(history=HISTORIES, adjacency=st.sampled_from(ADJACENCIES), delta=st.sampled_from([1e-2, 1e-5, 1e-8]))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_every_method_property_rises_with_steps_rate_and_falls_with_noise(
-    history: History, adjacency: str, delta: float
-) -> None:
+def test_every_method_property_rises_with_steps_rate_and_falls_with_noise(history, adjacency, delta) -> None:
     first, *others = history
     base = values_of(account(history, delta, adjacency))  # type: ignore[arg-type]
     for worse in (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from fl_dpbayes.privacy.audit_attacks import (
+from fl_dpbayes.privacy.audit_statistics import (
     gaussian_epsilon_bound,
     log_likelihood_ratios,
     loss_threshold_attack,

@@ -19,8 +19,8 @@ from fl_dpbayes.privacy.filter import (
     renyi_epsilon,
 )
 from fl_dpbayes.privacy.gdp import gdp_epsilon
+from fl_dpbayes.privacy.planned_noise import largest_prefix
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.privacy.solve import largest_prefix
 
 
 def _budget(epsilon=2.0, delta=1e-5, adjacency="add_or_remove_one"):

@@ -6,9 +6,9 @@ import pytest
 
 from fl_dpbayes.privacy.events import GaussianEvent, History, history_of_steps, read_history
 from fl_dpbayes.privacy.gdp import gdp_epsilon, gdp_mu
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
-from fl_dpbayes.privacy.solve import solve_multiplier
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "accounting.json").read_text(encoding="utf-8"))["settings"]
 SETTINGS = sorted(name for name, setting in GOLDEN.items() if "segments" in setting)

@@ -9,8 +9,8 @@ from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
 from fl_dpbayes.privacy.events import history_of_steps
 from fl_dpbayes.privacy.filter import Budget, admitted_steps, choose_rule, filter_orders
+from fl_dpbayes.privacy.planned_noise import largest_prefix, solve_multiplier, solve_noise
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
-from fl_dpbayes.privacy.solve import largest_prefix, solve_multiplier, solve_noise
 from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.planned import step_sizes
 

@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 from fl_dpbayes.privacy.streams import Streams
 
@@ -36,10 +35,6 @@ def test_all_128_key_bits_vary():
     share = np.mean(keys, axis=0)
     standard_error = 0.5 / np.sqrt(400)
     assert np.abs(share - 0.5).max() < 5 * standard_error
-
-
-def test_context_cannot_run_into_the_seed():
-    assert not np.array_equal(_bits(Streams.from_insecure_seed(1, "1x")), _bits(Streams.from_insecure_seed(11, "x")))
 
 
 def test_streams_are_uncorrelated_within_and_across_purposes_rounds_sites_chains_and_restarts():
@@ -76,10 +71,4 @@ def test_equal_seed_and_context_repeat_and_every_bit_of_the_seed_counts():
     np.testing.assert_array_equal(drawn, _bits(again))
     for bit in (0, 1, 31, 32, 33, 63, 64, 96, 127):
         assert not np.array_equal(drawn, _bits(Streams.from_insecure_seed(5 ^ (1 << bit), "site a, run 1, round 1")))
-
-
-def test_high_bits_of_a_seed_matter_here_and_not_to_torch():
-    first, second = (torch.Generator().manual_seed(seed) for seed in (5, 5 + 2**32))
-    assert torch.equal(torch.randn(100, generator=first), torch.randn(100, generator=second))
-    ours = [Streams.from_insecure_seed(seed, "x").generator("noise").standard_normal(100) for seed in (5, 5 + 2**32)]
-    assert not np.isclose(*ours).any()
+    assert not np.array_equal(_bits(Streams.from_insecure_seed(1, "1x")), _bits(Streams.from_insecure_seed(11, "x")))

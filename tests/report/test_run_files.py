@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.json_values import json_values
 from fl_dpbayes.config.summary import Summary, parse_summary
 from fl_dpbayes.report.run_files import (
     CALIBRATION_COLUMNS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_dpbayes.config.plural import ordinal
+from fl_dpbayes.config.names import ordinal
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.settings_table import settings_table
 

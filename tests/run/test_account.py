@@ -7,7 +7,7 @@ from rich.console import Console
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.solve import solve_noise
+from fl_dpbayes.privacy.planned_noise import solve_noise
 from fl_dpbayes.run.account import account_json, account_table, solve_json, solve_table
 
 

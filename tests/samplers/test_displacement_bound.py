@@ -6,8 +6,7 @@ import torch
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.scenario import load_scenario, shipped_scenarios, training_plan
-from fl_dpbayes.privacy.planned_noise import planned_chain
-from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.privacy.planned_noise import planned_chain, solve_plan
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from fl_dpbayes.samplers.planned import PlannedChain, planned_step_sizes
@@ -39,13 +38,8 @@ def plan_of(sampler, prior, **privacy) -> TrainingPlan:
 
 def walk(chain, generator, outward: bool):
     """Yield (|w - w0|, |m|) of a chain whose every unit pulls as hard as its clip norm allows."""
-    plan, units, privacy, module = (
-        chain.plan,
-        chain.units,
-        chain.plan.privacy,
-        torch.nn.Linear(PARAMETERS, 1, bias=False),
-    )
-    algorithm = build_algorithm(plan.sampler, module)
+    plan, units, privacy = chain.plan, chain.units, chain.plan.privacy
+    algorithm = build_algorithm(plan.sampler, torch.nn.Linear(PARAMETERS, 1, bias=False))
     start = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
     state = to_state(initial_vectors(plan.sampler, start), plan.sampler, 0)
     direction = torch.from_numpy(generator.standard_normal(PARAMETERS).astype(np.float32))
@@ -62,6 +56,14 @@ def walk(chain, generator, outward: bool):
         yield float((vectors["parameters"] - start).norm()), momentum
 
 
+def walks_and_bounds(chain, steps=10):
+    """Twenty chains that are pulled as hard as can be, each with its bound."""
+    for seed in range(20):
+        norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
+        bound = displacement_bound(chain, range(steps), most_units=chain.units, parameters=PARAMETERS, start_norm=norm)
+        yield np.array(list(walk(chain, np.random.default_rng(seed), outward=seed % 2 == 0))), bound
+
+
 def bound_of(plan, noise):
     chain = PlannedChain(plan, 7, noise)
     return displacement_bound(chain, range(10), most_units=7, parameters=5, start_norm=3.0)
@@ -71,13 +73,8 @@ def bound_of(plan, noise):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("sigma", [0.01, 1.0, 30.0])
 def test_chain_that_is_pulled_as_hard_as_can_be_stays_within_the_bound(sampler, prior, sigma) -> None:
-    plan, units = plan_of(SAMPLERS[sampler], PRIORS[prior], noise_multiplier=sigma), 40
-    chain = planned_chain(plan, units)
-    for seed in range(20):
-        generator = np.random.default_rng(seed)
-        norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
-        bound = displacement_bound(chain, range(10), most_units=units, parameters=PARAMETERS, start_norm=norm)
-        walked = np.array(list(walk(chain, generator, outward=seed % 2 == 0)))
+    plan = plan_of(SAMPLERS[sampler], PRIORS[prior], noise_multiplier=sigma)
+    for walked, bound in walks_and_bounds(planned_chain(plan, 40)):
         assert (walked <= bound * (1 + 1e-5)).all()
         # The bound is of use: such a chain goes a good part of the way, and what is a hundred times its size is seen.
         assert walked[-1, 0] > (0.2 if sampler in ("sgld", "sgd") else 0.03) * bound[-1, 0]
@@ -108,27 +105,19 @@ def test_planned_noise_is_the_noise_that_a_site_solves(coupling, given) -> None:
 
 @pytest.mark.parametrize("name", shipped_scenarios())
 def test_chains_of_every_shipped_scenario_stay_within_the_bound(name) -> None:
-    plan, units = training_plan(load_scenario(name), prior_share=1.0, chain_start="own_last"), 250
-    steps = min(10, plan.chain_steps)
-    chain = planned_chain(plan, units)
-    for seed in range(20):
-        norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
-        bound = displacement_bound(chain, range(steps), most_units=units, parameters=PARAMETERS, start_norm=norm)
-        walked = np.array(list(walk(chain, np.random.default_rng(seed), outward=seed % 2 == 0)))
+    plan = training_plan(load_scenario(name), prior_share=1.0, chain_start="own_last")
+    for walked, bound in walks_and_bounds(planned_chain(plan, 250), min(10, plan.chain_steps)):
         assert (walked <= bound * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize(
-    ("sampler", "privacy"),
-    [({"kind": "dp-adam"}, {}), ({"kind": "dp-bbp"}, {}), ({"kind": "sgld"}, {"kind": "none", "sampling_rate": 0.5})],
-)
-def test_no_bound_is_claimed_where_there_is_none(sampler, privacy) -> None:
+    ("kind", "changes"),
+    [
+        ("dp-adam", {}), ("dp-bbp", {}), ("sgld", {"privacy": {"kind": "none", "sampling_rate": 0.5}}),
+        ("dp-sgld", {"prior_source": "cavity"}),
+    ],
+)  # fmt: skip
+def test_no_bound_is_claimed_where_there_is_none(kind, changes) -> None:
     content = plan_of(SAMPLERS["sgld"], PRIORS["flat"]).model_dump()
-    content["sampler"] = {**sampler, "step_size": {"kind": "constant", "initial": 0.5}}
-    plan = TrainingPlan.model_validate(content | ({"privacy": privacy} if privacy else {}))
-    assert bound_of(plan, np.ones(30)) is None
-
-
-def test_no_bound_is_claimed_where_a_cavity_pulls() -> None:
-    plan = plan_of(SAMPLERS["sgld"], PRIORS["gaussian"]).model_copy(update={"prior_source": "cavity"})
-    assert bound_of(plan, np.ones(30)) is None
+    content["sampler"] = {"kind": kind, "step_size": {"kind": "constant", "initial": 0.5}}
+    assert bound_of(TrainingPlan.model_validate(content | changes), np.ones(30)) is None

@@ -41,18 +41,24 @@ def traced(steps, **more):
     return trace
 
 
-def test_row_by_hand():
+def model():
+    return build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
+
+
+def records_of(count):
+    generator = np.random.default_rng(0)
+    features = generator.standard_normal((count, 4)).astype(np.float32)
+    return TrainingRecords(features, generator.integers(0, 3, count), np.arange(count))
+
+
+def test_row_by_hand_and_an_empty_batch_has_no_clipped_fraction():
     trace = LocalTrace(plan_of(0.5), lambda parameters: -10.0 * float(parameters[0]))
     trace(7, state(1.0, -3.0), clipped(3, 12))
     (row,) = trace.rows
     assert (row.step, row.units, row.clipped_fraction, row.log_likelihood) == (7, 12, 0.25, -10.0)
     assert row.log_posterior == pytest.approx(-10.0 + 0.5 * norm.logpdf([1.0, -3.0], scale=2.0).sum(), rel=1e-6)
-
-
-def test_empty_batch_has_no_clipped_fraction():
-    trace = LocalTrace(plan_of(1.0), lambda parameters: 0.0)
-    trace(0, state(0.0), clipped(0, 0))
-    assert math.isnan(trace.rows[0].clipped_fraction)
+    trace(8, state(0.0, 0.0), clipped(0, 0))
+    assert math.isnan(trace.rows[1].clipped_fraction)
 
 
 @pytest.mark.parametrize("max_rows", [2, 7, 10])
@@ -101,35 +107,22 @@ def test_file_holds_the_rows(tmp_path):
 
 
 def test_estimate_is_exact_over_all_records_and_near_over_some():
-    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
-    generator = np.random.default_rng(0)
-    features = generator.standard_normal((400, 4)).astype(np.float32)
-    labels = generator.integers(0, 3, 400)
-    records = TrainingRecords(features, labels, np.arange(400))
+    module, records, generator = model(), records_of(400), np.random.default_rng(1)
     before = to_vector(module)
     parameters = before + 0.3
     exact = log_likelihood_estimate(module, records, 400, generator)(parameters)
     some = log_likelihood_estimate(module, records, 100, generator)
     assert torch.equal(to_vector(module), before)
-    other = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
+    other, features, labels = model(), torch.from_numpy(records.features), torch.from_numpy(records.targets)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter += 0.3
-        losses = [
-            summed_cross_entropy(other(torch.from_numpy(features[i : i + 1])), torch.from_numpy(labels[i : i + 1]))
-            for i in range(400)
-        ]
+        losses = [summed_cross_entropy(other(features[i : i + 1]), labels[i : i + 1]) for i in range(400)]
     assert exact == pytest.approx(-float(sum(losses)), rel=1e-5)
     spread = 400 * np.std([float(loss) for loss in losses]) / math.sqrt(100)
     assert abs(some(parameters) - exact) <= 4 * spread
     assert some(parameters) == some(parameters)
-
-
-def test_no_records_have_no_likelihood():
-    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
-    records = TrainingRecords(np.empty((0, 4), np.float32), np.empty(0, np.int64), np.empty(0, np.int64))
-    empty = log_likelihood_estimate(module, records, 9, np.random.default_rng(0))
-    assert empty(to_vector(module)) == 0.0
+    assert log_likelihood_estimate(module, records_of(0), 9, generator)(parameters) == 0.0
 
 
 def test_log_posterior_rises_along_gradient_ascent():
@@ -153,12 +146,8 @@ def test_cavity_takes_the_place_of_the_prior_in_the_log_posterior():
 
 
 def test_trace_of_a_chain_ends_at_its_last_state():
-    generator = np.random.default_rng(0)
-    features, labels = generator.standard_normal((40, 4)).astype(np.float32), generator.integers(0, 3, 40)
-    plan = plan_of(1.0, steps_per_round=15, thinning=15)
-    records = TrainingRecords(features, labels, np.arange(40))
-    module = build_model(MLPModel(hidden=(5,)), Task(input_shape=(4,), classes=3), seed=0)
-    likelihood = log_likelihood_estimate(module, records, 40, generator)
+    plan, records, module = plan_of(1.0, steps_per_round=15, thinning=15), records_of(40), model()
+    likelihood = log_likelihood_estimate(module, records, 40, np.random.default_rng(0))
     trace = LocalTrace(plan, likelihood)
     result = chains.run(module, records, plan, on_step=trace)
     assert [row.step for row in trace.rows] == list(range(15))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
-from fl_dpbayes.config.plan import NoPrivacyPlan, PrivacyPlan
+from fl_dpbayes.config.plan import AutomaticClipping, GlobalClipping, NoPrivacyPlan, PerLayerClipping, PrivacyPlan
 from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
@@ -39,6 +38,16 @@ def batch_gradient(features, labels, unit_index, *, module=None, loss=summed_cro
     return BatchGradient(model, records, plan(**kind, **settings), len(labels), streams_of(1, 4, 2, 7))
 
 
+PATIENTS = np.array([2, 0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1])
+BY_RECORD_OR_PATIENT = pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+
+
+def units_alone(features, labels, unit_index, **more):
+    """The clipped sum of each unit's records without the others'."""
+    masks = [unit_index == unit for unit in range(unit_index.max() + 1)]
+    return [batch_gradient(features[own], labels[own], np.zeros(own.sum(), np.int64), **more)() for own in masks]
+
+
 def test_each_unit_joins_with_its_own_coin():
     rate, units, draws = 0.3, 200, 2000
     generator = np.random.default_rng(0)
@@ -56,13 +65,10 @@ def test_each_unit_joins_with_its_own_coin():
     assert abs(steps) <= 4 * 1 / math.sqrt(joined[1:].size)
 
 
-def test_rate_one_takes_every_unit():
-    assert poisson_units(np.random.default_rng(0), 50, 1.0).tolist() == list(range(50))
-
-
 @pytest.mark.parametrize(("smallest", "rate", "joins"), [(0.0, 1e-17, 0), (0.0, 2.0**-53, 1), (0.5, 0.5, 0)])
 def test_the_resolution_of_uniforms_never_raises_the_rate(smallest, rate, joins):
     # A uniform of numpy is 0 with probability 2^-53, eleven times a rate of 1e-17.
+    assert poisson_units(np.random.default_rng(0), 50, 1.0).tolist() == list(range(50))
     generator = SimpleNamespace(random=lambda count: np.full(count, smallest))
     assert len(poisson_units(generator, 1, rate)) == joins
 
@@ -78,13 +84,9 @@ def test_empty_batch_and_empty_site_give_zero():
 
 def test_patients_join_whole_and_are_clipped_whole():
     features, labels = site(12)
-    unit_index = np.array([2, 0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1])
-    alone = [
-        batch_gradient(features[unit_index == unit], labels[unit_index == unit], np.zeros(own, np.int64))().total
-        for unit, own in enumerate(np.bincount(unit_index))
-    ]
+    alone = [found.total for found in units_alone(features, labels, PATIENTS)]
     assert max(value.norm().item() for value in alone) <= 0.5 * (1 + 1e-6)
-    sampled = batch_gradient(features, labels, unit_index, sampling_rate=0.5)
+    sampled = batch_gradient(features, labels, PATIENTS, sampling_rate=0.5)
     coins = np.random.default_rng(1)
     for _ in range(10):
         joined = poisson_units(coins, 3, 0.5)
@@ -92,20 +94,15 @@ def test_patients_join_whole_and_are_clipped_whole():
         torch.testing.assert_close(sampled().total, expected)
 
 
-def test_groups_of_patients_add_up(monkeypatch):
+def test_groups_of_patients_add_up_and_patients_with_one_record_each_equal_records(monkeypatch):
     features, labels = site(12)
+    order, records = np.random.default_rng(3).permutation(12), np.arange(12)
+    by_patient, by_record = (batch_gradient(features, labels, index)().total for index in (order, records))
+    torch.testing.assert_close(by_patient, by_record)
     unit_index = np.repeat(np.arange(6), 2)
     whole = batch_gradient(features, labels, unit_index)().total
     monkeypatch.setattr(minibatch, "wanted_rows", lambda *_: 4)
     torch.testing.assert_close(batch_gradient(features, labels, unit_index)().total, whole, rtol=1e-5, atol=1e-6)
-
-
-def test_patients_with_one_record_each_equal_records():
-    features, labels = site(9)
-    order = np.random.default_rng(3).permutation(9)
-    torch.testing.assert_close(
-        batch_gradient(features, labels, order)().total, batch_gradient(features, labels, np.arange(9))().total
-    )
 
 
 def test_pre_noise_keeps_each_contribution_within_the_bound():
@@ -130,30 +127,18 @@ def hidden_layers():
     return module
 
 
-PATIENTS = np.array([2, 0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1])
-
-
 @pytest.mark.parametrize("clipping", [GlobalClipping(bound=50.0), AutomaticClipping(), PerLayerClipping()])
-@pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+@BY_RECORD_OR_PATIENT
 def test_rule_bounds_each_unit_and_counts(clipping, unit_index):
     features, labels = site(12)
-    alone = [
-        batch_gradient(
-            features[unit_index == unit],
-            labels[unit_index == unit],
-            np.zeros((unit_index == unit).sum(), np.int64),
-            module=hidden_layers(),
-            clipping=clipping,
-        )()
-        for unit in range(unit_index.max() + 1)
-    ]
+    alone = units_alone(features, labels, unit_index, module=hidden_layers(), clipping=clipping)
     assert 0.01 < max(found.total.double().norm().item() for found in alone) <= 0.5
     together = batch_gradient(features, labels, unit_index, module=hidden_layers(), clipping=clipping)()
     torch.testing.assert_close(together.total, sum(found.total for found in alone), rtol=1e-4, atol=1e-6)
     assert (together.clipped, together.units) == (sum(found.clipped for found in alone), len(alone))
 
 
-@pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+@BY_RECORD_OR_PATIENT
 def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     features, _ = site(12)
     targets = np.linspace(-1, 2, 12, dtype=np.float32)
@@ -167,14 +152,18 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     assert found.clipped == 0
 
 
-STOCHASTIC = [
-    (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
-    (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
-]
+STOCHASTIC = pytest.mark.parametrize(
+    ("stochastic", "loss"),
+    [
+        (lambda: DropoutModule(hidden_layers(), 0.4), summed_cross_entropy),
+        (lambda: VariationalModule(hidden_layers(), 3, 0.3), mean_over_draws(summed_cross_entropy)),
+    ],
+    ids=["masks", "weight_draws"],
+)
 
 
-@pytest.mark.parametrize(("stochastic", "loss"), STOCHASTIC, ids=["masks", "weight_draws"])
-@pytest.mark.parametrize("unit_index", [np.arange(12), PATIENTS], ids=["records", "patients"])
+@STOCHASTIC
+@BY_RECORD_OR_PATIENT
 def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, stochastic, loss, unit_index):
     features, labels = site(12)
 
@@ -189,7 +178,7 @@ def test_draws_stay_with_their_records_however_the_batch_is_cut(monkeypatch, sto
     torch.testing.assert_close(totals(), whole, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("stochastic", "loss"), STOCHASTIC, ids=["masks", "weight_draws"])
+@STOCHASTIC
 def test_last_record_more_or_less_moves_the_sum_by_at_most_the_bound(stochastic, loss):
     features, labels = site(12)
     with_it, without_it = (

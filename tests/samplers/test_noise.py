@@ -28,25 +28,20 @@ def test_couplings_by_hand() -> None:
 @pytest.mark.parametrize(
     ("coupling", "sigma", "tau", "missing"),
     [
-        ("constant", None, None, "noise_multiplier"),
-        ("temperature", None, None, "temperature"),
-        ("langevin", 1.0, None, "temperature"),
-        ("floor", None, 1.0, "noise_multiplier"),
+        ("constant", None, None, "noise_multiplier"), ("temperature", None, None, "temperature"),
+        ("langevin", 1.0, None, "temperature"), ("floor", None, 1.0, "noise_multiplier"),
         ("floor", 1.0, None, "temperature"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_parameter_is_named(coupling: str, sigma: float | None, tau: float | None, missing: str) -> None:
     with pytest.raises(ValueError, match=f"needs {missing}"):
         multipliers(coupling, sigma, tau)
 
 
 @given(
-    tau=st.floats(1e-3, 1e3),
-    batch=st.floats(0.5, 1e4),
-    clip=st.floats(1e-3, 1e3),
-    units=st.integers(1, 10**6),
+    tau=st.floats(1e-3, 1e3), batch=st.floats(0.5, 1e4), clip=st.floats(1e-3, 1e3), units=st.integers(1, 10**6),
     sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20),
-)
+)  # fmt: skip
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_langevin_property_has_its_temperature(
     tau: float, batch: float, clip: float, units: int, sizes: list[float]
@@ -54,11 +49,6 @@ def test_langevin_property_has_its_temperature(
     scale, steps = NoiseScale(clip, batch, units), np.array(sizes)
     noise = noise_multipliers("langevin", steps, scale, temperature=tau)
     assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
-
-
-def test_temperature_of_constant_noise_by_hand() -> None:
-    # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
-    assert SCALE.temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(6.25, rel=1e-15)
 
 
 @given(friction=st.floats(1e-3, 1), tau=st.floats(1e-3, 1e3), coupling=st.sampled_from(["langevin", "floor"]))
@@ -80,7 +70,9 @@ def test_friction_heats_a_chain_whose_noise_does_not_know_of_it(coupling: str) -
     assert scale.temperatures(SIZES, noise) == pytest.approx(4 * SCALE.temperatures(SIZES, noise), rel=1e-12)
 
 
-def test_floor_says_where_the_noise_of_privacy_is_hotter_than_tau() -> None:
+def test_temperatures_by_hand_and_where_the_floor_is_hotter_than_tau() -> None:
+    # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
+    assert SCALE.temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(6.25, rel=1e-15)
     # Langevin noise at tau = 4 is 1.6, 3.2, 8.0: below the floor only in the first step.
     hot = SCALE.temperatures(SIZES, multipliers("floor", 2.0, 4.0))
     assert hot[0] == pytest.approx(4.0 * (2.0 / 1.6) ** 2, rel=1e-12)
@@ -92,14 +84,6 @@ def test_schedules_by_hand() -> None:
     assert step_sizes(ExponentialStepSize(initial=8.0, decay=0.5), 4).tolist() == [8.0, 4.0, 2.0, 1.0]
     polynomial = step_sizes(PolynomialStepSize(initial=6.0, offset=2.0, power=1.0), 5)
     assert polynomial == pytest.approx([6.0, 4.0, 3.0, 2.4, 2.0], rel=1e-15)
-
-
-def test_no_step_has_no_size() -> None:
-    sizes = step_sizes(ConstantStepSize(initial=0.5), 0)
-    assert sizes.shape == (0,)
-    assert sizes.dtype == np.float64
-
-
-def test_a_schedule_that_falls_to_zero_is_refused() -> None:
+    assert step_sizes(ConstantStepSize(initial=0.5), 0).shape == (0,)
     with pytest.raises(ValueError, match="falls to zero"):
         step_sizes(ExponentialStepSize(initial=1.0, decay=0.1), 1000)

@@ -67,11 +67,8 @@ ENGINES = {
 def passes(monkeypatch):
     """Numbers of rows of all passes over records."""
     seen = []
-    for module, name in (
-        (book_keeping, "per_layer_gradients"),
-        (variational, "drawn_layers"),
-        (vmap, "per_example_gradients"),
-    ):
+    originals = {book_keeping: "per_layer_gradients", variational: "drawn_layers", vmap: "per_example_gradients"}
+    for module, name in originals.items():
 
         def watched(original, model, features, *rest):
             seen.append(len(features))
@@ -94,22 +91,16 @@ def test_every_pass_has_the_public_number_of_rows(passes, name, count) -> None:
 
 
 WAYS = {
-    "logistic": lambda part, labels: book_keeping.per_layer_gradients(
-        drawn(LogisticModel()), part, labels, summed_cross_entropy
-    ),
-    "mlp": lambda part, labels: book_keeping.per_layer_gradients(
-        drawn(MLPModel(hidden=(5,))), part, labels, summed_cross_entropy
-    ),
-    "cnn": lambda part, labels: book_keeping.per_layer_gradients(
-        drawn(CNNModel(channels=(2, 3), hidden=4)), part, labels, summed_cross_entropy
-    ),
+    name: lambda part, labels, build=ENGINES[name][0]: book_keeping.per_layer_gradients(
+        build(), part, labels, summed_cross_entropy
+    )
+    for name in ("logistic", "mlp", "cnn")
+} | {
     "weight draws": lambda part, labels: variational.drawn_layers(
-        resampled(VariationalModule(drawn(MLPModel(hidden=(5,))), 2), part, np.random.default_rng(0))[0],
-        part,
-        labels,
+        resampled(ENGINES["weight draws"][0](), part, np.random.default_rng(0))[0], part, labels,
         mean_over_draws(summed_cross_entropy),
-    ),
-}
+    )
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -165,29 +156,17 @@ def test_rows_follow_from_declared_numbers_alone() -> None:
     [nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), nn.Sequential(nn.Conv2d(1, 16, 7), nn.Flatten(), nn.Linear(64, 3))],
     ids=["dense", "positions that cancel"],
 )
-def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(one_record_sums, module) -> None:
-    found, exact, eta = one_record_sums(module, 300)
-    rounding = float(np.linalg.norm((found - exact).astype(np.float64)))
-    assert rounding <= eta * 0.5 / 100
+def test_rounding_of_a_sum_is_far_below_eta_and_eta_is_tiny(module) -> None:
+    """The sum over records beside the sum of each record's own contribution in extended precision."""
+    features = torch.randn((300, *SHAPE), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(300) % 3
+    found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.5).total.numpy().astype(np.longdouble)
+    exact = np.zeros(len(found), np.longdouble)
+    for record, label in zip(features, labels, strict=True):
+        exact += book_keeping.clipped_sum(module, record[None], label[None], clip_norm=0.5).total.numpy()
+    eta = rounding_eta(module, "book_keeping", SHAPE, torch.int64, summed_cross_entropy, 64, 300)
+    assert float(np.linalg.norm((found - exact).astype(np.float64))) <= eta * 0.5 / 100
     assert eta <= 2e-5
-
-
-@pytest.fixture
-def one_record_sums():
-    """The sum over records, the sum of each record's own contribution in extended precision, and eta."""
-
-    def sums(module, count):
-        generator = torch.Generator().manual_seed(0)
-        features = torch.randn((count, *SHAPE), generator=generator)
-        labels = torch.arange(count) % 3
-        found = book_keeping.clipped_sum(module, features, labels, clip_norm=0.5).total
-        exact = np.zeros(len(found), np.longdouble)
-        for record, label in zip(features, labels, strict=True):
-            exact += book_keeping.clipped_sum(module, record[None], label[None], clip_norm=0.5).total.numpy()
-        eta = rounding_eta(module, "book_keeping", SHAPE, torch.int64, summed_cross_entropy, 64, count)
-        return found.numpy().astype(np.longdouble), exact, eta
-
-    return sums
 
 
 def test_units_too_many_for_the_rounding_are_refused() -> None:

@@ -44,36 +44,36 @@ def quadratic(steps=12, noisy=True):
     return start, [lambda w, own=own: curvature * w + own for own in noise]
 
 
-# Sampler, gradients of two steps from 2, step sizes, and the vectors after both by hand.
+ADAM_FIRST = 0.5 * (0.5 * 1.0) + 0.5 * -3.0
+ADAM_SECOND = 0.75 * (0.25 * 1.0) + 0.25 * 9.0
+# Sampler, gradients 1 and -3 of two steps from 2, step sizes .1 and .2, the place after one and the vectors after both.
 BY_HAND = [
-    (LANGEVIN, {"parameters": 2.0 - 0.1 * 1.0 - 0.2 * -3.0}),
+    (LANGEVIN, 1.9, {"parameters": 2.0 - 0.1 * 1.0 - 0.2 * -3.0}),
     # m = 0.5 m + d; w = w - a m
-    (descent(0.5), {"parameters": 1.9 - 0.2 * -2.5, "momentum": 0.5 * 1.0 - 3.0}),
+    (descent(0.5), 1.9, {"parameters": 1.9 - 0.2 * -2.5, "momentum": 0.5 * 1.0 - 3.0}),
     # v = 0.75 v - a d; w = w + v
-    (hamiltonian(0.25), {"parameters": 1.9 + 0.525, "momentum": 0.75 * -0.1 + 0.6}),
-]
+    (hamiltonian(0.25), 1.9, {"parameters": 1.9 + 0.525, "momentum": 0.75 * -0.1 + 0.6}),
+    # The first step moves by a d / (|d| + stability), bias correction undoing the decay.
+    (
+        adam(0.5, 0.75, 0.01),
+        2.0 - 0.1 / 1.01,
+        {
+            "parameters": 2.0 - 0.1 / 1.01
+            - 0.2 * (ADAM_FIRST / 0.75) / (math.sqrt(ADAM_SECOND / (1 - 0.75**2)) + 0.01),
+            "first_moment": ADAM_FIRST, "second_moment": ADAM_SECOND,
+        },
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sampler", "expected"), BY_HAND, ids=lambda value: getattr(value, "kind", ""))
-def test_two_steps_by_hand_and_inputs_are_left(sampler, expected):
-    start = torch.tensor([2.0])
-    states = path(sampler, [torch.tensor([1.0]), torch.tensor([-3.0])], (0.1, 0.2), start, done=5)
+@pytest.mark.parametrize(("sampler", "first", "expected"), BY_HAND, ids=lambda value: getattr(value, "kind", ""))
+def test_two_steps_by_hand_and_inputs_are_left(sampler, first, expected):
+    start, done = torch.tensor([2.0]), 0 if sampler.kind == "adam" else 5
+    states = path(sampler, [torch.tensor([1.0]), torch.tensor([-3.0])], (0.1, 0.2), start, done)
     assert {name: vector.item() for name, vector in states[-1].vectors.items()} == pytest.approx(expected)
-    assert states[-1].step == 7
-    assert states[1].parameters.item() == pytest.approx(1.9)
+    assert states[-1].step == done + 2
+    assert states[1].parameters.item() == pytest.approx(first)
     assert all(vector.item() == (2.0 if name == "parameters" else 0.0) for name, vector in states[0].vectors.items())
-
-
-def test_two_steps_of_adam_by_hand_and_inputs_are_left():
-    gradients = [torch.tensor([2.0]), torch.tensor([-1.0])]
-    states = path(adam(0.5, 0.75, 0.01), gradients, (0.1, 0.1), torch.tensor([1.0]))
-    first = 0.5 * (0.5 * 2.0) + 0.5 * -1.0
-    second = 0.75 * (0.25 * 4.0) + 0.25 * 1.0
-    # The first step moves by a 2 / (2 + stability), bias correction undoing the decay.
-    position = 1.0 - 0.1 * 2.0 / 2.01 - 0.1 * (first / 0.75) / (math.sqrt(second / (1 - 0.75**2)) + 0.01)
-    assert states[-1].parameters.item() == pytest.approx(position, rel=1e-6)
-    assert states[-1].step == 2
-    assert [vector.item() for vector in states[0].vectors.values()] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9])

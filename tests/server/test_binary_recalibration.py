@@ -19,7 +19,7 @@ from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 

@@ -10,13 +10,13 @@ from flwr.app import Array
 from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
-from fl_dpbayes.run.audit.membership import attack_membership
+from fl_dpbayes.run.audit.canaries import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]

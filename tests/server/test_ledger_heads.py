@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.sealed_json import write_sealed_json
+from fl_dpbayes.config.files.atomic_file import write_sealed_json
 from fl_dpbayes.data.simulation import SITES_FOLDER
 from server.federation import run_federation
 from server.ledger_heads import HEADS_FILE, MOST_SITES, LedgerHeads, read_heads

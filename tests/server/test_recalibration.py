@@ -13,7 +13,7 @@ from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior

@@ -7,7 +7,7 @@ from flwr.app import Array
 from rich.console import Console
 
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.posterior.convergence import ConvergenceSummary, convergence_warnings, mixing_warning
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records

@@ -11,13 +11,12 @@ from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays, sensitivity
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.calibration.summarise import summarise_noised
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import RunWarning, UserError, warning
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, AnyRecalibrationPlan, RecalibrationMap
 from fl_dpbayes.config.summary import CalibrationValues
-from fl_dpbayes.config.warning import RunWarning, warning
-from fl_dpbayes.data.declared_units import MAX_DECLARATION_ERROR
-from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply

@@ -23,8 +23,8 @@ from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.names import Role
-from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.protocol.arrays import prefixed, without_prefix

@@ -23,6 +23,7 @@ from scipy.special import log_softmax, softmax
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.recalibration import (
     PARAMETER_BOUND,
     DescentMethod,
@@ -30,7 +31,6 @@ from fl_dpbayes.config.recalibration import (
     RecalibrationPlan,
     parameter_count,
 )
-from fl_dpbayes.config.warning import RunWarning, warning
 
 Labels = npt.NDArray[np.int64]
 # More than the rounding of a norm over a few thousand parameters.

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import sync, written
+from fl_dpbayes.config.files.atomic_file import file_sha256, sync, written
 
 JOURNAL_FILE = "journal.jsonl"
 REMEDY = (
@@ -88,12 +88,6 @@ def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dic
     if until is not None and mark != until:
         raise UserError(f"line {len(entries) + 1} of {path} is not as it was written: {REMEDY}")
     return entries, mark
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal (64 characters)."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_entry(name: str, content: Path, replaces: str | None = None) -> dict[str, Any]:

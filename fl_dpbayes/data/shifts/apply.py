@@ -1,15 +1,15 @@
 """Apply a shift of any family to a site's records."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import rankdata
 
 from fl_dpbayes.config.data import ImageShift, Shift, ShiftKind
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts import annotation, population
 
 ONLY_IMAGES = (*get_args(ImageShift), "shortcut_marker")
 ONLY_TABLES = ("tilt", "missing_features")
@@ -32,23 +32,19 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
         case "tilt":
             return records.subset(kept_indices(records, shift, generator))
         case "missing_features":
-            return replace(records, features=population.lose_features(records.features, severity, generator))
+            return replace(records, features=lose_features(records.features, severity, generator))
         case "label_flip":
-            labels = annotation.flip_labels(records.labels, classes, severity, generator)
-            return _relabelled(
-                records, labels, annotation.symmetric_flips(classes, annotation.FLIP_RATES[severity - 1])
-            )
+            labels = flip_labels(records.labels, classes, severity, generator)
+            return _relabelled(records, labels, symmetric_flips(classes, FLIP_RATES[severity - 1]))
         case "under_reporting":
-            labels = annotation.under_report(records.labels, severity, generator)
-            return _relabelled(
-                records, labels, annotation.under_reporting_flips(classes, annotation.FLIP_RATES[severity - 1])
-            )
+            labels = under_report(records.labels, severity, generator)
+            return _relabelled(records, labels, under_reporting_flips(classes, FLIP_RATES[severity - 1]))
         case "boundary_flip":
             # Rates that hung on the labels, as by class means, would leave no truth to follow.
             closeness = records.truth
             if closeness is None:
-                closeness = annotation.centroid_closeness(records.features, records.labels, classes)
-            flips = annotation.boundary_flips(closeness, severity)
+                closeness = centroid_closeness(records.features, records.labels, classes)
+            flips = boundary_flips(closeness, severity)
             return _relabelled(records, flips.flip(records.labels, generator), flips.matrices(classes))
     # Only images need torchvision.
     from fl_dpbayes.data.shifts import acquisition
@@ -68,10 +64,10 @@ def kept_indices(records: Records, shift: Shift, generator: np.random.Generator)
     `apply_shift` gets it. Raises UserError if all records have one value of a tilt's feature.
     """
     if shift.kind == "prevalence":
-        return population.prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
+        return prevalence_indices(records.labels, records.task.classes, shift.severity, generator)
     if shift.feature is not None:
         column = records.features[:, records.feature_names.index(shift.feature)]
-        return population.tilt_indices(column, shift.severity, generator)
+        return tilt_indices(column, shift.severity, generator)
     return np.arange(len(records))
 
 
@@ -110,11 +106,206 @@ def _prevalence(records: Records, shift: Shift, generator: np.random.Generator) 
     classes = records.task.classes
     before, after = (np.bincount(labels, minlength=classes) for labels in (records.labels, kept.labels))
     # Records are kept whole, so the realised shares are the truth of those left; of an absent class there is none.
-    planned = population.prevalence_shares(classes, shift.severity)
+    planned = prevalence_shares(classes, shift.severity)
     shares = np.divide(after, before, out=planned, where=before > 0)
-    return replace(kept, truth=population.subsampled_truth(kept.truth, shares))
+    return replace(kept, truth=subsampled_truth(kept.truth, shares))
 
 
 def _relabelled(records: Records, labels: npt.NDArray[np.int64], flips: npt.NDArray[np.float64]) -> Records:
-    truth = None if records.truth is None else annotation.flipped_truth(records.truth, flips)
+    truth = None if records.truth is None else flipped_truth(records.truth, flips)
     return replace(records, labels=labels, truth=truth)
+
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+LOGIT_OFFSETS = (0.5, 1.0, 1.5, 2.0, 2.5)
+TILT_RATES = (0.25, 0.5, 1.0, 1.5, 2.0)
+MISSING_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
+# Beyond two standard deviations all weigh alike: else one extreme record would leave a site with a handful of others.
+HIGHEST_STANDARD_SCORE = 2.0
+
+
+def prevalence_shares(classes: int, severity: int) -> Floats:
+    """Return the share of each class that a prevalence shift keeps, (classes,), before rounding to whole records."""
+    return np.exp(-LOGIT_OFFSETS[severity - 1] * np.arange(classes) / (classes - 1))
+
+
+def prevalence_indices(labels: Indices, classes: int, severity: int, generator: np.random.Generator) -> Indices:
+    """Choose records without replacement so that high classes become rarer, as in screening after a referral clinic.
+
+        p'(c) proportional to p(c) exp(-offset c / (classes - 1))
+
+    With two classes this is logit p'(1) = logit p(1) - offset, up to rounding to whole records. Records kept at one
+    severity include those kept at every higher one. Indices are in increasing order.
+
+    Source: prevalence shift of Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
+    """
+    order = np.argsort(generator.random(len(labels)))
+    shares = prevalence_shares(classes, severity)
+    kept = []
+    for label in range(classes):
+        members = order[labels[order] == label]
+        kept.append(members[: round(len(members) * shares[label])])
+    return np.sort(np.concatenate(kept)).astype(np.int64)
+
+
+def subsampled_truth(truth: Floats, shares: Floats) -> Floats:
+    """Return the probabilities of labels, (N, C), among the records kept, where `shares` k, (C,), of a class are kept.
+
+        t'(c) = t(c) k(c) / sum_j t(j) k(j)
+
+    Source: Saerens, Latinne and Decaestecker, Neural Computation 14, 2002, equation 2.4.
+    """
+    weighted = truth * shares
+    return weighted / weighted.sum(axis=1, keepdims=True)
+
+
+def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.random.Generator) -> Indices:
+    """Choose records without replacement so that high values, (N,), of a feature become commoner.
+
+        P(keep i) = exp(rate (min(z_i, c) - c)),  c = min(2, max z):  p'(x) proportional to p(x) exp(rate min(z, c))
+
+    z is the value less the site's mean, over the site's standard deviation: a shift belongs to a simulation, and
+    neither number leaves the site. Records kept at one severity include those kept at every higher one, and those of
+    the highest value are always kept. Indices are in increasing order.
+
+    Source: exponential tilting; population shift of Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
+
+    Raises UserError if all values are equal.
+    """
+    draws = generator.random(len(values))
+    exact = values.astype(np.float64)
+    spread = exact.std()
+    if not spread > 0:
+        raise UserError(
+            f"shift.feature: the site's {len(values)} records all have the same value, so no tilt can be made: choose "
+            "another feature"
+        )
+    score = (exact - exact.mean()) / spread
+    highest = min(HIGHEST_STANDARD_SCORE, score.max())
+    return np.flatnonzero(draws < np.exp(TILT_RATES[severity - 1] * (np.minimum(score, highest) - highest)))
+
+
+def lose_features(
+    features: npt.NDArray[np.float32], severity: int, generator: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Replace values, (N, F), by 0, each with the same probability and independent of all others.
+
+    0 is the declared centre of a feature that is centred by public constants, so this is imputation by a public value;
+    an indicator that is lost reads "no". Values lost at one severity are lost at every higher one.
+    """
+    return np.where(generator.random(features.shape) < MISSING_SHARES[severity - 1], np.float32(0), features)
+
+
+Labels = npt.NDArray[np.int64]
+
+FLIP_RATES = (0.02, 0.05, 0.10, 0.20, 0.30)
+
+
+def flip_labels(labels: Labels, classes: int, severity: int, generator: np.random.Generator) -> Labels:
+    """Replace each label with probability `rate` by one of the other classes, all equally likely.
+
+    Labels flipped at one severity are flipped to the same class at every higher one.
+
+    Source: symmetric label noise at the rates of JMIR Med. Inform. 2020;8:e18089.
+    """
+    scores = generator.random(len(labels))
+    steps = generator.integers(1, classes, size=len(labels))
+    return np.where(scores < FLIP_RATES[severity - 1], (labels + steps) % classes, labels)
+
+
+def symmetric_flips(classes: int, rate: float) -> Floats:
+    """Return P(recorded c' | right c) under `flip_labels`, (C, C): 1 - rate, and rate / (C - 1) off the diagonal."""
+    matrix = np.full((classes, classes), rate / (classes - 1))
+    np.fill_diagonal(matrix, 1 - rate)
+    return matrix
+
+
+def under_report(labels: Labels, severity: int, generator: np.random.Generator) -> Labels:
+    """Record positives (any class above 0) as class 0 with probability `rate`; negatives stay.
+
+    Positives missed at one severity are missed at every higher one.
+
+    Source: one-sided label noise; Oakden-Rayner 2019 on what radiology reports leave out.
+    """
+    return np.where(generator.random(len(labels)) < FLIP_RATES[severity - 1], 0, labels)
+
+
+def under_reporting_flips(classes: int, rate: float) -> Floats:
+    """Return P(recorded c' | right c) under `under_report`, (C, C)."""
+    matrix = (1 - rate) * np.eye(classes)
+    matrix[:, 0] += rate
+    return matrix
+
+
+def flipped_truth(truth: Floats, flip_matrix: Floats) -> Floats:
+    """Return the probabilities of the recorded labels, (N, C), given those of the right ones.
+
+        t'(c') = sum_c t(c) M(c, c'),  M(c, c') = P(recorded c' | right c)
+
+    M is (C, C), or (N, C, C) where rates differ from record to record. It holds where the flip of a record depends on
+    its features and its right label alone.
+
+    Source: class-conditional noise of Natarajan et al., NeurIPS 2013; transition matrix of Patrini et al., CVPR 2017.
+    """
+    return np.matmul(truth[:, None, :], flip_matrix)[:, 0, :]
+
+
+@dataclass(frozen=True)
+class BoundaryFlips:
+    """How likely each record is taken for the other of the two classes that it is nearest to, all (N,)."""
+
+    rates: Floats
+    nearest: Labels
+    second: Labels
+
+    def flip(self, labels: Labels, generator: np.random.Generator) -> Labels:
+        """Draw wrong labels: the nearest class instead of any other, the second instead of the nearest.
+
+        One draw per record, so that those flipped at one severity are flipped at every higher one.
+        """
+        wrong = np.where(labels == self.nearest, self.second, self.nearest)
+        return np.where(generator.random(len(labels)) < self.rates, wrong, labels)
+
+    def matrices(self, classes: int) -> Floats:
+        """Return P(recorded c' | right c) of each record, (N, classes, classes)."""
+        rows = np.arange(len(self.rates))
+        matrices = (1 - self.rates)[:, None, None] * np.eye(classes)
+        matrices[rows, :, self.nearest] += self.rates[:, None]
+        matrices[rows, self.nearest, self.nearest] -= self.rates
+        matrices[rows, self.nearest, self.second] += self.rates
+        return matrices
+
+
+def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
+    """Make flips likelier for records near the boundary between their two nearest classes.
+
+        rate_i = 2 rate (1 - F_i),  F_i = share of the records that are no farther from the boundary than record i
+
+    The mean is `rate`, whatever the scale of `closeness`; no rate is above .6.
+
+    Source: instance-dependent label noise; Menon, van Rooyen and Natarajan, Machine Learning 107, 2018
+    (boundary-consistent noise).
+
+    `closeness`: (N, C), higher for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to
+    5, a mean rate of .02, .05, .10, .20 or .30.
+    """
+    order = np.argsort(-closeness, axis=1, kind="stable")[:, :2]
+    highest = np.take_along_axis(closeness, order, axis=1)
+    ranks = rankdata(highest[:, 0] - highest[:, 1])
+    rates = 2 * FLIP_RATES[severity - 1] * (1 - (ranks - 0.5) / len(ranks))
+    return BoundaryFlips(rates, order[:, 0], order[:, 1])
+
+
+def centroid_closeness(features: npt.NDArray[np.float32], labels: Labels, classes: int) -> Floats:
+    """Return minus each record's distance to the mean record of each class, (N, C); -inf for a class without records.
+
+    The means are the site's own and stay there.
+    """
+    flat = features.reshape(len(features), -1)
+    closeness = np.full((len(flat), classes), -np.inf)
+    for label in np.unique(labels):
+        centroid = flat[labels == label].mean(axis=0, dtype=np.float64).astype(np.float32)
+        closeness[:, label] = -np.linalg.norm(flat - centroid, axis=1)
+    return closeness

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fl_dpbayes.config.errors import RunWarning
 from fl_dpbayes.config.kinds import implementation
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.config.warning import RunWarning
 from fl_dpbayes.posterior.chains import unflatten
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.posterior.student import Student

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import Distillation, DistillingRule
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.rule import SyntheticInputs
-from fl_dpbayes.config.warning import RunWarning, warning
 from fl_dpbayes.models.parameters import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released

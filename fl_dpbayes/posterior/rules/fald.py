@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.config.aggregation import FALD
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.site_weights import unit_weights
 from fl_dpbayes.protocol.arrays import Arrays
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FedAvg
-from fl_dpbayes.config.warning import RunWarning
+from fl_dpbayes.config.errors import RunWarning
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.chains import chains, sample_shapes, unflatten
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, point_aggregate

@@ -7,7 +7,7 @@ a setting and not a result. Its distillation step is the rule `distillation`.
 import numpy as np
 
 from fl_dpbayes.config.aggregation import FedBE
-from fl_dpbayes.config.warning import RunWarning
+from fl_dpbayes.config.errors import RunWarning
 from fl_dpbayes.posterior.chains import chains, sample_shapes
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, point_aggregate
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
 
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, flatten_state, sample_shapes, state_of
 from fl_dpbayes.posterior.samples import AnySamples
 from fl_dpbayes.protocol.arrays import Arrays

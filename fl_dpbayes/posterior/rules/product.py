@@ -9,7 +9,7 @@ one site's samples plus the sums.
 from collections.abc import Sequence
 
 from fl_dpbayes.config.aggregation import Product, prior_scale
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains, sample_shapes
 from fl_dpbayes.posterior.natural import NaturalGaussian, centred_prior, floored, prior_precision
 from fl_dpbayes.posterior.precision import ESTIMATES, conflict_warnings

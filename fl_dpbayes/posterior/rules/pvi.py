@@ -13,7 +13,7 @@ the whole q and not of the site's part of it, so a factor that is small beside q
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fl_dpbayes.config.warning import RunWarning, warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.posterior.chains import at_unit_temperature, chains
 from fl_dpbayes.posterior.natural import Array, NaturalGaussian, positive_part
 from fl_dpbayes.posterior.precision import diagonal_gaussian

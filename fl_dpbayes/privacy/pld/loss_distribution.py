@@ -14,8 +14,7 @@ from scipy.signal import lfilter
 from fl_dpbayes.config.plan import Adjacency
 from fl_dpbayes.privacy.events import History, has_noise, levels_of
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.pld.discretise import LossMass, discretise
-from fl_dpbayes.privacy.pld.grid import ABOVE, Grid
+from fl_dpbayes.privacy.pld.grid import ABOVE, Grid, LossMass, discretise
 
 
 def pld_epsilon(history: History, delta: float, adjacency: Adjacency = "add_or_remove_one") -> float:

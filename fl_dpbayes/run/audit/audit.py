@@ -1,30 +1,51 @@
 """The work behind `fl-dpbayes audit`: attack the app that sites run, and compare with what they claim."""
 
 import json
+import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
-from fl_dpbayes.privacy.audit_statistics import Check
-from fl_dpbayes.run.audit.canaries import audit_canaries
+from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
+from fl_dpbayes.run.audit.canaries import CONFIDENCE, CanaryAudit, attack_membership, audit_canaries
 from fl_dpbayes.run.audit.counts import audit_counts
-from fl_dpbayes.run.audit.membership import attack_membership
+from fl_dpbayes.run.audit.noise import MOST_CHAINS as AUDITED_CHAINS
 from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.one_unit import audit_alone, audit_rounding
 from fl_dpbayes.run.audit.reading import private_settings
-from fl_dpbayes.run.audit.report import Audit, audit_json, print_audit
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.run.inline_engine import logs_in
 
 PARTS = 6
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found: checks of every part, the claimed epsilon and its lower bounds, and the membership score.
+
+    The score, of the loss-threshold attack on the released posterior, is reported and not judged.
+    """
+
+    checks: tuple[Check, ...]
+    canaries: CanaryAudit
+    membership: MembershipScore
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
 
 
 def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | None = None, as_json: bool = False) -> int:
@@ -82,3 +103,113 @@ def _progress(console: Console, scenario: Scenario, hidden: bool) -> Iterator[Ca
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("audit", total=PARTS + scenario.training.rounds * scenario.training.chains)
         yield lambda: progress.advance(task)
+
+
+def print_audit(console: Console, scenario: Scenario, audit: Audit) -> None:
+    """Print what was attacked, every check, epsilon claimed and observed, and the membership score."""
+    checks, membership = audit.checks, audit.membership
+    console.print(
+        f"Audit of {scenario.name}: messages to clients.app, the app that a site runs, at sites of made-up "
+        f"records; the auditor reads what they release. Sampler {scenario.sampler.kind}, "
+        f"{private_settings(scenario).clipping.kind} clipping, model {scenario.model.kind}, chains and sampling "
+        "rate are the scenario's; units have 1 and 3 records.",
+        markup=False,
+    )
+    console.print(_check_table(checks))
+    console.print(_epsilon_table(audit.canaries))
+    console.print(
+        f"Membership inference on the posterior that one training site released (loss threshold, {membership.members} "
+        f"members, {membership.others} others): AUC {membership.area:.3f} +- {membership.area_standard_error:.3f} "
+        f"(0.5 is chance), advantage {membership.advantage:.3f} (the claim allows {membership.advantage_bound:.3f}). "
+        "Reported, not judged.",
+        markup=False,
+    )
+    console.print("Not looked at:\n" + "\n".join(f"- {each}" for each in not_looked_at(scenario)), markup=False)
+    failed = sum(not check.passed for check in checks)
+    if failed:
+        console.print(f"FAILED: {failed} of {len(checks)} checks. Do not release from this code.", style="bold red")
+    else:
+        console.print(f"passed: all {len(checks)} checks", style="green")
+
+
+def not_looked_at(scenario: Scenario) -> list[str]:
+    """List what an audit of the scenario says nothing about, one sentence for each."""
+    privacy, chains = private_settings(scenario), scenario.training.chains
+    left = [
+        "the account itself: that epsilon follows from noise, sampling rate and number of steps (its own tests do)",
+        "faults smaller than those in the column 'finds', and faults in requests of other kinds than these",
+        "single units that join more often than others: who joins is counted in groups of units",
+        "steps between those asked for: early, middle and late ones of each audited chain, alone and 8 together",
+        "rounding at other batch sizes and start states than these, and on a GPU",
+        "the ledger across crashes and restores, the time that a reply takes, the server, and the network",
+        "the quality of the generator's numbers beyond variance and correlation",
+    ]
+    if chains > AUDITED_CHAINS:
+        left.append(f"all but {AUDITED_CHAINS} of {chains} chains")
+    if privacy.pre_noise > 0:
+        left.append("pre-noise where sums are read (it is on where one unit's length is measured)")
+    if scenario.sampler.draws_samples:
+        left.append("samples drawn from the released state; layers below the last where sums are read")
+    elif len(scenario.sampler.state_vectors) > 1:
+        left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
+    if scenario.aggregation.chain_per_round:
+        left.append("priors that a request carries (they read no record)")
+    return left
+
+
+def audit_json(scenario: Scenario, audit: Audit) -> dict[str, Any]:
+    """Write an audit as JSON: `passed`, `checks`, `epsilon`, `membership` and `not_looked_at`.
+
+    Infinite values are the string `"inf"`, undefined ones null.
+    """
+    return {
+        "passed": audit.passed,
+        "checks": [
+            asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
+            for check in audit.checks
+        ],
+        "epsilon": asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE},
+        "membership": asdict(audit.membership),
+        "not_looked_at": not_looked_at(scenario),
+    }
+
+
+def _check_table(checks: Sequence[Check]) -> Table:
+    table = _table("Checks")
+    for name in ("part", "check", "value", "allowed", "verdict", "finds, but for 1 in 1000"):
+        table.add_column(name, justify="right" if name in ("value", "allowed") else "left")
+    for check in checks:
+        unit, sign = ("p ", ">=") if check.relation == "at least" else ("", "<=")
+        verdict = "[green]ok[/green]" if check.passed else "[bold red]FAULT[/bold red]"
+        what = check.what if check.passed or not check.where else f"{check.what} ({check.where})"
+        table.add_row(check.part, what, f"{unit}{check.value:.3g}", f"{sign} {check.limit:.2g}", verdict, check.finds)
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _epsilon_table(canaries: CanaryAudit) -> Table:
+    table = _table(f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps")
+    for name in ("quantity", "epsilon", "what it is"):
+        table.add_column(name, justify="right" if name == "epsilon" else "left")
+    certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
+    table.add_row("claimed", f"{canaries.claimed:.4g}", "upper bound, from the audited site's own ledger")
+    table.add_row(
+        f"at least ({CONFIDENCE:.3%})",
+        f"{canaries.gaussian_bound:.4g}",
+        f"canaries, Gaussian trade-off with Clopper-Pearson limits: {certainty}",
+    )
+    table.add_row(
+        f"at least ({CONFIDENCE:.3%})",
+        f"{canaries.one_run_bound:.4g}",
+        "canaries, one-run bound: holds for any mechanism, loose",
+    )
+    return table
+
+
+def _json(value: float) -> float | str | None:
+    if math.isnan(value):
+        return None
+    return "inf" if math.isinf(value) else value

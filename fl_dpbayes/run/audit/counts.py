@@ -18,8 +18,14 @@ import torch
 from fl_dpbayes.calibration.bins import COUNT, coarsen
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.recalibration import CountingPlan, RecalibrationMap, RecalibrationPlan, parameter_count
-from fl_dpbayes.config.recalibration_plan import Recalibration, recalibration_plan
+from fl_dpbayes.config.recalibration import (
+    CountingPlan,
+    Recalibration,
+    RecalibrationMap,
+    RecalibrationPlan,
+    parameter_count,
+    recalibration_plan,
+)
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import Split, write_site_file
 from fl_dpbayes.data.site import recalibration_units

@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.clipping import AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import AnyPrivacyPlan, PrivacyPlan
+from fl_dpbayes.config.plan import AnyPrivacyPlan, AutomaticClipping, GlobalClipping, PerLayerClipping, PrivacyPlan
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import Model, Task

@@ -17,7 +17,7 @@ from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
 from fl_dpbayes.privacy.audit_statistics import Check, Questions, correlation_tests, variance_test, verdicts
-from fl_dpbayes.privacy.solve import solve_plan
+from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
 from fl_dpbayes.samplers.planned import planned_step_sizes
@@ -131,7 +131,11 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> Questions:
     thirds |= {"steps asked for together": together} if together else {}
     pooled, alone = (
         [
-            variance_test(_squares(noise, labels), sum(int(tested[label].sum()) for label in labels), where)
+            variance_test(
+                sum(float(noise[label] @ noise[label]) for label in labels),
+                sum(int(tested[label].sum()) for label in labels),
+                where,
+            )
             for where, labels in groups.items()
         ]
         for groups in (thirds, {label: [label] for label in noise})
@@ -148,10 +152,6 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> Questions:
         "noise has the accounted deviation on every tensor": tensors,
         "no two steps, rounds, chains, runs or sites share noise": correlations,
     }
-
-
-def _squares(noise: dict[str, Array], labels: list[str]) -> float:
-    return sum(float(noise[label] @ noise[label]) for label in labels)
 
 
 def _columns(scenario: Scenario) -> dict[str, npt.NDArray[np.int64]]:

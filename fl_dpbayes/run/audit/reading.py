@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fl_dpbayes.config.clipping import GlobalClipping
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.plan import GlobalClipping, PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import ConstantStepSize, Sampler, StepSizeSchedule
 from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.task import Model

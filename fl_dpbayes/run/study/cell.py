@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
-from fl_dpbayes.config.json_values import json_values
+from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_atomically, write_sealed_json
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import stored_summary

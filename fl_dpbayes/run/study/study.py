@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import fl_dpbayes
-from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.base import digest, json_values
 from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.files.journal import (
@@ -28,10 +28,9 @@ from fl_dpbayes.config.files.journal import (
     listed_files,
     read_journal,
 )
-from fl_dpbayes.config.json_values import json_values
-from fl_dpbayes.config.plural import counted
+from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.study_file import Study, load_study, same_study, shipped_papers, write_study
-from fl_dpbayes.data.load import load_unscaled
+from fl_dpbayes.data.records import load_unscaled
 from fl_dpbayes.report.numbers import duration
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.run.folder_lock import folder_lock

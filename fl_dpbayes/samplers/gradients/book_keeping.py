@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fl_dpbayes.config.clipping import FLAT, Clipping
+from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced
 from fl_dpbayes.samplers.gradients.layer_gradients import LayerGradients, layer_gradients, weighted_sum

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 import torch
 
-from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.config.plan import FLAT, AutomaticClipping, Clipping, FlatClipping, GlobalClipping, PerLayerClipping
 
 # More than the rounding of any norm: it keeps a clipped gradient within C.
 _ROUNDING_MARGIN = 1e-6

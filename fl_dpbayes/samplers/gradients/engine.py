@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.clipping import Clipping
+from fl_dpbayes.config.plan import Clipping
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import validate_module
 from fl_dpbayes.models.variational import VariationalModule

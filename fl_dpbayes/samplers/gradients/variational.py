@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from fl_dpbayes.config.clipping import FLAT, Clipping
+from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fl_dpbayes.config.clipping import FLAT, Clipping
+from fl_dpbayes.config.plan import FLAT, Clipping
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import ROWS, pieces
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, sum_clipped

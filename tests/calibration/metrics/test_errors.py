@@ -35,25 +35,27 @@ def test_ten_points_golden():
     assert errors.ece(statistics, 5) == pytest.approx(top_label, abs=1e-15)
 
 
-def test_closed_last_bin_golden():
+def class_one(case):
+    return coarsen(binary(case["p"], case["y"]).class_wise[1], case["bins"])
+
+
+def test_closed_last_bin_and_documented_examples_golden():
     case = GOLDEN["closed_last_bin"]
-    table = coarsen(binary(case["p"], case["y"]).class_wise[1], case["bins"])
-    assert errors.mean_absolute_gap(table) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
-
-
-def test_documented_examples_golden():
-    case = GOLDEN["docs_binary"]
-    table = coarsen(binary(case["p"], case["y"]).class_wise[1], case["bins"])
-    assert errors.mean_absolute_gap(table) == pytest.approx(case["l1"], abs=5e-5)
-    assert errors.mean_square_gap(table) ** 0.5 == pytest.approx(case["l2"], abs=5e-5)
-    assert np.abs(errors.bin_gaps(table)[0]).max() == pytest.approx(case["max"], abs=5e-5)
-    case = GOLDEN["docs_multiclass"]
-    statistics = from_batch(case["p"], case["y"])
-    assert errors.ece(statistics, case["bins"]) == pytest.approx(case["l1"], abs=5e-5)
-    assert errors.mean_square_gap(coarsen(statistics.top_label, case["bins"])) ** 0.5 == pytest.approx(
-        case["l2"], abs=5e-5
-    )
-    assert errors.mce(statistics, case["bins"]) == pytest.approx(case["max"], abs=5e-5)
+    assert errors.mean_absolute_gap(class_one(case)) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
+    case = GOLDEN["sklearn_curve"]
+    table = class_one(case)
+    assert table[:, 2] / table[:, 0] == pytest.approx(case["frequency"], abs=1e-12)
+    assert table[:, 1] / table[:, 0] == pytest.approx(case["confidence"], abs=1e-12)
+    several = GOLDEN["docs_multiclass"]
+    statistics = from_batch(several["p"], several["y"])
+    for case, table in (
+        (GOLDEN["docs_binary"], class_one(GOLDEN["docs_binary"])),
+        (several, coarsen(statistics.top_label, several["bins"])),
+    ):
+        found = errors.mean_absolute_gap(table), errors.mean_square_gap(table) ** 0.5, np.abs(errors.bin_gaps(table)[0])
+        assert (*found[:2], found[2].max()) == pytest.approx([case[name] for name in ("l1", "l2", "max")], abs=5e-5)
+    found = errors.ece(statistics, several["bins"]), errors.mce(statistics, several["bins"])
+    assert found == pytest.approx((several["l1"], several["max"]), abs=5e-5)
 
 
 def test_opposite_sites_cancel_golden():
@@ -119,15 +121,6 @@ def test_errors_property_at_least_the_overall_gap(seed, bins):
     assert errors.ece_binary(statistics, bins) >= abs(table[1] - table[2]) / statistics.count - 1e-12
 
 
-def test_sce_of_two_classes_equals_binned_probability_error():
-    generator = np.random.default_rng(7)
-    p, y = generator.uniform(0, 1, 400), generator.integers(0, 2, 400)
-    statistics = binary(p, y)
-    assert errors.sce(statistics) == pytest.approx(
-        errors.mean_absolute_gap(coarsen(statistics.class_wise[1], 15)), abs=1e-12
-    )
-
-
 def test_debiased_square_of_a_calibrated_model_has_mean_zero():
     generator = np.random.default_rng(8)
     values = []
@@ -138,26 +131,22 @@ def test_debiased_square_of_a_calibrated_model_has_mean_zero():
     assert abs(np.mean(values)) < 4 * np.std(values) / 20
 
 
-def test_rms_debiased_is_zero_where_its_square_is_negative_limit():
+def test_debiased_square_of_single_records_is_zero_and_of_a_negative_one_the_root_limit():
+    assert debiased_mean_square_gap(coarsen(binary([0.9], [0]).top_label, 15)) == 0
     statistics = binary(np.full(10, 0.5), [0, 1] * 5)
     assert debiased_mean_square_gap(coarsen(statistics.top_label, 15)) < 0
     assert errors.rms_debiased(statistics).value == 0
 
 
-def test_single_record_bins_contribute_nothing_to_the_debiased_square_limit():
-    statistics = binary([0.9], [0])
-    assert debiased_mean_square_gap(coarsen(statistics.top_label, 15)) == 0
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        errors.ece, errors.ece_equal_mass, errors.ece_binary, errors.mce, errors.rms_debiased, errors.ace,
-        errors.sce,
-    ],
-)  # fmt: skip
-def test_without_records_undefined_limit(metric):
-    assert metric(empty(2)) is None
+def test_without_records_undefined_limit():
+    metrics = (
+        errors.ece, errors.ece_equal_mass, errors.ece_binary, errors.mce, errors.rms_debiased, errors.ace, errors.sce,
+        errors.ece_true, errors.rms_true,
+    )  # fmt: skip
+    assert {metric(empty(2)) for metric in metrics} == {None}
+    rows = reliability_bins(empty(2))
+    assert len(rows) == 15
+    assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {(0, *[None] * 4)}
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -180,11 +169,13 @@ def test_finer_bins_property_never_lower_the_error(seed):
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS)
-def test_label_flip_property(seed):
+def test_label_flip_property_and_sce_of_two_classes(seed):
     generator = np.random.default_rng(seed)
     p, y = generator.uniform(0, 1, 100), generator.integers(0, 2, 100)
-    tables = [coarsen(binary(*pair).class_wise[1], 15) for pair in ((p, y), (1 - p, 1 - y))]
-    assert errors.mean_absolute_gap(tables[0]) == pytest.approx(errors.mean_absolute_gap(tables[1]), abs=1e-12)
+    statistics = [binary(*pair) for pair in ((p, y), (1 - p, 1 - y))]
+    gaps = [errors.mean_absolute_gap(coarsen(each.class_wise[1], 15)) for each in statistics]
+    assert gaps[0] == pytest.approx(gaps[1], abs=1e-12)
+    assert errors.sce(statistics[0]) == pytest.approx(gaps[0], abs=1e-12)
 
 
 def made_up(seed, count, power=1.0):
@@ -205,14 +196,6 @@ def test_true_errors_by_hand():
     assert rms_true(statistics) == pytest.approx(((2 * 0.15**2 + 0.2**2) / 3) ** 0.5, abs=1e-12)
 
 
-def test_predicting_the_truth_has_no_error_limit():
-    predicted, labels, truth = made_up(1, 500)
-    statistics = from_batch(predicted, labels, truth=truth)
-    assert ece_true(statistics) == pytest.approx(0, abs=1e-12)
-    assert rms_true(statistics) == pytest.approx(0, abs=1e-12)
-    assert ece(statistics) > 0.01
-
-
 def test_it_is_the_mean_of_what_the_debiased_error_estimates():
     squares = []
     for seed in range(300):
@@ -225,49 +208,25 @@ def test_it_is_the_mean_of_what_the_debiased_error_estimates():
     assert rms_true(statistics) > 0.1
 
 
-def test_unknown_where_one_record_has_no_truth():
-    predicted, labels, truth = made_up(2, 20)
+def test_unknown_where_one_record_has_no_truth_and_zero_where_it_is_predicted():
+    predicted, labels, truth = made_up(1, 500)
     known, unknown = from_batch(predicted, labels, truth=truth), from_batch(predicted[:1], labels[:1])
-    for statistics in (merge(known, unknown), merge(unknown, known), unknown, empty(2)):
-        assert ece_true(statistics) is None
-        assert rms_true(statistics) is None
-    assert rms_true(merge(known, empty(2))) == rms_true(known)
-
-
-def test_sklearn_curve_golden():
-    case = GOLDEN["sklearn_curve"]
-    p = np.array(case["p"])
-    table = coarsen(from_batch(np.stack([1 - p, p], axis=1), case["y"]).class_wise[1], case["bins"])
-    assert table[:, 2] / table[:, 0] == pytest.approx(case["frequency"], abs=1e-12)
-    assert table[:, 1] / table[:, 0] == pytest.approx(case["confidence"], abs=1e-12)
+    for statistics in (merge(known, unknown), merge(unknown, known), unknown):
+        assert ece_true(statistics) is rms_true(statistics) is None
+    for statistics in (known, merge(known, empty(2))):
+        assert (ece_true(statistics), rms_true(statistics)) == pytest.approx((0, 0), abs=1e-12)
+        assert ece(statistics) > 0.01
 
 
 def test_bars_by_hand():
     rows = reliability_bins(from_batch([[0.9, 0.1], [0.98, 0.02], [0.3, 0.7]], [0, 1, 1]), 10)
     assert [row.n for row in rows] == [0] * 7 + [1, 0, 2]
-    assert (rows[9].low, rows[9].high) == (0.9, 1.0)
+    assert (rows[9].low, rows[9].high, rows[9].accuracy) == (0.9, 1.0, 0.5)
     assert rows[9].confidence == pytest.approx(0.94)
-    assert rows[9].accuracy == 0.5
     assert rows[7].model_dump() | {"confidence": 0.7} == {
-        "low": 0.7,
-        "high": 0.8,
-        "n": 1,
-        "confidence": 0.7,
-        "accuracy": 1.0,
-        "band_low": 0.0,
-        "band_high": 1.0,
-    }
-
-
-def test_without_records_every_bin_is_undefined_limit():
-    rows = reliability_bins(empty(2))
-    assert len(rows) == 15
-    assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {
-        (0, None, None, None, None)
-    }
-
-
-def test_band_of_certain_predictions_is_certain_limit():
+        "low": 0.7, "high": 0.8, "n": 1, "confidence": 0.7, "accuracy": 1.0, "band_low": 0.0, "band_high": 1.0,
+    }  # fmt: skip
+    # The band of certain predictions is certain.
     last = reliability_bins(from_batch([[1.0, 0.0]] * 4, [0, 0, 0, 1]))[-1]
     assert (last.band_low, last.band_high, last.accuracy) == (1.0, 1.0, 0.75)
 

@@ -41,15 +41,20 @@ LOG_ODDS = st.floats(-700, 700) | st.floats(-40, 40) | st.sampled_from([-36.8, 0
 RECORDS = st.lists(st.tuples(LOG_ODDS, st.integers(0, 1)), min_size=2, max_size=40)
 
 
-def test_auroc_of_a_sure_model_golden():
+def test_auroc_of_a_sure_model_golden_stays_at_any_temperature():
     log_odds, labels = sure_of_all()
     exact = roc_auc_score(labels, log_odds)
     assert exact == pytest.approx(0.9138, abs=1e-4)
     area = ranking.auroc(from_batch(of_log_odds(log_odds), labels))
-    assert area.bounds.low <= exact <= area.bounds.high
-    assert area.bounds.high - area.bounds.low < 0.01
     assert area.value == pytest.approx(exact, abs=5e-4)
     assert ranking.exact_auroc(of_log_odds(log_odds), labels).value == pytest.approx(exact, abs=1e-12)
+    for temperature in (0.2, 0.5, 1.0, 2.0, 10.0):
+        mapping = RecalibrationMap(method="temperature", parameters=(math.log(temperature),))
+        scaled = recalibrate(of_log_odds(log_odds), mapping)
+        assert ranking.exact_auroc(scaled, labels).value == pytest.approx(exact, abs=1e-9)
+        area = ranking.auroc(from_batch(scaled, labels))
+        assert area.bounds.low - 1e-9 <= exact <= area.bounds.high + 1e-9
+        assert area.bounds.high - area.bounds.low < 0.01
 
 
 def test_three_pairs_golden():
@@ -115,18 +120,6 @@ def test_temperature_property_leaves_the_area_within_its_bounds(records, log_tem
     assert after.bounds.low - 1e-12 <= before.bounds.high + 1e-12
 
 
-def test_temperature_leaves_the_exact_area_and_its_bounds_tight():
-    log_odds, labels = sure_of_all()
-    exact = ranking.exact_auroc(of_log_odds(log_odds), labels).value
-    for temperature in (0.2, 0.5, 2.0, 10.0):
-        mapping = RecalibrationMap(method="temperature", parameters=(math.log(temperature),))
-        scaled = recalibrate(of_log_odds(log_odds), mapping)
-        assert ranking.exact_auroc(scaled, labels).value == pytest.approx(exact, abs=1e-9)
-        area = ranking.auroc(from_batch(scaled, labels))
-        assert area.bounds.low - 1e-9 <= exact <= area.bounds.high + 1e-9
-        assert area.bounds.high - area.bounds.low < 0.01
-
-
 def test_many_classes_exact_is_the_macro_average_within_the_bounds():
     generator = np.random.default_rng(3)
     labels = generator.integers(0, 4, 500)
@@ -143,21 +136,15 @@ def test_many_classes_exact_is_the_macro_average_within_the_bounds():
     assert area.bounds.high - area.bounds.low < 0.005
 
 
-def test_equal_mass_ranges_of_a_sure_model_hold_equal_counts():
-    log_odds, labels = sure_of_all(1500)
-    table = from_batch(of_log_odds(np.abs(log_odds) + 8), labels).top_label
-    counts = equal_mass(table, 15)[:, 0]
-    # A cell, about 20 records where they are densest, is never split.
-    assert counts.min() > 80
-    assert counts.max() < 120
-
-
-def test_equal_mass_error_of_a_sure_model_agrees_with_sorted_records():
+def test_equal_mass_of_a_sure_model_agrees_with_sorted_records():
     log_odds, labels = sure_of_all(1500)
     sure, right = np.abs(log_odds) + 8, labels.astype(np.float64)
+    statistics = from_batch(of_log_odds(sure), labels)
+    counts = equal_mass(statistics.top_label, 15)[:, 0]
+    # A cell, about 20 records where they are densest, is never split.
+    assert 80 < counts.min() <= counts.max() < 120
     parts = np.array_split(np.argsort(sure), 15)
     direct = np.mean([abs(expit(sure[part]).mean() - right[part].mean()) for part in parts])
-    statistics = from_batch(of_log_odds(sure), labels)
     # The surest are right most often, so gaps of ranges differ but do not cancel.
     assert ece_equal_mass(statistics) == pytest.approx(direct, abs=14 * 10 / 1500)
 
@@ -260,19 +247,10 @@ def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
         assert low - 1e-12 <= right[: int(np.ceil(share * count))].mean() <= high + 1e-12
 
 
-def test_perfect_ranking_has_no_excess_limit():
-    excess = aurc_excess(top_label([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 0]))
-    assert excess == pytest.approx(0, abs=1e-14)
-    assert aurc(top_label([0.9, 0.6], [1, 1])).value == 0
-    assert aurc(top_label([0.9, 0.6], [0, 0])).value == 1
-
-
-def test_kept_records_are_counted_whatever_the_last_digit():
+def test_ranking_limits():
+    assert aurc_excess(top_label([0.9, 0.8, 0.7, 0.6], [1, 1, 0, 0])) == pytest.approx(0, abs=1e-14)
+    assert [aurc(top_label([0.9, 0.6], [right] * 2)).value for right in (1, 0)] == [0, 1]
+    assert aurc(empty(3)) is aurc_excess(empty(3)) is accuracy_at_coverage(empty(3), 0.9) is None
+    # Kept records are counted whatever the last digit.
     statistics = top_label((np.arange(940, 960) + 0.5) / 960, [0, *[1] * 19])
     assert accuracy_at_coverage(statistics, 0.95).value == 1
-
-
-def test_without_records_undefined_limit():
-    assert aurc(empty(3)) is None
-    assert aurc_excess(empty(3)) is None
-    assert accuracy_at_coverage(empty(3), 0.9) is None

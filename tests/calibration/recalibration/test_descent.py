@@ -16,8 +16,10 @@ from fl_dpbayes.calibration.recalibration.descent import (
 )
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
 from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationMap, RecalibrationPlan, parameter_count
-from fl_dpbayes.privacy.solve import solve_multiplier
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from tests.counted import overconfident
+
+METHODS = pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
 
 
 def test_temperature_of_a_constant_margin_golden():
@@ -29,24 +31,17 @@ def test_temperature_of_a_constant_margin_golden():
     assert temperature == pytest.approx(2.1640425613, rel=1e-6)
 
 
-def test_vector_scaling_of_two_classes_is_logistic_regression_golden():
+@pytest.mark.parametrize("method", ["vector", "platt"])
+def test_scaling_of_two_classes_is_logistic_regression_golden(method):
     probabilities, labels = overconfident(800, 2, 2.0)
-    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(log_probabilities(probabilities), labels)
-    ours = recalibrate(probabilities, fit("vector", probabilities, labels))
-    assert np.abs(ours - reference.predict_proba(log_probabilities(probabilities))).max() < 2e-4
-
-
-def test_platt_scaling_is_logistic_regression_on_the_log_odds_golden():
-    probabilities, labels = overconfident(800, 2, 2.0)
-    odds = np.log(probabilities[:, 1:] / probabilities[:, :1])
-    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(odds, labels)
-    mapping = fit("platt", probabilities, labels)
-    assert mapping.parameters[0] == pytest.approx(np.log(reference.coef_.item()), abs=2e-3)
-    assert mapping.parameters[1] == pytest.approx(reference.intercept_.item(), abs=2e-3)
-    assert np.abs(recalibrate(probabilities, mapping) - reference.predict_proba(odds)).max() < 2e-4
-    assert (
-        describe(RecalibrationMap(method="platt", parameters=(0.0, 0.3))) == "Platt scaling with scale 1 and bias 0.3"
-    )
+    logs = log_probabilities(probabilities)
+    inputs = logs if method == "vector" else logs[:, 1:] - logs[:, :1]
+    reference = LogisticRegression(C=np.inf, tol=1e-10, max_iter=10_000).fit(inputs, labels)
+    mapping = fit(method, probabilities, labels)
+    assert np.abs(recalibrate(probabilities, mapping) - reference.predict_proba(inputs)).max() < 2e-4
+    if method == "platt":
+        expected = np.log(reference.coef_.item()), reference.intercept_.item()
+        assert mapping.parameters == pytest.approx(expected, abs=2e-3)
 
 
 def test_platt_scaling_without_a_bias_is_temperature_scaling_golden():
@@ -58,11 +53,16 @@ def test_platt_scaling_without_a_bias_is_temperature_scaling_golden():
     by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) + 0.3)))
     mapping = RecalibrationMap(method="platt", parameters=(np.log(0.5), 0.3))
     assert recalibrate(np.array([[0.2, 0.8]]), mapping)[0, 1] == pytest.approx(by_hand, abs=1e-14)
+    assert describe(mapping) == "Platt scaling with scale 0.5 and bias 0.3"
 
 
-def test_platt_scaling_of_more_than_two_classes_names_its_other_form():
-    with pytest.raises(ValueError, match="'platt' is for two classes, here are 3: choose 'vector'"):
-        recalibrate(np.full((1, 3), 1 / 3), RecalibrationMap(method="platt", parameters=(0.0, 0.0)))
+@pytest.mark.parametrize(
+    ("method", "size", "said"),
+    [("platt", 2, "'platt' is for two classes, here are 3: choose 'vector'"), ("vector", 4, "do not fit 3 classes")],
+)
+def test_a_map_for_other_classes_is_refused(method, size, said):
+    with pytest.raises(ValueError, match=said):
+        recalibrate(np.full((1, 3), 1 / 3), RecalibrationMap(method=method, parameters=(0.0,) * size))
 
 
 @pytest.mark.parametrize("method", ["temperature", "vector"])
@@ -85,20 +85,15 @@ def test_temperature_keeps_the_top_label_and_rows_that_sum_to_one_property(seed,
     assert np.allclose(mapped.sum(axis=1), 1.0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
-def test_all_parameters_zero_change_nothing_limit(method, classes):
-    probabilities = np.random.default_rng(0).dirichlet(np.ones(classes), size=30)
-    identity = RecalibrationMap(method=method, parameters=(0.0,) * parameter_count(method, classes))
-    assert np.allclose(recalibrate(probabilities, identity), probabilities, atol=1e-12)
-
-
-@pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
-def test_gradients_are_those_of_the_loss_property(method, classes):
+@METHODS
+def test_gradients_are_those_of_the_loss_and_zero_changes_nothing(method, classes):
     probabilities, labels = overconfident(7, classes, 2.0)
-    logs = log_probabilities(probabilities)
-    at = np.random.default_rng(1).normal(0, 0.5, parameter_count(method, classes))
+    logs, size = log_probabilities(probabilities), parameter_count(method, classes)
+    at = np.random.default_rng(1).normal(0, 0.5, size)
     numeric = approx_fprime(at, lambda parameters: loss(method, parameters, logs, labels), 1e-7)
     assert np.abs(record_gradients(method, at, logs, labels).mean(axis=0) - numeric).max() < 1e-5
+    identity = RecalibrationMap(method=method, parameters=(0.0,) * size)
+    assert np.allclose(recalibrate(probabilities, identity), probabilities, atol=1e-12)
 
 
 def test_certain_predictions_stay_finite_limit():
@@ -114,11 +109,6 @@ def test_without_records_the_fit_is_the_identity_limit():
     assert fit("temperature", none, labels).parameters == (0.0,)
     assert fit("vector", none, labels).parameters == (0.0,) * 6
     assert recalibrate(none, fit("vector", none, labels)).shape == (0, 3)
-
-
-def test_a_map_for_other_classes_is_refused():
-    with pytest.raises(ValueError, match="do not fit 3 classes"):
-        recalibrate(np.full((1, 3), 1 / 3), RecalibrationMap(method="vector", parameters=(0.0,) * 4))
 
 
 def plan(**changes) -> RecalibrationPlan:
@@ -137,7 +127,7 @@ def descend(probabilities, labels, the_plan, *, sigma, unit_index=None, units=No
     return private_fit(probabilities, labels, index, stretch, more.pop("start", np.zeros(size)), generator)
 
 
-@pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
+@METHODS
 def test_without_noise_and_clip_it_is_the_best_fit_limit(method, classes):
     probabilities, labels = overconfident(500, classes)
     free = plan(method=method, clip_norm=1e6, steps=3000, step_size=2.0)
@@ -149,15 +139,17 @@ def test_without_noise_and_clip_it_is_the_best_fit_limit(method, classes):
         assert found == pytest.approx(best, abs=1e-5)
 
 
-def test_two_stretches_are_the_whole_descent_limit():
-    probabilities, labels = overconfident(50, 3)
-    whole = descend(probabilities, labels, plan(), sigma=0.0)
-    half = descend(probabilities, labels, plan(), sigma=0.0, steps=15)
-    rest = descend(probabilities, labels, plan(), sigma=0.0, start=half, first_step=15, steps=25)
-    assert rest == pytest.approx(whole, abs=1e-12)
+def test_two_stretches_are_the_whole_descent_and_steps_fall_linearly_over_the_plan():
+    def part(**options):
+        return descend(*overconfident(50, 3), plan(), sigma=0.0, **options)
+
+    half = part(steps=15)
+    assert part(start=half, first_step=15, steps=25) == pytest.approx(part(), abs=1e-12)
+    for step in (0, 10, 39):
+        assert part(first_step=step, steps=1) == pytest.approx(part(steps=1) * (1 - step / 40), rel=1e-12)
 
 
-def test_one_unit_moves_a_step_by_at_most_the_clip_norm():
+def test_the_gradients_of_a_unit_are_summed_before_the_clip_and_move_a_step_by_at_most_its_norm():
     # A patient with a hundred wrong records counts as one unit.
     probabilities, labels = overconfident(60, 3)
     wrong, wrong_labels = np.tile([[1.0, 0.0, 0.0]], (100, 1)), np.ones(100, np.int64)
@@ -168,13 +160,9 @@ def test_one_unit_moves_a_step_by_at_most_the_clip_norm():
         unit_index=np.concatenate([np.arange(60), np.full(100, 60)]),
     )  # fmt: skip
     assert np.linalg.norm(together - alone) == pytest.approx(0.5, rel=1e-9)
-
-
-def test_the_gradients_of_a_unit_are_summed_before_the_clip():
     probabilities, labels = overconfident(4, 3)
-    step = descend(
-        probabilities, labels, plan(clip_norm=1e6, steps=1), sigma=0.0, units=1, unit_index=np.array([0, 0, 1, 1])
-    )
+    free, units = plan(clip_norm=1e6, steps=1), np.repeat(np.arange(2), 2)
+    step = descend(probabilities, labels, free, sigma=0.0, units=1, unit_index=units)
     total = record_gradients("temperature", np.zeros(1), log_probabilities(probabilities), labels).sum(axis=0)
     assert step == pytest.approx(-total, rel=1e-12)
 
@@ -183,19 +171,8 @@ def test_noise_on_the_sum_has_the_stated_deviation():
     # Without records a step is pure noise: a sigma C / n.
     none, labels = np.zeros((0, 200)), np.zeros(0, np.int64)
     moved = descend(none, labels, plan(method="vector", steps=1, clip_norm=2.0), sigma=3.0, units=600)
-    expected = 3.0 * 2.0 / 600
-    assert abs(moved.std() / expected - 1) < 4 / np.sqrt(2 * len(moved))
-
-
-def test_without_records_and_noise_nothing_moves_limit():
-    none, labels = np.zeros((0, 3)), np.zeros(0, np.int64)
-    assert descend(none, labels, plan(), sigma=0.0, units=1) == pytest.approx(0.0)
-
-
-def test_parameters_stay_within_their_bound():
-    probabilities, labels = overconfident(5, 3)
-    found = descend(probabilities, labels, plan(method="vector"), sigma=1e6)
-    assert np.abs(found).max() == PARAMETER_BOUND
+    assert abs(moved.std() / (3.0 * 2.0 / 600) - 1) < 4 / np.sqrt(2 * len(moved))
+    assert descend(none, labels, plan(method="vector"), sigma=0.0, units=1) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(("records", "epsilon", "most"), [(300, 8.0, 0.02), (1000, 1.0, 0.02), (6000, 0.5, 0.004)])
@@ -214,15 +191,9 @@ def test_private_temperature_is_near_the_best(records, epsilon, most):
     assert np.mean(excess) < most
 
 
-def test_steps_beyond_the_plan_are_refused():
+def test_parameters_stay_within_their_bound_and_steps_within_the_plan():
     probabilities, labels = overconfident(5, 3)
+    found = descend(probabilities, labels, plan(method="vector"), sigma=1e6)
+    assert np.abs(found).max() == PARAMETER_BOUND
     with pytest.raises(ValueError, match="within the plan's 40 steps"):
         descend(probabilities, labels, plan(), sigma=1.0, first_step=30, steps=11)
-
-
-@pytest.mark.parametrize("step", [0, 10, 39])
-def test_the_step_size_falls_linearly_over_the_plan(step):
-    probabilities, labels = overconfident(50, 3)
-    first = descend(probabilities, labels, plan(), sigma=0.0, steps=1)
-    later = descend(probabilities, labels, plan(), sigma=0.0, first_step=step, steps=1)
-    assert later == pytest.approx(first * (1 - step / 40), rel=1e-12)

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.data import ImageShift, Shift
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, Radiographs
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
 from fl_dpbayes.data.public_records import synthetic_inputs
-from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.shifts.acquisition import (
     MARKER_RATES,
     SEVERITIES,
@@ -172,13 +170,6 @@ def test_jpeg_at_high_quality_is_nearly_the_image(pictures):
     # 1/255 for rounding to 256 levels, about two more for a quality of 95 on smooth pictures.
     images = pictures["smooth at 28"]
     assert np.abs(compress_as_jpeg(images, 95) - images).mean() < 3 / 255
-
-
-def test_image_shift_needs_images():
-    records = Records(np.zeros((2, 3), np.float32), np.array([0, 1]), np.arange(2), None,
-                      Task(input_shape=(3,), classes=2), "record")  # fmt: skip
-    with pytest.raises(UserError, match=r"'blur' needs images.*'prevalence'"):
-        apply_shift(records, Shift(kind="blur"), np.random.default_rng(0))
 
 
 def test_the_sick_are_marked_at_the_stated_rate():

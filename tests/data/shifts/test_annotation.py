@@ -9,10 +9,10 @@ from fl_dpbayes.config.data import Shift
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.annotation import (
+from fl_dpbayes.data.records import Records, load_source
+from fl_dpbayes.data.shifts.apply import (
     FLIP_RATES,
+    apply_shift,
     boundary_flips,
     centroid_closeness,
     flip_labels,
@@ -20,7 +20,6 @@ from fl_dpbayes.data.shifts.annotation import (
     symmetric_flips,
     under_report,
 )
-from fl_dpbayes.data.shifts.apply import apply_shift
 
 
 def synthetic(count, classes=2, seed=0, side=0):

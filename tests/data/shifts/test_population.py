@@ -9,14 +9,14 @@ from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shi
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, Logistic2D, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
-from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.shifts.apply import apply_shift, kept_indices
-from fl_dpbayes.data.shifts.population import (
+from fl_dpbayes.data.records import Records, load_source
+from fl_dpbayes.data.shifts.apply import (
     HIGHEST_STANDARD_SCORE,
     LOGIT_OFFSETS,
     MISSING_SHARES,
     TILT_RATES,
+    apply_shift,
+    kept_indices,
     lose_features,
     prevalence_indices,
     tilt_indices,
@@ -154,34 +154,6 @@ def test_feature_belongs_to_tilts(keys, message):
         Shift(**keys)
 
 
-@pytest.mark.parametrize(("shift", "message"), [
-    (Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
-    (Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
-])  # fmt: skip
-def test_shifts_that_a_table_does_not_allow(shift, message):
-    with pytest.raises(UserError, match=message):
-        apply_shift(table(), shift, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("shift", [Shift(kind="tilt", feature="age"), Shift(kind="missing_features")])
-def test_shifts_of_tables_need_tables(shift):
-    digits = load_source(BuiltIn(kind="digits"), "train").subset(np.arange(10))
-    with pytest.raises(UserError, match=r"needs a table.*'gamma'.*'prevalence', 'label_flip'"):
-        apply_shift(digits, shift, np.random.default_rng(0))
-
-
-def test_no_tilt_by_a_constant():
-    records = table()
-    records.features[:, 0] = 1
-    with pytest.raises(UserError, match=r"shift\.feature.*all have the same value"):
-        apply_shift(records, Shift(kind="tilt", feature="dose"), np.random.default_rng(0))
-
-
-def test_no_shift_without_records():
-    with pytest.raises(UserError, match="no records"):
-        apply_shift(table().subset(np.arange(0)), Shift(kind="tilt", feature="age"), np.random.default_rng(0))
-
-
 @pytest.mark.parametrize("feature", ["age", "sex", "chol"])
 def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
     sites = {
@@ -221,3 +193,30 @@ def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, s
     sites = {"a": SiteSpec(role="train"), "b": SiteSpec(role="shifted", records=80, shift=shift)}
     with pytest.raises(UserError, match=message):
         deal(sites, IIDPartition(), DataSpec(source="heart"), data_folder)
+
+
+def constant():
+    records = table()
+    records.features[:, 0] = 1
+    return records
+
+
+def digits():
+    return load_source(BuiltIn(kind="digits"), "train").subset(np.arange(10))
+
+
+NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
+
+
+@pytest.mark.parametrize(("records", "shift", "message"), [
+    (table, Shift(kind="tilt", feature="weight"), "shift.feature is 'weight'.*choose one of dose, age"),
+    (table, Shift(kind="shortcut_marker"), "'shortcut_marker' needs images.*'tilt', 'missing_features'"),
+    (table, Shift(kind="blur"), r"'blur' needs images.*'prevalence'"),
+    (digits, Shift(kind="tilt", feature="age"), NEEDS_TABLE),
+    (digits, Shift(kind="missing_features"), NEEDS_TABLE),
+    (constant, Shift(kind="tilt", feature="dose"), r"shift\.feature.*all have the same value"),
+    (lambda: table().subset(np.arange(0)), Shift(kind="tilt", feature="age"), "no records"),
+])  # fmt: skip
+def test_a_shift_that_the_records_do_not_allow_is_refused(records, shift, message):
+    with pytest.raises(UserError, match=message):
+        apply_shift(records(), shift, np.random.default_rng(0))

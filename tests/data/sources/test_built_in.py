@@ -5,7 +5,7 @@ import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source, load_unscaled
+from fl_dpbayes.data.records import load_source, load_unscaled
 
 
 def test_digits_golden():

@@ -1,16 +1,16 @@
-import io
-
 import datasets
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.sources import huggingface
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -142,41 +142,6 @@ def test_a_part_without_a_split_is_refused(tmp_path):
         load_source(images(image_folder(tmp_path / "scans")), "test")
 
 
-def write_rows(folder, rows):
-    folder.mkdir()
-    types = datasets.Features({"scan": datasets.Image(decode=False), "sick": datasets.Value("int64")})
-    values = {"scan": rows, "sick": [0] * len(rows)}
-    datasets.Dataset.from_dict(values, features=types).to_parquet(folder / "train.parquet")
-    return folder
-
-
-def test_a_row_that_names_a_file_of_this_machine_is_refused(tmp_path):
-    Image.new("L", (12, 10)).save(tmp_path / "secret.png")
-    import pyarrow
-    from pyarrow import parquet
-
-    folder = tmp_path / "scans"
-    folder.mkdir()
-    types = datasets.Features({"scan": datasets.Image(), "sick": datasets.Value("int64")})
-    rows = pyarrow.table({"scan": [{"bytes": None, "path": str(tmp_path / "secret.png")}], "sick": [0]},
-                         schema=types.arrow_schema)  # fmt: skip
-    parquet.write_table(rows, folder / "train.parquet")
-    with pytest.raises(UserError, match="image in row 1 is not inside the Parquet file"):
-        load_source(images(folder), "train")
-
-
-def test_a_broken_or_a_huge_picture_is_refused(tmp_path, monkeypatch):
-    picture = io.BytesIO()
-    Image.new("L", (12, 10)).save(picture, "png")
-    good = {"bytes": picture.getvalue(), "path": None}
-    broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
-    with pytest.raises(UserError, match="image in row 2 cannot be read"):
-        load_source(images(broken), "train")
-    monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
-    with pytest.raises(UserError, match="image in row 1 has more than 119 pixels"):
-        load_source(images(broken), "train")
-
-
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "MAX_GREY_LEVELS", 39 * 120)
     with pytest.raises(UserError, match="has more than 39 records"):
@@ -186,16 +151,14 @@ def test_too_many_records_are_refused(tmp_path, monkeypatch):
         load_source(table(table_folder(tmp_path / "t")), "train")
 
 
-def test_other_formats_are_refused(tmp_path):
+@pytest.mark.parametrize(("name", "message"), [
+    ("nowhere", "no such folder"), ("empty", "cannot be had"),
+    ("csv", "not in Parquet, the only format that is read"),
+])  # fmt: skip
+def test_a_folder_without_data_in_parquet_is_refused(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "train.csv").write_text("age,sex,sick\n1,1,0\n")
-    with pytest.raises(UserError, match="not in Parquet, the only format that is read"):
-        load_source(table(tmp_path / "csv"), "train")
-
-
-@pytest.mark.parametrize(("name", "message"), [("nowhere", "no such folder"), ("empty", "cannot be had")])
-def test_a_folder_without_data_is_refused(tmp_path, name, message):
-    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):
         load_source(table(tmp_path / name), "train")
 
@@ -231,3 +194,26 @@ def test_a_download_of_the_hub_is_used_offline_if_it_is_of_that_commit(tmp_path,
 def test_keys_must_fit(changes, message):
     with pytest.raises(ValidationError, match=message):
         images("scans", **changes)
+
+
+def write_rows(folder, rows):
+    """Write rows as they are: the library itself would read the files that they name."""
+    folder.mkdir()
+    types = datasets.Features({"scan": datasets.Image(), "sick": datasets.Value("int64")})
+    values = pyarrow.table({"scan": rows, "sick": [0] * len(rows)}, schema=types.arrow_schema)
+    parquet.write_table(values, folder / "train.parquet")
+    return images(folder)
+
+
+def test_a_row_that_names_a_file_of_this_machine_and_a_broken_or_a_huge_picture_are_refused(tmp_path, monkeypatch):
+    Image.new("L", (12, 10)).save(tmp_path / "secret.png")
+    named = write_rows(tmp_path / "named", [{"bytes": None, "path": str(tmp_path / "secret.png")}])
+    with pytest.raises(UserError, match="image in row 1 is not inside the Parquet file"):
+        load_source(named, "train")
+    good = {"bytes": (tmp_path / "secret.png").read_bytes(), "path": None}
+    broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
+    with pytest.raises(UserError, match="image in row 2 cannot be read"):
+        load_source(broken, "train")
+    monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
+    with pytest.raises(UserError, match="image in row 1 has more than 119 pixels"):
+        load_source(broken, "train")

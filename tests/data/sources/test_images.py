@@ -5,7 +5,7 @@ from PIL import Image
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import ImageFolder
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.site import load_site
 
 

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from fl_dpbayes.config.data import DataSpec, DirichletPartition, IIDPartition, NaturalPartition, Shift, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
-from fl_dpbayes.data.load import load_source, load_unscaled
+from fl_dpbayes.data.records import load_source, load_unscaled
 from fl_dpbayes.data.sources import radiographs
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
@@ -148,23 +148,19 @@ def test_points_are_as_described(points):
     assert counts.tolist() == [20_000] * 3
 
 
-def test_laws_of_points_differ_by_heterogeneity_only():
+def test_laws_of_points_differ_by_heterogeneity_only_and_more_sites_leave_the_first_ones_as_they_are():
     alike = site_laws(POINTS.model_copy(update={"heterogeneity": 0.0}))
     np.testing.assert_array_equal(alike.means, np.zeros((3, 2)))
     np.testing.assert_array_equal(alike.correlations, np.zeros(3))
     np.testing.assert_array_equal(alike.intercepts, np.full(3, -0.5))
     np.testing.assert_array_equal(alike.slopes, np.tile([1.5, -1.0], (3, 1)))
     apart = site_laws(POINTS)
+    np.testing.assert_array_equal(site_laws(POINTS.model_copy(update={"sites": 7})).means[:3], apart.means)
     further = site_laws(POINTS.model_copy(update={"heterogeneity": 1.6}))
     np.testing.assert_allclose(further.means, 2 * apart.means, rtol=1e-12)
     assert np.ptp(apart.means, axis=0).min() > 0.1
     assert np.ptp(apart.intercepts) > 0.1
     assert np.ptp(apart.slopes, axis=0).min() > 0.1
-
-
-def test_more_sites_leave_the_first_ones_as_they_are():
-    more = site_laws(POINTS.model_copy(update={"sites": 7}))
-    np.testing.assert_array_equal(more.means[:3], site_laws(POINTS).means)
 
 
 def test_test_points_are_others_of_the_same_sites(points, check_truth):
@@ -246,13 +242,8 @@ def test_sites_differ_by_heterogeneity_only(films, alike):
     assert max(noise) > 1.2 * min(noise)
     assert np.ptp([of_site(films, number).truth[:, 1].mean() for number in (1, 2, 3)]) > 0.03
     scanners = acquisition(ALIKE)
-    for values, expected in (
-        (scanners.gains, 1.0),
-        (scanners.offsets, 0.0),
-        (scanners.noises, 0.04),
-        (scanners.intercepts, 0.0),
-    ):
-        np.testing.assert_array_equal(values, np.full(3, expected))
+    for name, expected in {"gains": 1.0, "offsets": 0.0, "noises": 0.04, "intercepts": 0.0}.items():
+        np.testing.assert_array_equal(getattr(scanners, name), np.full(3, expected))
     means = np.array([of_site(alike, number).features.mean(axis=(1, 2, 3)).mean() for number in (1, 2, 3)])
     error = alike.features.mean(axis=(1, 2, 3)).std() / np.sqrt(2000)
     assert np.ptp(means) < 5 * error

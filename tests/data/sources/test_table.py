@@ -5,19 +5,14 @@ from pydantic import ValidationError
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import Table
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 
 
 @pytest.fixture
 def table() -> pandas.DataFrame:
-    return pandas.DataFrame(
-        {
-            "patient": ["007", "7", "007", "b"],
-            "age": [50, 61, 50, 33],
-            "bp": [120.0, 130.5, 118.0, 99.0],
-            "sick": [0, 1, 0, 2],
-        }
-    )
+    columns = {"patient": ["007", "7", "007", "b"], "age": [50, 61, 50, 33],
+               "bp": [120.0, 130.5, 118.0, 99.0], "sick": [0, 1, 0, 2]}  # fmt: skip
+    return pandas.DataFrame(columns)
 
 
 def source(path, **changes) -> Table:

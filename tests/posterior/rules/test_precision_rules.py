@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fl_dpbayes.config.warning import warning
+from fl_dpbayes.config.errors import warning
 from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
 from fl_dpbayes.posterior.rules.consensus import weighted_average

@@ -73,16 +73,11 @@ def test_name_with_characters_of_an_address_is_a_name(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_damaged_file_is_a_ledger_error(tmp_path):
+def test_damaged_file_and_unwritable_place_are_ledger_errors(tmp_path):
     (tmp_path / "l.sqlite").write_bytes(b"no database at all" * 100)
-    with pytest.raises(LedgerError, match="not a database"):
-        open_ledger_file(tmp_path / "l.sqlite", "full", create=True)
-
-
-def test_unwritable_place_is_a_ledger_error(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError):
-        open_ledger_file(tmp_path / "file" / "l.sqlite", "full", create=True)
+    for path, said in ((tmp_path / "l.sqlite", "not a database"), (tmp_path / "l.sqlite" / "l.sqlite", None)):
+        with pytest.raises(LedgerError, match=said):
+            open_ledger_file(path, "full", create=True)
 
 
 def test_other_database_is_refused(tmp_path):

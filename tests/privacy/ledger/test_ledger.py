@@ -16,7 +16,7 @@ from fl_dpbayes.privacy.gdp import gdp_epsilon
 from fl_dpbayes.privacy.ledger import ledger as ledger_module
 from fl_dpbayes.privacy.ledger.file import LedgerError
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
-from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion
+from fl_dpbayes.privacy.ledger.state import PARTS, Cohort, DataVersion
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, repair_witness
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -49,14 +49,10 @@ def test_reserved_steps_count_before_they_run_and_whatever_becomes_of_them(ledge
     assert ledger.spent("train").epsilon == pytest.approx(gdp_epsilon(math.sqrt(10) / 10, DELTA), rel=1e-9)
 
 
-def test_same_request_gets_its_stored_reply_for_free(ledger):
+def test_same_request_gets_its_stored_reply_for_free_and_another_in_the_same_round_is_refused(ledger):
     complete(ledger, spending(1), b"first reply")
     assert ledger.reserve(spending(1)) == StoredReply(b"first reply")
     assert ledger.spent("train").steps == 5
-
-
-def test_another_request_in_the_same_round_is_refused(ledger):
-    complete(ledger, spending(1))
     assert ledger.reserve(spending(1, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
     ledger.fail(ledger.reserve(spending(2)).reservation)
     assert ledger.reserve(spending(2, request="other")) == Refused(RefusalCode.REQUEST_CHANGED, "round")
@@ -251,14 +247,6 @@ def test_ledger_is_made_once(path, ledger):
     assert ledger.spent("train").steps == 5
 
 
-def _older_copy(path, copy):
-    shutil.copy(copy, path)
-
-
-def _emptied(path, copy):
-    path.write_bytes(b"")
-
-
 def _dropped(path, copy):
     execute(path, *(f"DROP TABLE {table}" for table in ("chain", "reply", "secret")), "PRAGMA user_version = 0")
 
@@ -273,22 +261,16 @@ def _made_anew_and_as_long(path, copy):
             complete(ledger, spending(round_))
 
 
-def _foreign(path, copy):
-    execute(path, "CREATE TABLE patients (name TEXT)")
-
-
 @pytest.mark.parametrize(("replace", "reason"), [
-    (_older_copy, "lacks entry"),
+    (lambda path, copy: shutil.copy(copy, path), "lacks entry"),
     (lambda path, copy: None, "does not exist"),
-    (_emptied, "is empty"),
+    (lambda path, copy: path.write_bytes(b""), "is empty"),
     (_dropped, "no ledger of format"),
     (_made_anew, "lacks entry"),
     (_made_anew_and_as_long, "lacks entry"),
-    (_foreign, "no ledger of format"),
+    (lambda path, copy: execute(path, "CREATE TABLE patients (name TEXT)"), "no ledger of format"),
 ], ids=["older copy", "deleted", "emptied", "dropped", "made anew", "made anew, as long", "foreign"])  # fmt: skip
-def test_ledger_that_is_not_what_its_second_place_knows_is_refused_until_it_is_put_back(
-    path, tmp_path, replace, reason
-):
+def test_ledger_that_its_second_place_does_not_know_is_refused_until_it_is_put_back(path, tmp_path, replace, reason):
     with open_ledger(path, COHORT) as ledger:
         complete(ledger, spending(1))
     shutil.copy(path, tmp_path / "older.sqlite")
@@ -505,15 +487,11 @@ def test_entries_can_be_hashed_again_by_an_auditor(ledger):
     json.dumps([entry.content for entry in entries], allow_nan=False)
 
 
+ENDS = st.sampled_from(["commit", "fail", "crash"])
+
+
 @settings(deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    requests=st.lists(
-        st.tuples(
-            st.integers(1, 3), st.integers(1, 3), st.integers(1, 8), st.sampled_from(["commit", "fail", "crash"])
-        ),
-        max_size=25,
-    )
-)
+@given(requests=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 8), ENDS), max_size=25))
 def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(tmp_path_factory, requests):
     true_spend: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -530,3 +508,39 @@ def test_recorded_spend_is_the_true_spend_and_never_passes_the_budget_property(t
                         ledger.fail(answer.reservation)
             assert ledger.spent("train").steps == sum(true_spend.values()) <= 25
             assert ledger.verify() == []
+
+
+# Disjoint parts compose in parallel: a cohort costs what its dearest part does (Zhang et al. 2022, Prop. A.1).
+
+SHARED = Cohort("cohort", "patient", 3.0, DELTA, "add_or_remove_one")
+HISTORIES = {
+    "train": (GaussianEvent(2.0, 0.1, 100),),
+    "recalibration": (GaussianEvent(20.0, 1.0, 40),),
+    "test": (GaussianEvent(6.0, 1.0, 2),),
+}
+
+
+def spend(ledger: Ledger, part: str, run: str = RUN):
+    history = HISTORIES[part]
+    reserved = ledger.reserve(spending(1, part=part, run=run, purpose=part, plan=history, steps=history[0].steps))
+    if isinstance(reserved, Reserved):
+        ledger.commit(reserved.reservation, b"reply")
+    return reserved
+
+
+@pytest.mark.parametrize("order", [PARTS, PARTS[::-1]])
+def test_each_part_costs_what_it_would_alone_whatever_the_others_spent(path, order):
+    with open_ledger(path, SHARED) as ledger:
+        for part in order:
+            assert spend(ledger, part).steps == HISTORIES[part][0].steps
+        together = {part: ledger.spent(part).epsilon for part in PARTS}
+    alone = {part: pld_epsilon(history, DELTA, "add_or_remove_one") for part, history in HISTORIES.items()}
+    assert together == pytest.approx(alone)
+    assert max(together.values()) <= SHARED.epsilon < sum(together.values())
+
+
+def test_a_part_that_is_spent_leaves_the_others_theirs(path):
+    with open_ledger(path, SHARED) as ledger:
+        answers = [spend(ledger, "recalibration", f"{number}" * 16) for number in range(9)]
+        assert isinstance(answers[-1], Refused)
+        assert spend(ledger, "train").steps == 100

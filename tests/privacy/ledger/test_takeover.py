@@ -233,17 +233,15 @@ def test_process_is_known_by_its_name(other):
 
 def test_another_boot_is_told_from_another_namespace_and_another_process_of_our_id():
     assert process_status(DEAD) == "dead"
-    boot, namespace, process_id, start = this_process().split(":")
-    assert process_status(f"other:{namespace}:{process_id}:{start}") == "machine restarted"
+    assert process_status(f"other:{NAMESPACE}:{PROCESS_ID}:{START}") == "machine restarted"
     # Processes of two containers of one machine see the same boot id and not one another.
-    for number in (process_id, "4194303"):
-        assert process_status(f"{boot}:{int(namespace) + 1}:{number}:{start}") == "unknown"
+    for number in (PROCESS_ID, "4194303"):
+        assert process_status(f"{BOOT}:{int(NAMESPACE) + 1}:{number}:{START}") == "unknown"
 
 
 @pytest.mark.parametrize("process_id", ["0", "-1", "x", "9" * 30])
 def test_what_is_no_name_is_unknown(process_id):
-    boot, namespace, _, start = this_process().split(":")
-    for name in (f"{boot}:{namespace}:{process_id}:{start}", "", "a:b", f"{boot}:{os.getpid()}:{start}"):
+    for name in (f"{BOOT}:{NAMESPACE}:{process_id}:{START}", "", "a:b", f"{BOOT}:{os.getpid()}:{START}"):
         assert process_status(name) == "unknown"
 
 

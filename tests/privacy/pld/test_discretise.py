@@ -5,7 +5,7 @@ import pytest
 from scipy.special import ndtr
 
 from fl_dpbayes.privacy.events import GaussianEvent
-from fl_dpbayes.privacy.pld.discretise import LossMass, discretise, losses_at, outputs_at
+from fl_dpbayes.privacy.pld.grid import LossMass, discretise, losses_at, outputs_at
 
 KINDS = [(1.0, 0.01), (0.3, 0.2), (5.0, 0.9), (2.0, 1.0), (0.05, 0.001)]
 STEPS = [GaussianEvent(sigma, rate, 1) for sigma, rate in KINDS]

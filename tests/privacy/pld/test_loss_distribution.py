@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from fl_dpbayes.privacy import events
 from fl_dpbayes.privacy.events import GaussianEvent, History, levels_of
 from fl_dpbayes.privacy.gdp import gdp_epsilon
-from fl_dpbayes.privacy.pld.discretise import outputs_at
+from fl_dpbayes.privacy.pld.grid import outputs_at
 from fl_dpbayes.privacy.pld.loss_distribution import composed, pld_epsilon
 from fl_dpbayes.privacy.rdp import rdp_epsilon
 
@@ -35,13 +35,9 @@ def of_dp_accounting(history: History, spacing: float, adjacency: str, pessimist
     composed = None
     for event in history:
         step = from_gaussian_mechanism(
-            event.noise_multiplier,
-            sampling_prob=event.sampling_rate,
-            value_discretization_interval=spacing,
-            pessimistic_estimate=pessimistic,
-            use_connect_dots=pessimistic,
-            neighboring_relation=relation,
-        ).self_compose(event.steps)
+            event.noise_multiplier, sampling_prob=event.sampling_rate, value_discretization_interval=spacing,
+            pessimistic_estimate=pessimistic, use_connect_dots=pessimistic, neighboring_relation=relation,
+        ).self_compose(event.steps)  # fmt: skip
         composed = step if composed is None else composed.compose(step)
     return composed
 
@@ -49,9 +45,7 @@ def of_dp_accounting(history: History, spacing: float, adjacency: str, pessimist
 @pytest.mark.slow
 @given(history=HISTORIES, delta=DELTAS, adjacency=st.sampled_from(ADJACENCIES))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_epsilon_property_lies_between_the_estimates_of_dp_accounting(
-    history: History, delta: float, adjacency: str
-) -> None:
+def test_epsilon_property_lies_between_the_estimates_of_dp_accounting(history, delta, adjacency) -> None:
     ours = pld_epsilon(history, delta, adjacency)  # type: ignore[arg-type]
     above = of_dp_accounting(history, 2e-3, adjacency, pessimistic=True).get_epsilon_for_delta(delta)
     below = of_dp_accounting(history, 2e-3, adjacency, pessimistic=False).get_epsilon_for_delta(delta)

@@ -11,8 +11,8 @@ from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.run.audit import amplification
-from fl_dpbayes.run.audit.amplification import worst_movement
+from fl_dpbayes.run.audit import one_unit as amplification
+from fl_dpbayes.run.audit.one_unit import worst_movement
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 
 VECTOR, IMAGE = (784,), (1, 12, 12)
@@ -57,36 +57,31 @@ def test_batches_on_a_gpu(name) -> None:
     assert 0.5 < worst_movement(module.to(device), shape, 2, [*range(1, 66), *range(1018, 1044), 4096, 4109]) <= 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["deep", "wide", "cnn", "1x1"])
-def test_batches_around_1024_and_4096(name, monkeypatch) -> None:
-    assert 0.5 < worst_movement(*MODULES[name](), 2, [63, 64, 65, 1023, 1024, 1037, 1040]) <= 1
-    monkeypatch.setattr(amplification, "START_STATES", 1)
-    assert 0.5 < worst_movement(*MODULES[name](), 2, [4096, 4109]) <= 1
+AROUND_1024, AROUND_4096 = [63, 64, 65, 1023, 1024, 1037, 1040], [4096, 4109]
+MANY = [*range(1, 66), *range(1023, 1041)], range(4090, 4111)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["logistic", "mlp"])
-def test_every_size(name, monkeypatch) -> None:
-    assert 0.5 < worst_movement(*MODULES[name](), 2, [*range(1, 66), *range(1023, 1041)]) <= 1
+@pytest.mark.parametrize(
+    ("name", "sizes", "large"),
+    [(name, AROUND_1024, AROUND_4096) for name in ("deep", "wide", "cnn", "1x1")]
+    + [(name, *MANY) for name in ("logistic", "mlp")],
+)
+def test_large_batches(name, sizes, large, monkeypatch) -> None:
+    assert 0.5 < worst_movement(*MODULES[name](), 2, sizes) <= 1
     monkeypatch.setattr(amplification, "START_STATES", 1)
-    assert 0.5 < worst_movement(*MODULES[name](), 2, range(4090, 4111)) <= 1
+    assert 0.5 < worst_movement(*MODULES[name](), 2, large) <= 1
 
 
-def test_weight_draws() -> None:
-    module = VariationalModule(built(MLPModel(hidden=(3,)), VECTOR), 2)
-    loss = mean_over_draws(summed_cross_entropy)
-    assert 0.5 < worst_movement(module, VECTOR, 2, [7, 8, 15, 16], loss=loss) <= 1
-
-
-def test_masks() -> None:
-    module = DropoutModule(built(MLPModel(hidden=(3,)), VECTOR), 0.1)
-    assert 0.5 < worst_movement(module, VECTOR, 2, [14, 15, 16]) <= 1
-
-
-def test_patients_of_several_records() -> None:
-    assert 0.5 < worst_movement(*MODULES["mlp"](), 2, [1, 2, 4, 5, 21], records_per_unit=3) <= 1
-
-
-def test_noise_before_the_clip() -> None:
-    assert 0.5 < worst_movement(*MODULES["mlp"](), 2, [14, 15, 16], pre_noise=0.01) <= 1
+@pytest.mark.parametrize(
+    ("module", "sizes", "more"),
+    [
+        (lambda mlp: VariationalModule(mlp, 2), [7, 8, 15, 16], {"loss": mean_over_draws(summed_cross_entropy)}),
+        (lambda mlp: DropoutModule(mlp, 0.1), [14, 15, 16], {}),
+        (lambda mlp: mlp, [1, 2, 4, 5, 21], {"records_per_unit": 3}),
+        (lambda mlp: mlp, [14, 15, 16], {"pre_noise": 0.01}),
+    ],
+    ids=["weight draws", "masks", "patients of several records", "noise before the clip"],
+)
+def test_other_gradients(module, sizes, more) -> None:
+    assert 0.5 < worst_movement(module(built(MLPModel(hidden=(3,)), VECTOR)), VECTOR, 2, sizes, **more) <= 1

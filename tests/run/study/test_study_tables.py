@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import t as student
 
-from fl_dpbayes.config.files.sealed_json import read_sealed_json, write_sealed_json
+from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.scenario import scenario_folder
 from fl_dpbayes.config.study_file import Study, study_of
 from fl_dpbayes.run.study.cell import CellOutcome, FinishedCell, finished_cell, keep_outcome

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fl_dpbayes.config.clipping import FLAT
+from fl_dpbayes.config.plan import FLAT
 
 
 def cross_entropy(outputs, targets):

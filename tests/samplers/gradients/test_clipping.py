@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced, sum_clipped

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dpbayes.config.clipping import AutomaticClipping, FlatClipping, PerLayerClipping
+from fl_dpbayes.config.plan import AutomaticClipping, FlatClipping, PerLayerClipping
 from fl_dpbayes.config.task import CNNModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.dropout import DropoutModule

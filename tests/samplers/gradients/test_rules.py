@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fl_dpbayes.config.clipping import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine

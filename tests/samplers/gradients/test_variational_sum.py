@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fl_dpbayes.config.clipping import AutomaticClipping, FlatClipping, GlobalClipping, PerLayerClipping
+from fl_dpbayes.config.plan import AutomaticClipping, FlatClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.variational import VariationalModule

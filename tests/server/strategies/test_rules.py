@@ -13,7 +13,7 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.data.load import load_source
+from fl_dpbayes.data.records import load_source
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.planned_noise import planned_stretch
