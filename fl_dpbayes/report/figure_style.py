@@ -18,6 +18,7 @@ INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
 # Okabe and Ito (2008), without yellow, which is too light on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+LEGEND_INCHES = 0.17
 WIDTH_INCHES = 3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
 
 FONT_STACK = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -122,6 +123,19 @@ def quiet_grid(axes: Axes, direction: str) -> None:
     """Draw light grid lines behind the data, across one axis."""
     axes.grid(axis="x" if direction == "x" else "y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def legend_key(
+    figure: Figure, at: tuple[int, int], words: str, colour: str, top: float, width: float,
+) -> Axes:  # fmt: skip
+    """Write one name of a legend at a row and column, from `top` inches downwards; return its mark's axes."""
+    height = figure.get_size_inches()[1]
+    row, column = at
+    left, bottom = 0.5 * column, top - LEGEND_INCHES * (row + 1)
+    axes = figure.add_axes((left, bottom / height, width, 0.13 / height))
+    axes.set_axis_off()
+    figure.text(left + width + 0.01, (bottom + 0.065) / height, words, color=colour, size=7.5, va="center")
+    return axes
 
 
 def figure_svg(figure: Figure) -> str:

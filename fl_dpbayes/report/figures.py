@@ -6,13 +6,11 @@ from pathlib import Path
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Role, Summary
-from fl_dpbayes.report.epsilon_figure import EpsilonCurve, epsilon_figure
+from fl_dpbayes.report.calibration_figures import reliability_figure, site_reliability_figure, sites_figure
+from fl_dpbayes.report.curve_figures import EpsilonCurve, epsilon_figure, net_benefit_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.headline import headline_predictor
-from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
 from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.reliability_figure import reliability_figure, site_reliability_figure
-from fl_dpbayes.report.sites_figure import sites_figure
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
 SITE_RELIABILITY = "reliability-sites"

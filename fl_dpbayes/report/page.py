@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
+from fl_dpbayes.report.curve_figures import read_epsilon_curves
 from fl_dpbayes.report.figure_style import DrawnFigure, figure_name
 from fl_dpbayes.report.figures import (
     SITE_METRICS,

@@ -12,7 +12,7 @@ from fl_dpbayes.config.summary import (
     ReliabilityRecord,
     Summary,
 )
-from fl_dpbayes.report.epsilon_figure import EpsilonCurve
+from fl_dpbayes.report.curve_figures import EpsilonCurve
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
     count,

@@ -2,26 +2,26 @@
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 
 
-def test_same_prevalence_changes_nothing_limit() -> None:
-    probabilities = np.array([[0.2, 0.8], [0.6, 0.4]])
-    np.testing.assert_allclose(with_prevalence(probabilities, [0.3, 0.7], [0.3, 0.7]), probabilities)
-
-
-def test_bayes_rule_at_another_prevalence_golden() -> None:
-    # Likelihoods .9 and .3: at prevalence 1/2 p = .75, at prevalence .1 p = .09 / (.09 + .27) = .25.
-    found = with_prevalence(np.array([[0.25, 0.75]]), [0.5, 0.5], [0.9, 0.1])
-    np.testing.assert_allclose(found, [[0.75, 0.25]])
-
-
-def test_prevalence_of_the_pneumonia_parts_golden() -> None:
-    # calibration.md, G8: the log odds move by -.5460865.
-    found = with_prevalence(np.array([[0.2, 0.8]]), [1 - 0.7421, 0.7421], [1 - 0.625, 0.625])
-    assert found[0, 1] == pytest.approx(0.6985090, abs=5e-8)
-    assert np.log(found[0, 1] / found[0, 0]) - np.log(4) == pytest.approx(-0.5460865, abs=5e-8)
+@pytest.mark.parametrize(
+    ("p", "trained", "target", "expected", "closeness"),
+    [
+        (0.8, 0.3, 0.3, 0.8, 1e-9),  # the same prevalence changes nothing
+        # Likelihoods .9 and .3: at prevalence 1/2 p = .75, at prevalence .1 p = .09 / (.09 + .27) = .25.
+        (0.75, 0.5, 0.1, 0.25, 1e-8),
+        # calibration.md, G8, the pneumonia parts: the log odds move by -.5460865, p to .6985090.
+        (0.8, 0.7421, 0.625, expit(np.log(4) - 0.5460865), 1e-8),
+        (0.5, 0.5, 0.0, 0.0, 0.0),  # a class that cannot occur gets nothing
+        (1.0, 0.5, 0.0, 0.5, 0.0),  # unless it alone is predicted
+    ],
+)
+def test_bayes_rule_at_another_prevalence_golden(p, trained, target, expected, closeness) -> None:
+    found = with_prevalence(np.array([[1 - p, p]]), [1 - trained, trained], [1 - target, target])
+    np.testing.assert_allclose(found, [[1 - expected, expected]], rtol=0, atol=closeness)
 
 
 def _normal_classes(shares: list[float], records: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,10 +49,7 @@ def test_estimate_is_the_maximum_of_the_likelihood() -> None:
     grid = np.linspace(1e-4, 1 - 1e-4, 20_001)
     likelihood = np.log(np.outer(probabilities[:, 0], 1 - grid) * 2 + np.outer(probabilities[:, 1], grid) * 2).sum(0)
     assert estimated_prevalence(probabilities, [0.5, 0.5])[1] == pytest.approx(grid[likelihood.argmax()], abs=1e-4)
-
-
-def test_estimate_without_records_is_that_of_training_limit() -> None:
-    np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])
+    np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])  # without records
 
 
 @pytest.mark.parametrize("target", ["declared", "estimated"])
@@ -79,11 +76,6 @@ def test_two_classes_with_known_densities_are_calibrated_after_the_correction() 
         chosen = (corrected >= low) & (corrected < low + 0.2)
         error = labels[chosen].mean() - corrected[chosen].mean()
         assert abs(error) <= 4 * np.sqrt(0.25 / chosen.sum())
-
-
-def test_class_that_cannot_occur_gets_nothing() -> None:
-    np.testing.assert_array_equal(with_prevalence(np.array([[0.5, 0.5]]), [0.5, 0.5], [1.0, 0.0]), [[1.0, 0.0]])
-    np.testing.assert_array_equal(with_prevalence(np.array([[0.0, 1.0]]), [0.5, 0.5], [1.0, 0.0]), [[0.5, 0.5]])
 
 
 @pytest.mark.parametrize(("trained", "target"), [([0.0, 1.0], [0.5, 0.5]), ([1.0], [1.0]), ([0.5, 0.5], [-0.1, 1.1])])

@@ -37,9 +37,8 @@ def test_sensitivity_is_the_largest_change_by_any_record(classes):
 
 
 def test_sensitivity_of_capped_units_is_the_largest_change_by_any_unit():
-    singles = [from_batch(p[None], [label]) for p, label in records(2, 6)]
-    pairs = itertools.combinations_with_replacement(singles, 2)
-    changes = [np.linalg.norm(sent(merge(first, second))) for first, second in pairs]
+    singles = [sent(from_batch(p[None], [label])) for p, label in records(2, 6)]
+    changes = [np.linalg.norm(first + second) for first, second in itertools.combinations_with_replacement(singles, 2)]
     assert max(changes) == pytest.approx(sensitivity(2), abs=1e-12)
     with pytest.raises(ValueError, match="1 or more"):
         sensitivity(0)
@@ -88,14 +87,11 @@ def test_arrays_round_trip():
 @pytest.mark.parametrize(
     "arrays",
     [
-        {},
-        {"noised": np.zeros((15, 3)), "more": np.zeros(1)},
-        {"noised": np.zeros((14, 3))},
-        {"noised": np.zeros((15, 3), np.float32)},
-        {"noised": np.full((15, 3), np.nan)},
+        {}, {"noised": np.zeros((15, 3)), "more": np.zeros(1)}, {"noised": np.zeros((14, 3))},
+        {"noised": np.zeros((15, 3), np.float32)}, {"noised": np.full((15, 3), np.nan)},
         {"noised": np.full((15, 3), 1e300)},
     ],
-)
+)  # fmt: skip
 def test_hostile_arrays_are_refused(arrays):
     with pytest.raises(ValueError, match="noised"):
         noised_from_arrays(arrays, 15, 1.0)

@@ -59,34 +59,21 @@ def test_interval_covers_the_true_error(confidences, frequencies, count):
     assert inside / 150 >= 0.93
 
 
-def test_interval_covers_a_calibrated_model_whose_every_answer_was_right():
-    generator = np.random.default_rng(22)
-    confidence = np.full(30, 0.98)
-    table, _ = table_and_truth(confidence, np.ones(30), generator)
-    low, high = rms_interval(table)
-    assert low == 0
+def test_interval_limits():
+    assert rms_interval(coarsen(empty(2).top_label, 15)) is None
     # 30 right answers of 30 do not rule out an accuracy of 93 %.
+    low, high = rms_interval(table_and_truth(np.full(30, 0.98), np.ones(30), np.random.default_rng(22))[0])
+    assert low == 0
     assert high > 0.05
-
-
-def test_interval_of_many_records_is_narrow():
+    # Many records: narrow.
     generator = np.random.default_rng(23)
     confidence = generator.uniform(0.5, 1, 50_000)
     table, truth = table_and_truth(confidence, overconfident(confidence), generator)
     low, high = rms_interval(table)
-    assert low <= truth <= high
-    assert high - low < 0.02
-
-
-def test_vanishing_noise_gives_the_exact_interval_limit():
+    assert low <= truth <= high < low + 0.02
+    # Vanishing noise: the exact interval.
     table, _ = table_and_truth(np.full(200, 0.8), np.full(200, 0.6), np.random.default_rng(24))
-    exact = rms_interval(table)
-    noisy = rms_interval(table, 1e-9)
-    assert noisy == pytest.approx(exact, abs=0.02)
-
-
-def test_without_records_undefined_limit():
-    assert rms_interval(coarsen(empty(2).top_label, 15)) is None
+    assert rms_interval(table, 1e-9) == pytest.approx(rms_interval(table), abs=0.02)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)

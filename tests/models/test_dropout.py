@@ -46,23 +46,24 @@ def test_only_inputs_behind_the_first_layer_are_dropped(model):
     assert to_vector(module).equal(to_vector(module.base))
 
 
-def test_input_rate_masks_the_record_too():
-    module = dropped(LogisticModel(), rows=100, input_rate=0.2)
-    kept = (module.masks > 0).double().mean().item()
-    assert module.masks.shape == (100, 64)
-    assert module.masks.max().item() == pytest.approx(1.25)
-    assert abs(kept - 0.8) <= 4 * math.sqrt(0.16 / 6400)
-
-
 def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
     module = dropped(MODELS[0], 0.3, 2000)
     standard_error = math.sqrt(0.3 / 0.7 / 2000)
     assert (module.masks.mean(0) - 1).abs().max().item() <= 4.5 * standard_error
+    # An input rate masks the record too.
+    masks = dropped(LogisticModel(), rows=100, input_rate=0.2).masks
+    assert masks.shape == (100, 64)
+    assert masks.max().item() == pytest.approx(1.25)
+    assert abs((masks > 0).double().mean().item() - 0.8) <= 4 * math.sqrt(0.16 / 6400)
 
 
-def test_a_model_without_a_hidden_layer_is_refused():
+def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused():
     with pytest.raises(UserError, match="hidden"):
         dropped(LogisticModel())
+    module = dropped(MODELS[0])
+    for use in (module, module.with_masks_as_inputs):
+        with pytest.raises(ValueError, match="resample"):
+            use(records(4))
 
 
 def test_layers_that_are_not_trained_are_not_masked():
@@ -99,13 +100,6 @@ def test_joined_inputs_give_the_same_outputs_and_may_be_cut(model):
     torch.testing.assert_close(torch.cat([joined(part) for part in inputs.split(2)]), outputs)
     assert to_vector(joined).equal(to_vector(module))
     assert module.base(records()).shape == outputs.shape
-
-
-def test_masks_for_another_number_of_records_are_refused():
-    module = dropped(MODELS[0])
-    for use in (module, module.with_masks_as_inputs):
-        with pytest.raises(ValueError, match="resample"):
-            use(records(4))
 
 
 GROUPED = [

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.epsilon_figure import read_epsilon_curves
+from fl_dpbayes.report.curve_figures import read_epsilon_curves
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import (

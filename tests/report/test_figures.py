@@ -4,9 +4,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from fl_dpbayes.config.summary import CalibrationRecord
-from fl_dpbayes.report.epsilon_figure import epsilon_curves
+from fl_dpbayes.report.calibration_figures import MAX_PLACES, drawn_places
+from fl_dpbayes.report.curve_figures import epsilon_curves
 from fl_dpbayes.report.page import _inline_svg
-from fl_dpbayes.report.sites_figure import MAX_PLACES, drawn_places
 
 ROLES = ("held_out", "shifted", "train")
 NAMES = [

@@ -10,9 +10,9 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, parse_summary
 from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.curve_figures import net_benefit_figure
 from fl_dpbayes.report.figures import site_reliability
 from fl_dpbayes.report.measure_tables import _split_rows
-from fl_dpbayes.report.net_benefit_figure import net_benefit_figure
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import write_summary
 

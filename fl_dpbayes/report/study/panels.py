@@ -9,12 +9,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.report.figure_style import CYCLE, INK, MUTED, WIDTH_INCHES, predictor_style, quiet_grid
+from fl_dpbayes.report.figure_style import (
+    CYCLE,
+    INK,
+    LEGEND_INCHES,
+    MUTED,
+    WIDTH_INCHES,
+    legend_key,
+    predictor_style,
+    quiet_grid,
+)
 from fl_dpbayes.report.study.quantities import Estimate
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 MOST_PANELS, MOST_SCATTERED = 16, 2_000
-PANEL_INCHES, LEGEND_INCHES = 1.0, 0.17
+PANEL_INCHES = 1.0
 TICK_CHARACTERS = (50, 24, 15)  # that fit side by side below a panel, of one, two and three in a row
 TITLE_CHARACTERS, SUBTITLE_CHARACTERS, LINE_INCHES = 44, 58, 0.155
 ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 14
@@ -93,6 +102,7 @@ def draw_panels(content: PanelFigure) -> Figure:
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
     rows = math.ceil(len(panels) / columns)
     words = dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines)
+    methods = [method for method, _ in words]
     entries = [*words, *([("", content.grey)] if content.grey else [])]
     in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for _, text in entries) else 1
     legend_rows = math.ceil(len(entries) / in_line)
@@ -118,11 +128,15 @@ def draw_panels(content: PanelFigure) -> Figure:
         row, column = divmod(number, columns)
         bottom = height - heading - (row + 1) * row_inches + below
         axes = figure.add_axes((left + column * (width + gap), bottom / height, width, panel_inches / height))
-        _draw_panel(axes, content, panel, [method for method, _ in words], tilted[number])
+        _draw_panel(axes, content, panel, methods, tilted[number])
         axes.set_ylim(low, high)
         if column:
             axes.tick_params(axis="y", labelleft=False)
-    _draw_legend(figure, entries, [method for method, _ in words], (height, legend), in_line)
+    for index, (method, text) in enumerate(entries):
+        colour, marker = _style(method, methods) if method else (MUTED, "")
+        key = legend_key(figure, divmod(index, in_line), _short(text, 66 // in_line), colour, legend - 0.06, 0.05)
+        key.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
+        key.plot(0, 0, marker, color=colour, markersize=4)
     return figure
 
 
@@ -186,27 +200,6 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
     if content.from_zero:
         return 0.0, content.scale * (high + margin)
     return content.scale * (low - margin), content.scale * (high + margin)
-
-
-def _draw_legend(
-    figure: Figure,
-    entries: Sequence[tuple[str, str]],
-    methods: Sequence[str],
-    inches: tuple[float, float],
-    in_line: int,
-) -> None:
-    """Write the methods' names in their colours below the panels."""
-    height, legend = inches
-    for index, (method, words) in enumerate(entries):
-        colour, marker = _style(method, methods) if method else (MUTED, "")
-        row, column = divmod(index, in_line)
-        left, bottom = 0.5 * column, legend - 0.06 - LEGEND_INCHES * (row + 1)
-        axes = figure.add_axes((left, bottom / height, 0.05, 0.13 / height))
-        axes.plot([-1, 0, 1], [0, 0, 0], color=colour, linewidth=1.2, linestyle="-" if method else (0, (3, 1.5)))
-        axes.plot(0, 0, marker or "", color=colour, markersize=4)
-        axes.set_axis_off()
-        text = _short(words, 66 // in_line)
-        figure.text(left + 0.06, (bottom + 0.065) / height, text, color=colour, size=7.5, va="center")
 
 
 def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:

@@ -30,14 +30,17 @@ def test_mean_counts_each_site_the_same() -> None:
     ]  # fmt: skip
 
 
-def test_bounds_are_averaged_end_by_end() -> None:
-    rows = mean_rows([row("a", auroc_bounds=[0.4, 0.6]), row("b", auroc_bounds=[0.6, 1.0])])
-    assert rows[0]["auroc_bounds"] == pytest.approx([0.5, 0.8])
-    assert mean_rows([row("a", auroc_bounds=[0.4, 0.6]), row("b", auroc_bounds=None)])[0]["auroc_bounds"] is None
-
-
-def test_what_is_undefined_at_one_site_has_no_mean() -> None:
-    assert mean_rows([row("a", auroc=None), row("b")])[0]["auroc"] is None
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ({"auroc_bounds": ([0.4, 0.6], [0.6, 1.0])}, pytest.approx([0.5, 0.8])),
+        ({"auroc_bounds": ([0.4, 0.6], None)}, None),
+        ({"auroc": (None, 0.5)}, None),
+    ],
+)
+def test_bounds_are_averaged_end_by_end_and_what_is_undefined_at_one_site_has_no_mean(values, mean) -> None:
+    ((name, pair),) = values.items()
+    assert mean_rows([row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)])[0][name] == mean
 
 
 def sets_of_a_run(summary, parsed) -> None:
@@ -110,20 +113,15 @@ def test_every_place_that_did_not_train_has_rows_per_predictor_and_weights() -> 
     assert (by["away", "none"]["n"], by["away", "none"]["n_calibration"]) == (4000, 4000)
 
 
-def test_noised_or_missing_sums_have_no_rows_limit() -> None:
+def test_noised_or_missing_sums_have_no_rows_and_a_class_that_training_lacks_no_weights_limit() -> None:
+    def weights(train, away):
+        places = [("pooled:train", "train", "last", train), ("away", "held_out", "last", away)]
+        return [row["weights"] for row in conformal_rows([place for place in places if place[3] is not None])]
+
     exact = site(3, 100, 0.5)
-    assert conformal_rows([("pooled:train", "train", "last", NOISED), ("away", "held_out", "last", exact)]) == []
-    assert conformal_rows([("pooled:train", "train", "last", exact), ("away", "held_out", "last", NOISED)]) == []
-    assert conformal_rows([("pooled:train", "train", "last", exact), ("away", "held_out", "last", empty(2))]) == []
-    assert conformal_rows([("away", "held_out", "last", exact)]) == []
-
-
-def test_class_that_training_sites_lack_leaves_no_weights_limit() -> None:
-    one_class = from_batch([[0.3, 0.7]] * 20, [1] * 20)
-    rows = conformal_rows(
-        [("pooled:train", "train", "last", one_class), ("away", "held_out", "last", site(4, 50, 0.5))]
-    )
-    assert [row["weights"] for row in rows] == ["none"]
+    for train, away in ((NOISED, exact), (exact, NOISED), (exact, empty(2)), (None, exact)):
+        assert weights(train, away) == []
+    assert weights(from_batch([[0.3, 0.7]] * 20, [1] * 20), exact) == ["none"]
 
 
 def test_noised_run_has_no_rows(federation) -> None:
@@ -155,21 +153,14 @@ def test_by_hand():
     assert found.bounds.high == pytest.approx(11 / 12)
 
 
-@pytest.mark.parametrize("first", [np.zeros(4), np.array([1.0, 0, 0, 0])])
-def test_undefined_without_records(first):
-    assert separation(first, np.zeros(4)) is None
-    assert separation(np.zeros(4), first) is None
-
-
 def test_ends_limit():
     one, other = np.array([50.0, 0]), np.array([0, 50.0])
-    apart = separation(one, other)
-    assert (apart.bounds.low, apart.value, apart.bounds.high) == (1, 1, 1)
-    assert apart.interval.high == 1
+    apart, tied = separation(one, other), separation(one, one)
+    assert (apart.bounds.low, apart.value, apart.bounds.high, apart.interval.high) == (1, 1, 1, 1)
     assert 0.9 < apart.interval.low < 0.95
-    tied = separation(one, one)
-    assert (tied.bounds.low, tied.value, tied.bounds.high) == (0, 0.5, 1)
-    assert tied.interval == (0, 1)
+    assert (tied.bounds.low, tied.value, tied.bounds.high, tied.interval) == (0, 0.5, 1, (0, 1))
+    for first in (np.zeros(2), one):
+        assert separation(first, np.zeros(2)) is separation(np.zeros(2), first) is None
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
@@ -204,7 +195,7 @@ def test_interval_of_the_separation_covers(name, sizes):
     first, second = LAWS[name]
     generator = np.random.default_rng(7)
     whole = separation(histogram(first(generator, 200_000), 100_000), histogram(second(generator, 200_000), 100_000))
-    replicates, covered = 500, 0
+    replicates, covered = 250, 0
     for _ in range(replicates):
         found = separation(histogram(first(generator, sizes[0])), histogram(second(generator, sizes[1])))
         covered += found.interval.low <= whole.value <= found.interval.high

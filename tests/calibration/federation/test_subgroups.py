@@ -166,9 +166,13 @@ def table_run(federation, tmp_path):
     )
 
 
+def summary_of(run) -> dict:
+    run.run()
+    return json.loads((run.folder / "summary.json").read_text())
+
+
 def test_a_run_measures_subgroups_and_shift(table_run) -> None:
-    table_run.run()
-    summary = json.loads((table_run.folder / "summary.json").read_text())
+    summary = summary_of(table_run)
     rows = {(row["site"], row["value"], row["predictor"]): row for row in summary["subgroups"]}
     whole = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     for place in ("pooled:train", "pooled:held_out", "north", "south", "out"):
@@ -193,8 +197,7 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
 
 def test_more_sites_than_a_reader_looks_at_get_no_diagrams_of_their_own(table_run, monkeypatch) -> None:
     monkeypatch.setattr("fl_dpbayes.calibration.federation.evaluation.MAX_RELIABILITY_SITES", 2)
-    table_run.run()
-    summary = json.loads((table_run.folder / "summary.json").read_text())
+    summary = summary_of(table_run)
     assert {row["site"] for row in summary["reliability"]} == {"pooled:train", "pooled:held_out"}
 
 
@@ -207,8 +210,7 @@ def test_a_hostile_site_cannot_add_subgroups(table_run) -> None:
         return reply
 
     table_run.grid.change = change
-    table_run.run()
-    summary = json.loads((table_run.folder / "summary.json").read_text())
+    summary = summary_of(table_run)
     assert any("south sent no evaluation: rejected: the subgroups of 'sex'" in text for text in summary["warnings"])
     assert {row["site"] for row in summary["subgroups"]} == {"pooled:train", "pooled:held_out", "north", "out"}
 
@@ -221,7 +223,5 @@ def test_subgroups_too_large_for_a_reply_are_refused_before_they_are_read() -> N
 
 def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation) -> None:
     run = federation("training={rounds=1, steps_per_round=4, burn_in=2, thinning=2}", "aggregation={rule='fedavg'}")
-    run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    for row in summary["shift_detection"]:
+    for row in summary_of(run)["shift_detection"]:
         assert (row["auroc"] is None) == (row["measure"] == "epistemic")
