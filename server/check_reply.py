@@ -160,7 +160,7 @@ def check_reply_size(plan: TrainingPlan, federation: Federation) -> None:
         )
 
 
-def check_room(plan: TrainingPlan, federation: Federation, sites: int) -> None:
+def check_disk_space(plan: TrainingPlan, federation: Federation, sites: int) -> None:
     """Check that the disk holds what a round of so many sites adds to the run directory, and to simulated ledgers.
 
     Asked before it, so that no privacy is spent in vain.

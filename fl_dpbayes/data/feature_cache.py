@@ -30,7 +30,7 @@ def cached_features(folder: Path, features: Config, records: Array, compute: Cal
     """Return the features of records, (N, D), from the cache if they are there: read-only, memory-mapped.
 
     Processes that miss at the same time each compute and write; the last complete file stays. Beyond 8 GiB the oldest
-    files make room.
+    files make space.
 
     `records`: float32, (N, *shape); their bytes are the other part of the key. `compute`: records -> features,
     float32, (N, D). Raises OSError if the folder cannot be written.
@@ -42,7 +42,7 @@ def cached_features(folder: Path, features: Config, records: Array, compute: Cal
     values = np.ascontiguousarray(compute(records), np.float32)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(path, values)
-    _make_room(folder, path)
+    _make_space(folder, path)
     stored = _read(path, len(records))
     return values if stored is None else stored
 
@@ -78,7 +78,7 @@ def _write(path: Path, values: Array) -> None:
         raise
 
 
-def _make_room(folder: Path, newest: Path) -> None:
+def _make_space(folder: Path, newest: Path) -> None:
     """Delete the files that were written first until the folder holds no more than it may."""
     sizes = []
     for file in folder.glob("*.npy"):

@@ -16,7 +16,7 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 ValueT = TypeVar("ValueT")
 STYPE = "numpy.ndarray"
 MAGIC = b"\x93NUMPY\x01\x00"
-# numpy pads its header with blanks to a multiple of 64 bytes, and leaves room for a first axis that grows.
+# numpy pads its header with blanks to a multiple of 64 bytes, and leaves space for a first axis that grows.
 MOST_HEADER = 512
 # The cavity of partitioned variational inference: the diagonal Gaussian that a request gives a site as its prior. It is
 # a function of other sites' released samples and public constants, so it costs this site no privacy, whatever it is: a

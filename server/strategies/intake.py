@@ -13,7 +13,7 @@ from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.config.files.journal import Entry
 from fl_dpbayes.protocol.arrays import Arrays
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
-from server.check_reply import CheckedReply, check_displacement, check_room, check_train_reply
+from server.check_reply import CheckedReply, check_disk_space, check_displacement, check_train_reply
 from server.checkpoint import Checkpoint, write_checkpoint
 from server.exchange import Answer
 from server.roster import Member
@@ -39,7 +39,7 @@ class ReplyIntake(RoundRequests):
         answers = self._banked(server_round, replies)
         if self.federation.simulation_folder and not all(answer.usable for answer in answers):
             # Simulated sites have this disk for their ledgers: what failed because it is full comes again on resume.
-            check_room(self.plan, self.federation, len(answers))
+            check_disk_space(self.plan, self.federation, len(answers))
         self.record.add_round(server_round, answers, bytes_down=self.exchange.bytes_down)
         self.record.warn(*self.participation.count(answers))
         over = all(self.participation.has_finished(member.card.name) for member in self.federation.roster.training)

@@ -19,7 +19,7 @@ from fl_dpbayes.protocol.arrays import CAVITY, Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
-from server.check_reply import check_reply_size, check_room
+from server.check_reply import check_disk_space, check_reply_size
 from server.checkpoint import BANK_FOLDER
 from server.exchange import Exchange
 from server.ledger_heads import LedgerHeads
@@ -77,7 +77,7 @@ class RoundRequests(Strategy):
         received = {name: array.numpy() for name, array in arrays.items()}
         self.state = self.initial_state(self.chain_of(server_round)) if self._starts_chain(server_round) else received
         members = self.participation.asked(self.federation.roster)
-        check_room(self.plan, self.federation, len(members))
+        check_disk_space(self.plan, self.federation, len(members))
         self.exchange = Exchange[TrainRequest, TrainReply](
             self.federation, self.heads, MessageType.TRAIN, server_round, TrainReply
         )

@@ -10,7 +10,7 @@ from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples, concatenate, point_of
 from fl_dpbayes.report.warnings import sentence
-from server.check_reply import check_room
+from server.check_reply import check_disk_space
 from server.evaluation import EvaluationStage, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
@@ -77,7 +77,7 @@ class PosteriorStrategy(ReplyIntake):
                 )
             )
         members = self.federation.roster.with_nodes
-        check_room(self.plan, self.federation, len(members))
+        check_disk_space(self.plan, self.federation, len(members))
         most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)
         thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(grid, self.federation, thinned, self.heads, self.record)

@@ -216,7 +216,7 @@ def test_adaptive_adversary_stays_below_delta_in_standard_errors(first_plan, men
     estimate, error = _simulate(rule, budget, menu, 100_000, np.random.default_rng(1))
     assert estimate < budget.delta + 4 * error
     if name != "rdp filter":
-        # The filter that is exact leaves no room: one more step, and the attack shows.
+        # The filter that is exact leaves no slack: one more step, and the attack shows.
         assert estimate > 0.7 * budget.delta
         broken, error = _simulate(rule, budget, menu, 100_000, np.random.default_rng(1), ignore_last=True)
         assert broken > budget.delta + 4 * error

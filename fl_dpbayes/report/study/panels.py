@@ -141,8 +141,8 @@ def draw_panels(content: PanelFigure) -> Figure:
 
 
 def _tilted(panel: Panel, columns: int) -> bool:
-    room = TICK_CHARACTERS[columns - 1] / max(1, len(panel.ticks))
-    return any(min(MOST_TICK_CHARACTERS, len(tick)) > room for tick in panel.ticks)
+    space = TICK_CHARACTERS[columns - 1] / max(1, len(panel.ticks))
+    return any(min(MOST_TICK_CHARACTERS, len(tick)) > space for tick in panel.ticks)
 
 
 def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
@@ -193,9 +193,9 @@ def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float
             ends += [end for mark in line.marks for end in mark.value.ends or ()]
     means += [] if content.level is None else [content.level]
     low, high = min(means), max(means)
-    room = max(high - low, 0.1 * abs(high), 1e-3)
-    low = max(min([low, *ends]), low - room)
-    high = min(max([high, *ends]), high + room)
+    space = max(high - low, 0.1 * abs(high), 1e-3)
+    low = max(min([low, *ends]), low - space)
+    high = min(max([high, *ends]), high + space)
     margin = 0.06 * max(high - low, 1e-3)
     if content.from_zero:
         return 0.0, content.scale * (high + margin)

@@ -26,7 +26,7 @@ HISTORIES = st.lists(EVENTS, min_size=1, max_size=3).map(tuple)
 DELTAS = st.sampled_from([1e-2, 1e-5, 1e-8])
 
 
-def room(epsilon: float) -> float:
+def slack(epsilon: float) -> float:
     return OVERSHOOT * max(epsilon, 0.1)
 
 
@@ -49,7 +49,7 @@ def test_epsilon_property_lies_between_the_estimates_of_dp_accounting(history, d
     ours = pld_epsilon(history, delta, adjacency)  # type: ignore[arg-type]
     above = of_dp_accounting(history, 2e-3, adjacency, pessimistic=True).get_epsilon_for_delta(delta)
     below = of_dp_accounting(history, 2e-3, adjacency, pessimistic=False).get_epsilon_for_delta(delta)
-    assert below - 1e-9 <= ours <= above + room(above)
+    assert below - 1e-9 <= ours <= above + slack(above)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
@@ -63,7 +63,7 @@ def test_grid_limit_full_batch_is_the_exact_curve(sigma: float, steps: int, delt
     exact = gdp_epsilon(mu, delta)
     for direction in directions:
         epsilon = direction.epsilon(delta, grid.spacing)
-        assert exact * (1 - 1e-9) <= epsilon <= exact + room(exact)
+        assert exact * (1 - 1e-9) <= epsilon <= exact + slack(exact)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
@@ -77,7 +77,7 @@ def test_one_step_limit_is_the_hockey_stick_divergence(adjacency: str) -> None:
         r = (1 - q) * ndtr(-x / sigma) + q * ndtr((other - x) / sigma)
         delta = float(p - math.exp(epsilon) * r)
         ours = pld_epsilon((GaussianEvent(sigma, q, 1),), delta, adjacency)  # type: ignore[arg-type]
-        assert epsilon * (1 - 1e-9) <= ours <= epsilon + room(epsilon)
+        assert epsilon * (1 - 1e-9) <= ours <= epsilon + slack(epsilon)
 
 
 @pytest.mark.parametrize("delta", [1e-200, 1e-30, 0.3, 0.999])
@@ -96,7 +96,7 @@ def test_a_delta_outside_its_range_is_refused(delta: float) -> None:
 def test_rare_large_losses_fit_the_window(sigma: float, rate: float, steps: int, delta: float) -> None:
     history = (GaussianEvent(sigma, rate, steps),)
     above = of_dp_accounting(history, 1e-4, "add_or_remove_one", pessimistic=True).get_epsilon_for_delta(delta)
-    assert pld_epsilon(history, delta) <= above + room(above)
+    assert pld_epsilon(history, delta) <= above + slack(above)
 
 
 def test_many_kinds_of_step_are_bounded_from_above(monkeypatch: pytest.MonkeyPatch) -> None:
