@@ -5,6 +5,7 @@ norm C (which clips nothing here) and n units of one record each. `independent_c
 on one, as `run_chain` would. Tolerances are standard errors of the draws, never a free choice.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ SIZE = ConstantStepSize(initial=0.1)
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(ABC):
     """Records (n, d) and targets (n,) of a model whose loss depends on x w alone, and the settings of a chain."""
 
     features: np.ndarray
@@ -48,13 +49,14 @@ class Target:
     def scale(self, friction: float = 1.0) -> NoiseScale:
         return NoiseScale(self.clip_norm, self.sampling_rate * self.units, self.units, friction)
 
+    @abstractmethod
     def errors(self, outputs: Any) -> Any:
         """Slope of each record's loss by its output x w, an array or a tensor of the outputs' shape."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def posterior_mean(self) -> np.ndarray:
-        raise NotImplementedError
+        """Of the posterior given all records."""
 
 
 class Regression(Target):

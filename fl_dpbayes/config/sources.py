@@ -4,6 +4,7 @@ The code of a kind is the module of its name in `fl_dpbayes.data.sources`.
 """
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -28,9 +29,9 @@ class SourceConfig(Config):
     """What every source says of itself, beside its keys, without loading a record."""
 
     @property
+    @abstractmethod
     def task(self) -> Task:
         """Shape of a record and number of classes."""
-        raise NotImplementedError
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:

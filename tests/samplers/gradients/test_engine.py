@@ -9,26 +9,12 @@ from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
+from tests.samplers.gradients.layers_used_otherwise import ReadElsewhere, Twice
 
 ENGINES = [book_keeping, vmap]
 NAMES, KINDS = ["book_keeping", "vmap"], ["logistic", "mlp", "cnn"]
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [LogisticModel(), MLPModel(hidden=(9,)), CNNModel(channels=(3, 40), hidden=5)]
-
-
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, features):
-        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(features)))))
-
-
-class ReadElsewhere(Twice):
-    def forward(self, features):
-        return self.head(torch.tanh(self.layer(features))) + (features @ self.layer.weight)[:, :3]
 
 
 class Tied(Twice):

@@ -19,6 +19,7 @@ from fl_dpbayes.samplers.gradients.loss import (
     summed_gaussian_negative_log_likelihood,
 )
 from fl_dpbayes.samplers.gradients.variational_layers import drawn_layer, norms
+from tests.samplers.gradients.layers_used_otherwise import ReadElsewhere, Twice
 
 LOSS = mean_over_draws(summed_cross_entropy)
 RULES = [FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=0.9)]
@@ -257,21 +258,6 @@ def test_empty_batch_gives_zero(one_by_one):
     found = variational.clipped_sum(module, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), clip_norm=1.0)
     assert found.total.shape == (30,)
     assert not found.total.any()
-
-
-class Twice(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, features):
-        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(features)))))
-
-
-class ReadElsewhere(Twice):
-    def forward(self, features):
-        return self.head(torch.tanh(self.layer(features))) + (features @ self.layer.weight)[:, :3]
 
 
 class Unused(Twice):
