@@ -82,15 +82,13 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: 
     units = min(site.train_units for site in planned.sites if site.spec.role == "train")
     checks: list[Check] = []
     with logs_in(folder / "audit.log"):
-        for attacked in (
-            lambda: audit_noise(scenario, folder / "noise", units),
-            lambda: audit_sums(scenario, folder / "sums", generator),
-            lambda: audit_alone(scenario, folder / "alone", generator),
-            lambda: audit_counts(scenario, folder / "counts", generator),
-            lambda: audit_rounding(scenario),
-        ):
-            checks += attacked()
+        checks += audit_noise(scenario, folder / "noise", units)
+        on_part()
+        for part, attack in {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}.items():
+            checks += attack(scenario, folder / part, generator)
             on_part()
+        checks += audit_rounding(scenario)
+        on_part()
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
         on_part()
         membership = attack_membership(scenario, planned, folder / "membership", on_part)
@@ -162,16 +160,15 @@ def audit_json(scenario: Scenario, audit: Audit) -> dict[str, Any]:
 
     Infinite values are the string `"inf"`, undefined ones null.
     """
+
+    def values(check: Check) -> dict[str, Any]:
+        return asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
+
+    epsilon = asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE}
     return {
-        "passed": audit.passed,
-        "checks": [
-            asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
-            for check in audit.checks
-        ],
-        "epsilon": asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE},
-        "membership": asdict(audit.membership),
-        "not_looked_at": not_looked_at(scenario),
-    }
+        "passed": audit.passed, "checks": list(map(values, audit.checks)), "epsilon": epsilon,
+        "membership": asdict(audit.membership), "not_looked_at": not_looked_at(scenario),
+    }  # fmt: skip
 
 
 def _check_table(checks: Sequence[Check]) -> Table:
