@@ -174,5 +174,7 @@ def check_prevalences(data: DataSpec, sites: Mapping[str, SiteSpec], release: Ev
     """Check the prevalences that a scenario declares, as far as it goes without its records, or raise ValueError."""
     for name, site in sites.items():
         if site.prevalence is not None and data.prevalence is None:
-            raise ValueError(f"sites.{name}.prevalence is given, but data.prevalence, that of training, is not: add it")
+            raise ValueError(
+                f"sites.{name}.prevalence is given, data.prevalence is not: declare there that of training"
+            )
         check_noised_estimate(f"sites.{name}.prevalence", site.prevalence, release)

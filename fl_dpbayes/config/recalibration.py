@@ -63,7 +63,8 @@ def parameter_count(method: RecalibrationMethod, classes: int) -> int:
     """
     record = METHODS[method]
     if record.for_more_classes and classes != 2:
-        raise ValueError(f"method {method!r} is for 2 classes, here are {classes}: choose {record.for_more_classes!r}")
+        allowed = f"here are {classes}: choose {record.for_more_classes!r}"
+        raise ValueError(f"method {method!r} is for two classes, {allowed}")
     return record.parameters + record.per_class * classes
 
 

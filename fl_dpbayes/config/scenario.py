@@ -132,7 +132,9 @@ class Scenario(Config):
         self.aggregation.check(self.sampler, len(training_sites))
         kept = self.recalibration.fraction if self.recalibration else 0.0
         if kept + (test := self.data.test_fraction) >= 1:
-            raise ValueError(f"recalibration.fraction {kept} and data.test_fraction {test} leave nothing: lower one")
+            raise ValueError(
+                f"recalibration.fraction {kept} with test_fraction {test} leaves nothing to train on: lower it"
+            )
         if self.sampler.needs_hidden_units:
             drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
             if isinstance(self.model, LogisticModel):
