@@ -63,11 +63,8 @@ RULES = {
     "consensus-diagonal": "{rule='consensus-diagonal'}",
     "product-diagonal": "{rule='product-diagonal'}",
     "fedpa": "{rule='fedpa'}",
-    "pvi": "{rule='pvi'}",
 }
-# A factor of each site needs samples of every round.
-TRAINING = {"pvi": "{rounds=5, steps_per_round=20, burn_in=10, thinning=2}"}
-USUAL_TRAINING = "{rounds=5, steps_per_round=20, burn_in=40, thinning=10}"
+TRAINING = "{rounds=5, steps_per_round=20, burn_in=40, thinning=10}"
 
 # A rejected reply harms nobody, so attacks stay a little within the bound.
 WITHIN = 0.99
@@ -212,7 +209,7 @@ def measure(rule: str, noise: str, seed: int, cases: Sequence[str] = CASES) -> d
 def _summary(rule: str, noise: str, case: str, seed: int) -> dict[str, Any]:
     overrides = [
         f"sites={{{SITES},held-out={{role='held_out',records=400}}}}", f"aggregation={RULES[rule]}", *NOISES[noise],
-        f"training={TRAINING.get(rule, USUAL_TRAINING)}", f"partition={PARTITIONS.get(case, PARTITIONS['honest'])}",
+        f"training={TRAINING}", f"partition={PARTITIONS.get(case, PARTITIONS['honest'])}",
         f"seed={seed + 1}", f"simulation.insecure_seed={seed + 1}",
     ]  # fmt: skip
     scenario = load_scenario("quickstart", overrides)

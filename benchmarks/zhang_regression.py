@@ -28,7 +28,7 @@ from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.samplers.chain import ChainStart, run_chain
+from fl_dpbayes.samplers.chain import run_chain
 from fl_dpbayes.samplers.gradients.loss import summed_gaussian_negative_log_likelihood
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.planned import PlannedChain
@@ -161,7 +161,7 @@ def _trained(method: str, setting: str, run: int, data: Simulation, streams: Str
     solved = solve_plan(plan, len(data.x))
     records = TrainingRecords(data.x, data.y, np.arange(len(data.x)), summed_gaussian_negative_log_likelihood)
     chain = PlannedChain(plan, len(data.x), solved.noise_multipliers)
-    start = ChainStart(initial_vectors(plan.sampler, to_vector(module)))
+    start = initial_vectors(plan.sampler, to_vector(module))
     result = run_chain(module, records, chain, range(STEPS), start, streams.of_chain())
     arrays = vector_to_arrays(torch.from_numpy(result.samples), module)
     train, test = (output_draws(module, arrays, x) for x in (data.x, data.test_x))

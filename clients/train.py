@@ -3,18 +3,18 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Message
 from torch import nn
 
-from clients.messages import RefusedError
+from clients.messages import RefusedError, read_start
 from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, privacy_statement
+from clients.pay import SentArrays, pay, spending_of
 from clients.policy import check_training_policy
-from clients.request_arrays import cavity_vectors, read_start
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile
@@ -22,16 +22,14 @@ from fl_dpbayes.data.site import Site, load_site
 from fl_dpbayes.data.site_ledger import open_ledger
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
-from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.privacy.events import History, history_of_steps, joined
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
-from fl_dpbayes.privacy.ledger.state import Spending, slice_history
+from fl_dpbayes.privacy.ledger.state import slice_history
 from fl_dpbayes.privacy.planned_noise import chain_of_history, largest_prefix, solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import request_digest
-from fl_dpbayes.samplers.chain import ChainStart, run_chain
+from fl_dpbayes.samplers.chain import run_chain
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.planned import PlannedChain
@@ -51,12 +49,12 @@ def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) ->
     The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same
     request again gets the stored reply.
 
-    `message`: the Flower message that carries the start state `start/<name>`, and `cavity/<name>`. Returns the
-    reply, and its arrays `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the request's
-    field. Raises LedgerError if the ledger cannot be used; nothing was then released.
+    `message`: the Flower message that carries the start state `start/<name>`. Returns the reply, and its arrays
+    `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the request's field. Raises
+    LedgerError if the ledger cannot be used; nothing was then released.
     """
     shapes = check_training_policy(site_file, request)
-    carried = read_start(request, message, shapes)
+    start = read_start(request, message, shapes)
     site = load_site(site_file)
     if site.train is None or site.task != request.task:
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
@@ -68,35 +66,14 @@ def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) ->
         available = min(request.steps, sum(event.steps for event in history) - request.first_step)
         if available < 1:
             raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
-        spending = Spending(
-            part="train",
-            run=request.run,
-            round=request.round,
-            purpose=PURPOSE,
-            request_digest=request_digest(request),
-            plan_digest=digest(request.plan),
-            plan=history,
-            first_step=request.first_step,
-            steps=available,
-        )
 
-        def work(reserved: Reserved) -> tuple[TrainReply, SentArrays]:
+        def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
             chain = chain_of_history(request.plan, site.units, history)
             steps = range(request.first_step, request.first_step + reserved.steps)
-            arrays = _run(site_file, request, records, chain, steps, carried)
-            reply = TrainReply(
-                run=request.run,
-                round=request.round,
-                request=spending.request_digest,
-                status="OK" if reserved.steps == request.steps else "PARTIAL",
-                first_step=request.first_step,
-                steps=reserved.steps,
-                privacy=privacy_statement(ledger, "train", site.units, seeded=site_file.insecure_seed is not None),
-                ledger_head=reserved.head,
-            )
-            return reply, arrays
+            return {}, _run(site_file, request, records, chain, steps, start)
 
-        return pay(ledger, spending, request.ledger_head, TrainReply, work)
+        spending = spending_of(request, "train", PURPOSE, history, available)
+        return pay(ledger, spending, request, TrainReply, (site_file, site), work)
 
 
 def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:
@@ -134,18 +111,16 @@ def _run(
     records: TrainingRecords,
     chain: PlannedChain,
     steps: range,
-    carried: tuple[Arrays, Arrays],
+    start: Arrays,
 ) -> Arrays:
     device, module = compute_device(site_file), build_model(request.model, request.task, seed=0)
-    start, cavity = carried
-    prior = cavity_vectors(cavity, module, device)
-    with local_trace(site_file, request, records, module, prior) as trace:
+    with local_trace(site_file, request, records, module) as trace:
         result = run_chain(
             module.to(device),
             records,
             chain=chain,
             steps=steps,
-            start=ChainStart(state_vectors(start, request.plan.sampler, module), prior),
+            start=state_vectors(start, request.plan.sampler, module),
             streams=site_streams(site_file, request.run, request.round, str(request.first_step)).of_chain(),
             on_step=trace,
         )
@@ -158,7 +133,7 @@ def _run(
 
 @contextmanager
 def local_trace(
-    site_file: SiteFile, request: TrainRequest, records: TrainingRecords, module: nn.Module, cavity: Cavity | None
+    site_file: SiteFile, request: TrainRequest, records: TrainingRecords, module: nn.Module
 ) -> Iterator[LocalTrace | None]:
     """Trace the chain that runs while the context lasts, where the site file names a folder for it; else yield None.
 
@@ -171,7 +146,7 @@ def local_trace(
         return
     generator = np.random.default_rng(TRACED_RECORDS_SEED)
     likelihood = log_likelihood_estimate(module, records, MOST_TRACED_RECORDS, generator)
-    trace = LocalTrace(request.plan, likelihood, cavity)
+    trace = LocalTrace(request.plan, likelihood)
     try:
         yield trace
     finally:

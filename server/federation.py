@@ -24,11 +24,10 @@ from server.run_record import RunRecord
 from server.strategies.fald import FALDStrategy
 from server.strategies.fedpa import FedPAStrategy
 from server.strategies.independent_chains import IndependentChainsStrategy
-from server.strategies.pvi import PVIStrategy
 from server.strategies.strategy import PosteriorStrategy
 from server.summary import summarise_run
 
-STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy, "pvi": PVIStrategy}
+STRATEGIES: dict[str, type[PosteriorStrategy]] = {"fald": FALDStrategy, "fedpa": FedPAStrategy}
 # Simulated nodes appear together, so a number of them that has not grown for so long is final.
 SETTLED_SECONDS = 2.0
 

@@ -84,7 +84,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         seeded=any(member.card.seeded for member in members)
         or any(statement.seeded for statement in record.statements.values()),
         private=scenario.privacy.kind == "dp",
-        settings=settings_table(scenario, federation.planned_sites, record.aggregation_inputs),
+        settings=settings_table(scenario, record.aggregation_inputs),
         sampler=scenario.sampler.kind,
         chains=scenario.training.chains,
         aggregation=scenario.aggregation.rule,

@@ -7,7 +7,7 @@ from torch import nn
 from fl_dpbayes.config.plan import AnyPrivacyPlan, PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, FlatPrior, Sampler
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.samplers.chain import ChainResult, ChainStart, run_chain
+from fl_dpbayes.samplers.chain import ChainResult, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.planned import ChainStreams, PlannedChain
 from fl_dpbayes.samplers.state_vectors import initial_vectors
@@ -39,7 +39,7 @@ def run(module: nn.Module, records, plan: TrainingPlan, sigma=1.0, *, units=None
         records,
         PlannedChain(plan, len(records.features) if units is None else units, noise),
         steps or range(plan.total_steps),
-        ChainStart(start, more.pop("cavity", None)),
+        start,
         more.pop("streams", None) or streams_of(0, 1, 2, 3),
         **more,
     )

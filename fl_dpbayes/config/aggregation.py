@@ -12,9 +12,6 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.rule import LargestShare, PublicInputs, Rule, SiteWeights
 from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
 
-# A precision over d dimensions needs d + 4 draws: of a single parameter 5.
-LEAST_FOR_PRECISION = 5
-_MOST_ROUNDS = 1000
 Draws = Annotated[int, Field(ge=1, le=10_000)]
 
 
@@ -141,7 +138,7 @@ class PrecisionRule(Rule):
 
     def least_samples(self, parameters: int) -> int:
         """Return d + 4 for precision matrices and 5 for precisions of single parameters."""
-        return {"full": parameters + 4, "diagonal": LEAST_FOR_PRECISION, "uniform": 1}[self.form]
+        return {"full": parameters + 4, "diagonal": 5, "uniform": 1}[self.form]
 
 
 class Consensus(PrecisionRule):
@@ -185,62 +182,18 @@ class FedPA(Rule):
     own_rounds = True
     shows_mixing = False
     needs_temperature = True
-    of_gaussian_prior = "measures in standard deviations of"
     rule: Literal["fedpa"]
     shrinkage: Annotated[float, Field(ge=0)] = 1.0
     learning_rate: PositiveFloat | None = None
 
-
-class PVI(Rule):
-    """Partitioned variational inference: q(w) = p(w) prod_k t_k(w), diagonal, of which `draws` are taken.
-
-    Each round every site samples its likelihood times q without its own factor, which then moves by `damping` towards
-    what was found: without it by 1/K, with which K sites that all learn the same do not overshoot together.
-    `training.burn_in` and `thinning` count the steps of a round, since each has another target.
-    """
-
-    whole_prior = True
-    own_rounds = True
-    chain_per_round = True
-    shows_mixing = False
-    needs_temperature = True
-    of_gaussian_prior = "refines"
-    rule: Literal["pvi"]
-    damping: Annotated[float, Field(gt=0, le=1)] | None = None
-    draws: Draws = 100
-
-    def least_samples(self, parameters: int) -> int:
-        """Return 5, in each round."""
-        return LEAST_FOR_PRECISION
-
-    def derived_settings(self, sites: int) -> dict[str, Any]:
-        """Return the damping where the scenario gives none."""
-        return {} if self.damping else {"damping": f"{1 / sites:.3g} (1/K)"}
-
-    def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
-        """Turn a plan of one chain over R rounds into R chains of one round, whose prior is their request's cavity.
-
-        Each round has another target, so it starts anew from q's mean: the step-size schedule starts over, and
-        `burn_in` and `thinning` count its own steps. The account is that of all steps together, as before.
-        """
-        if plan.chains != 1:
+    def check(self, sampler: Sampler, training_sites: int) -> None:
+        """Check also that the prior is a Gaussian."""
+        super().check(sampler, training_sites)
+        if not isinstance(sampler.prior, GaussianPrior):
             raise ValueError(
-                f"chains is {plan.chains}: aggregation.rule 'pvi' starts a chain in every round, set chains = 1 and "
-                "choose rounds"
+                f"aggregation.rule 'fedpa' measures in standard deviations of a Gaussian prior, and sampler.prior.kind "
+                f"is {sampler.prior.kind!r}: choose prior.kind 'gaussian'"
             )
-        if plan.rounds > _MOST_ROUNDS:
-            raise ValueError(f"rounds is {plan.rounds}: aggregation.rule 'pvi' allows at most {_MOST_ROUNDS}")
-        kept = max(0, plan.steps_per_round - plan.burn_in) // plan.thinning
-        if kept < LEAST_FOR_PRECISION:
-            raise ValueError(
-                "aggregation.rule 'pvi' counts burn_in and thinning within each round, and "
-                f"{plan.steps_per_round} steps_per_round after a burn_in of {plan.burn_in} with thinning "
-                f"{plan.thinning} keep {kept} samples: it needs at least {LEAST_FOR_PRECISION}, so raise "
-                "steps_per_round or lower burn_in or thinning"
-            )
-        return TrainingPlan.model_validate(
-            plan.model_dump() | {"chains": plan.rounds, "rounds": 1, "prior_source": "cavity", "prior_share": 1.0}
-        )
 
 
 class DistillingRule(Rule):
@@ -291,7 +244,7 @@ class PredBayes(DistillingRule):
 
 
 Aggregation = Annotated[
-    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | PVI | Distillation | PredBayes,
+    Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Distillation | PredBayes,
     Field(discriminator="rule"),
 ]
 

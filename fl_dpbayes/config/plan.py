@@ -170,7 +170,7 @@ class TrainingPlan(Config):
 
     The chains run one after the other, each of `rounds * steps_per_round` steps with the schedule from its start;
     `burn_in` and `thinning` hold for each. What all of them cost is one account. The chains' prior is the sampler's to
-    the power `prior_share`, or in its place the `cavity` that each request carries.
+    the power `prior_share`.
     """
 
     rounds: PositiveInt
@@ -180,7 +180,6 @@ class TrainingPlan(Config):
     thinning: PositiveInt
     sampler: Sampler
     prior_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    prior_source: Literal["sampler", "cavity"] = "sampler"
     privacy: AnyPrivacyPlan
     chain_start: Literal["broadcast", "own_last"]
 
@@ -221,15 +220,6 @@ class TrainingPlan(Config):
             raise ValueError(
                 f"sampler.kind {self.sampler.kind!r} is private, but privacy.kind is 'none': choose "
                 f"{self.sampler.algorithm!r}, or give a privacy budget"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cavity_fits(self) -> "TrainingPlan":
-        if self.prior_source == "cavity" and (self.prior_share != 1 or len(self.sampler.position) > 1):
-            raise ValueError(
-                "prior_source 'cavity' is the whole prior of a chain of weights: it needs prior_share 1 and a "
-                "sampler.kind other than Bayes by backprop"
             )
         return self
 

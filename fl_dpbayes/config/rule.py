@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.sampler import GaussianPrior, Sampler
+from fl_dpbayes.config.sampler import Sampler
 
 SiteWeights = Literal["units", "uniform"]
 LargestShare = Annotated[float, Field(gt=0, le=1)] | None
@@ -65,23 +65,19 @@ class Rule(Config):
             (convention A).
         makes_point: one point of whatever it is given, and no posterior.
         own_rounds: every round starts from the server's state, by a strategy of the rule's own.
-        chain_per_round: each round is a chain of its own, with a prior of its own.
         averages_weights: hidden units must mean the same at every site and in every chain.
         joins_temperatures: samples keep the temperatures of their sites.
         shows_mixing: the mixing of the sites' chains, or of the averaged one, bears on the result.
         needs_temperature: it uses the spread of samples, which must have a temperature.
-        of_gaussian_prior: what it does with the prior, where that must be a Gaussian.
     """
 
     whole_prior: ClassVar[bool] = False
     makes_point: ClassVar[bool] = False
     own_rounds: ClassVar[bool] = False
-    chain_per_round: ClassVar[bool] = False
     averages_weights: ClassVar[bool] = True
     joins_temperatures: ClassVar[bool] = False
     shows_mixing: ClassVar[bool] = True
     needs_temperature: ClassVar[bool] = False
-    of_gaussian_prior: ClassVar[str] = ""
 
     rule: str
 
@@ -130,10 +126,6 @@ class Rule(Config):
         """
         return plan
 
-    def derived_settings(self, sites: int) -> dict[str, Any]:
-        """Return settings that were left to follow from the number of sites K, as the report shows them."""
-        return {}
-
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check that the rule fits the chains that it is to combine.
 
@@ -143,11 +135,6 @@ class Rule(Config):
             raise ValueError(
                 f"aggregation.rule {self.rule!r} needs the spread of samples at a known temperature, which "
                 f"sampler.kind {sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
-            )
-        if self.of_gaussian_prior and not isinstance(sampler.prior, GaussianPrior):
-            raise ValueError(
-                f"aggregation.rule {self.rule!r} {self.of_gaussian_prior} a Gaussian prior, and sampler.prior.kind is "
-                f"{sampler.prior.kind!r}: choose prior.kind 'gaussian'"
             )
         if self.cap is not None and cannot_be_kept(self.cap, training_sites):
             least = math.ceil(1e6 / training_sites) / 1e6

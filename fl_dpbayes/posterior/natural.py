@@ -91,20 +91,3 @@ def floored(gaussian: NaturalGaussian, floor: float) -> tuple[NaturalGaussian, i
     values = np.maximum(values, floor)
     corrected = values if vectors is None else (vectors * values) @ vectors.T
     return NaturalGaussian(corrected, gaussian.precision_mean), raised
-
-
-def positive_part(gaussian: NaturalGaussian) -> tuple[NaturalGaussian, int]:
-    """Zero precision and h in the directions in which a factor's precision is negative, and count these.
-
-    There the factor says nothing.
-    """
-    precision, shift = gaussian.precision, gaussian.precision_mean
-    if precision.ndim == 1:
-        kept = precision >= 0
-        return NaturalGaussian(np.where(kept, precision, 0.0), np.where(kept, shift, 0.0)), int((~kept).sum())
-    values, vectors = np.linalg.eigh(precision)
-    kept = values >= -_ROUNDING * np.abs(values).max()
-    if kept.all():
-        return gaussian, 0
-    basis = vectors[:, kept]
-    return NaturalGaussian((basis * values[kept]) @ basis.T, basis @ (basis.T @ shift)), int((~kept).sum())

@@ -18,12 +18,6 @@ STYPE = "numpy.ndarray"
 MAGIC = b"\x93NUMPY\x01\x00"
 # numpy pads its header with blanks to a multiple of 64 bytes, and leaves space for a first axis that grows.
 MOST_HEADER = 512
-# The cavity of partitioned variational inference: the diagonal Gaussian that a request gives a site as its prior. It is
-# a function of other sites' released samples and public constants, so it costs this site no privacy, whatever it is: a
-# prior stays outside the clip. Its bounds only keep the arithmetic in float32's range.
-CAVITY = "cavity"
-LEAST_PRECISION, MOST_PRECISION = 1e-12, 1e12
-MOST_MEAN = 1e6
 
 
 def check_arrays(arrays: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -53,28 +47,6 @@ def without_prefix(prefix: str, arrays: Mapping[str, npt.NDArray]) -> dict[str, 
     """Take out the arrays whose name starts with `prefix/`, and drop that prefix."""
     start = f"{prefix}/"
     return {name[len(start) :]: array for name, array in arrays.items() if name.startswith(start)}
-
-
-def cavity_shapes(parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a cavity's arrays, `mean/<parameter name>` and `precision/<parameter name>`."""
-    return prefixed("mean", parameter_shapes) | prefixed("precision", parameter_shapes)
-
-
-def check_cavity(arrays: Mapping[str, npt.NDArray], parameter_shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that arrays are a proper cavity: finite, means and precisions within the public bounds.
-
-    Raises ValueError at the first array that does not fit.
-    """
-    check_arrays(arrays, cavity_shapes(parameter_shapes))
-    for name, precision in without_prefix("precision", arrays).items():
-        if not ((precision >= LEAST_PRECISION) & (precision <= MOST_PRECISION)).all():
-            raise ValueError(
-                f"a precision of {name!r} lies outside [{LEAST_PRECISION:g}, {MOST_PRECISION:g}]: the cavity is no "
-                "proper Gaussian"
-            )
-    for name, mean in without_prefix("mean", arrays).items():
-        if not (abs(mean) <= MOST_MEAN).all():
-            raise ValueError(f"a mean of {name!r} lies outside [-{MOST_MEAN:g}, {MOST_MEAN:g}]")
 
 
 class SentArray(Protocol):

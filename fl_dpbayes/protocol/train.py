@@ -24,11 +24,10 @@ MAX_REPLY_BYTES = 512 * 2**20
 class TrainRequest(Message):
     """One round's share of a planned chain. Start parameters travel beside it as arrays `start/<name>`.
 
-    `precision` is that of every array in the reply. Where the plan takes its prior from a cavity, that travels as
-    arrays `cavity/mean/<name>` and `cavity/precision/<name>`, and `cavity` is their digest.
+    `precision` is that of every array in the reply.
     """
 
-    protocol: Literal[1] = 1
+    protocol: Literal[2] = 2
     run: RunId
     round: PositiveInt
     task: Task
@@ -38,14 +37,7 @@ class TrainRequest(Message):
     steps: PositiveInt
     start: Digest
     precision: Literal["float32"] = "float32"
-    cavity: Digest | None = None
     ledger_head: Digest | None = None
-
-    @model_validator(mode="after")
-    def _cavity_fits_plan(self) -> "TrainRequest":
-        if (self.cavity is not None) != (self.plan.prior_source == "cavity"):
-            raise ValueError("cavity must be given exactly when the plan's prior_source is 'cavity'")
-        return self
 
     @model_validator(mode="after")
     def _steps_fit_plan(self) -> "TrainRequest":

@@ -13,9 +13,7 @@ from fl_dpbayes.config.scenario import Scenario, Training
 from fl_dpbayes.config.summary import SettingRecord
 
 
-def settings_table(
-    scenario: Scenario, planned_sites: int, aggregation_inputs: Mapping[str, Any] | None
-) -> tuple[SettingRecord, ...]:
+def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | None) -> tuple[SettingRecord, ...]:
     """Say what was run.
 
     `aggregation_inputs`: what the run's record says of inputs of the server's own; None where it used none. Returns
@@ -32,16 +30,16 @@ def settings_table(
         "Noise": _noise(scenario),
         "Clipping": _clipping(scenario),
         "Batches": f"each unit with probability {scenario.privacy.sampling_rate:g} (Poisson)",
-        "Aggregation": _aggregation(scenario, planned_sites, aggregation_inputs or {}),
+        "Aggregation": _aggregation(scenario, aggregation_inputs or {}),
         "Recalibration": _recalibration(scenario),
         "Taking part": _taking_part(scenario),
     }
     return tuple(SettingRecord(name=name, value=value) for name, value in rows.items())
 
 
-def _described(record: Config, *left_out: str, **derived: Any) -> str:
-    """Name a record's kind, then its settings, and those derived from others in their place."""
-    values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out} | derived
+def _described(record: Config, *left_out: str) -> str:
+    """Name a record's kind, then its settings."""
+    values = {name: getattr(record, name) for name in type(record).model_fields if name not in left_out}
     kind = values.pop("kind", None) or values.pop("rule", "")
     settings = [f"{name.replace('_', ' ')} {_text(value)}" for name, value in values.items() if value is not None]
     return ", ".join([str(kind), *settings] if kind else settings)
@@ -62,10 +60,6 @@ def _text(value: Any) -> str:
 def _length(scenario: Scenario) -> str:
     training = scenario.training
     kept = f"burn-in {counted(training.burn_in, 'step')}, then every {_which(training)}"
-    if scenario.aggregation.chain_per_round:
-        of_its_own = "a chain of its own in each of" if training.rounds > 1 else "a chain in"
-        rounds, steps = counted(training.rounds, "round"), counted(training.steps_per_round, "step")
-        return f"{of_its_own} {rounds}, {steps} each; in every round {kept}"
     each = f"{counted(training.rounds, 'round')} x {counted(training.steps_per_round, 'step')}"
     if training.chains == 1:
         return f"1 chain per site: {each}; {kept}"
@@ -76,10 +70,10 @@ def _which(training: Training) -> str:
     return "state" if training.thinning == 1 else f"{ordinal(training.thinning)} state"
 
 
-def _aggregation(scenario: Scenario, planned_sites: int, inputs: Mapping[str, Any]) -> str:
+def _aggregation(scenario: Scenario, inputs: Mapping[str, Any]) -> str:
     rule, public = scenario.aggregation, scenario.aggregation.inputs
     if public is None:
-        return _described(rule, **rule.derived_settings(planned_sites))
+        return _described(rule)
     # A file's path is nobody's business but the server's, and it may hold fewer records than asked for.
     used = inputs.get("count", public.count)
     records = (

@@ -67,10 +67,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "{rule!r} needs {least}",
     "rule-failed": "aggregation.rule {rule!r}: {reason}",
     "no-posterior": "no posterior could be formed of what the sites released: {reason}",
-    "old-factor": "round {round}: {site} keeps its old factor: {reason}",
-    "old-factor-jointly": "round {round}: {site} keeps its old factor: with the others' {reason}",
-    "old-factor-too-sharp": "round {round}: {site} keeps its old factor: the planned steps are too long for the "
-    "precision that its samples claim, and other sites' chains would diverge",
     # The posterior.
     "not-private": "Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their "
     "records.",
@@ -106,16 +102,6 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "conflict": "the sites' posteriors lie so far apart, or so few samples tell their precisions, that the mean of "
     "their product is known to about {error:.1f} of its standard deviations only: send more samples, combine fewer "
     "parameters, or choose a rule without precisions",
-    "noisy-factor": "the factor of site {site!r} has a negative precision in {raised} of {directions} directions, "
-    "where it now counts for the mean only: lower the damping or send more samples",
-    "evidence-unused": "aggregation.rule 'pvi': {rounds:count round} at damping {damping:g} use only {used:.0%} of the "
-    "evidence: run more rounds, or raise damping",
-    "evidence-unused-noisy": "aggregation.rule 'pvi': {rounds:count round} at damping {damping:g} use only {used:.0%} "
-    "of the evidence: run more rounds; do not raise damping, since the factors are noisy ({negative} of {directions} "
-    "directions of negative precision at {worst})",
-    "step-too-long": "the step size is long for q's largest precision over the {units} units of {smallest} (the "
-    "product over n is {stiffness:.2g}; at 2 chains diverge), so its answer is too wide: lower "
-    "sampler.step_size.initial, or take more steps per round if the chains have not spread in so few",
     "distillation-stopped": "the fit of the distilled network stopped at aggregation.iterations = {iterations} before "
     "it converged; it differs from its teacher by {divergence:.3g} nats at the average input: raise iterations",
     "distillation-differs": "the distilled network differs from its teacher by {divergence:.3g} nats at the average "

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from fl_dpbayes.models.parameters import load_vector, trainable_parameters
-from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords
@@ -23,18 +22,6 @@ class ChainDivergedError(ArithmeticError):
     Raised after the last planned step of the stretch, whose privacy is spent. That a noisy iterate is not finite
     follows from released quantities alone (every iterate is accounted as released), so saying it costs nothing more.
     """
-
-
-@dataclass(frozen=True)
-class ChainStart:
-    """Where a stretch of a chain goes on.
-
-    `vectors`: the state before its first step by name, each of shape (d,). `cavity`: the prior, where the plan
-    takes it from the request.
-    """
-
-    vectors: Vectors
-    cavity: Cavity | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,7 @@ def run_chain(
     records: TrainingRecords,
     chain: PlannedChain,
     steps: range,
-    start: ChainStart,
+    start: Vectors,
     streams: ChainStreams,
     on_step: Callable[[int, ChainState, ClippedSum], None] | None = None,
 ) -> ChainResult:
@@ -75,7 +62,7 @@ def run_chain(
         records: what the site trains on.
         chain: the run's plan at the site.
         steps: numbers of the steps within the run, one or more, all within one chain.
-        start: the state before the first of them.
+        start: the state before the first of them by name, each of shape (d,).
         streams: the chain's generators.
         on_step: called after each step with its number, the state after it and its clipped sum. What it sees of the
             sum is not private: it stays at the site.
@@ -84,8 +71,7 @@ def run_chain(
         Samples, weights, temperatures and the last state.
 
     Raises:
-        ValueError: if the stretch does not lie within one planned chain, or the plan asks for a cavity and none is
-            given or the other way round.
+        ValueError: if the stretch does not lie within one planned chain.
         UserError: if the module mixes the records of a batch.
         ChainDivergedError: if the last state is not finite.
     """
@@ -95,14 +81,11 @@ def run_chain(
         raise ValueError(
             f"steps {steps.start} to {steps.stop} do not fit a plan of {plan.chains} chains of {plan.chain_steps} steps"
         )
-    if (start.cavity is not None) != (plan.prior_source == "cavity"):
-        raise ValueError(f"a cavity must be given exactly where prior_source is 'cavity', not {plan.prior_source!r}")
     device = next(iter(trainable_parameters(module).values())).device
-    prior = plan.prior if start.cavity is None else start.cavity
     algorithm = build_algorithm(plan.sampler, module)
     records = replace(records, loss=algorithm.record_loss(records.loss))
     batch_gradient = BatchGradient(algorithm.module, records, plan.privacy, chain.units, streams)
-    state = to_state(start.vectors, plan.sampler, steps.start - chain_start, device)
+    state = to_state(start, plan.sampler, steps.start - chain_start, device)
     kept: list[torch.Tensor] = []
     for number in steps:
         position = state.parameters
@@ -117,7 +100,7 @@ def run_chain(
             noise_multiplier=float(chain.noise_multipliers[number]),
             noise_unit=plan.privacy.noise_unit,
             expected_batch_size=chain.scale.expected_batch_size,
-            data_free_gradient=algorithm.data_free_gradient(prior, position, plan.prior_share),
+            data_free_gradient=algorithm.data_free_gradient(plan.prior, position, plan.prior_share),
             units=chain.units,
         )
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))

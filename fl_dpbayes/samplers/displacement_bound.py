@@ -49,12 +49,11 @@ def displacement_bound(
     units the site may hold, at least the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|, 0 for a sampler
     without momentum. Returns shape (steps, 2): after each step the greatest |w_t - w_0| and |m_t|, exceeded with
     probability at most 1e-12 in the whole stretch. None where there is no such bound: without a clip norm, for
-    samplers whose step is not linear or whose samples are draws, for a prior of another kind, and for one that a
-    cavity replaces.
+    samplers whose step is not linear or whose samples are draws, and for a prior of another kind.
     """
     plan = chain.plan
     privacy, prior, share = plan.privacy, plan.prior, plan.prior_share / chain.units
-    if privacy.clip_norm is None or not plan.sampler.has_temperature or plan.prior_source == "cavity":
+    if privacy.clip_norm is None or not plan.sampler.has_temperature:
         return None
     tail = math.log(3 * len(steps) / FAILURE_PROBABILITY)
     joined = most_units * privacy.sampling_rate

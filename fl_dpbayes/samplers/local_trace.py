@@ -16,9 +16,8 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_dpbayes.config.plan import TrainingPlan
-from fl_dpbayes.config.sampler import Prior
 from fl_dpbayes.models.parameters import parameter_shapes, vector_views
-from fl_dpbayes.models.priors import Cavity, log_prior
+from fl_dpbayes.models.priors import log_prior
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import ChainState, from_state
@@ -76,11 +75,8 @@ class LocalTrace:
     (d,) -> estimate of the log likelihood of all the site's records. `max_rows`: most rows to keep, >= 2.
     """
 
-    def __init__(
-        self, plan: TrainingPlan, log_likelihood: LogLikelihood, cavity: Cavity | None = None, max_rows: int = 2000
-    ) -> None:
+    def __init__(self, plan: TrainingPlan, log_likelihood: LogLikelihood, max_rows: int = 2000) -> None:
         self._plan = plan
-        self._prior: Prior | Cavity = plan.prior if cavity is None else cavity
         self._log_likelihood = log_likelihood
         self._max_rows = max_rows
         self._every = 1
@@ -116,7 +112,7 @@ class LocalTrace:
     def _row(self, number: int, state: ChainState, clipped_sum: ClippedSum) -> StepTrace:
         parameters = from_state(state, self._plan.sampler)["parameters"]
         likelihood = self._log_likelihood(parameters)
-        prior = float(log_prior(self._prior, parameters))
+        prior = float(log_prior(self._plan.prior, parameters))
         return StepTrace(
             step=number,
             units=clipped_sum.units,

@@ -15,7 +15,7 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.posterior.site_weights import weigh_sites
-from fl_dpbayes.protocol.arrays import CAVITY, Arrays, prefixed
+from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.samplers.state_vectors import initial_vectors, state_arrays
@@ -45,10 +45,6 @@ class RoundRequests(Strategy):
     def start_arrays(self, site: str, chain: int, arrays: Arrays) -> Arrays:
         """Return where a site's chain goes on this round: the server state, which is broadcast."""
         return arrays
-
-    def cavity(self, site: str) -> Arrays:
-        """Return the Gaussian that a site's next request carries as its prior; none unless the plan asks for it."""
-        return {}
 
     def chain_of(self, round_number: int) -> int:
         """Return the number, from 0, of the chain that a round belongs to."""
@@ -98,7 +94,6 @@ class RoundRequests(Strategy):
     def _requests(self, server_round: int, members: Iterable[Member]) -> Iterator[Message]:
         for member in members:
             start = self.start_of(member.card.name, server_round)
-            cavity = self.cavity(member.card.name)
             request = TrainRequest(
                 run=self.federation.run,
                 round=server_round,
@@ -108,11 +103,9 @@ class RoundRequests(Strategy):
                 first_step=self.participation.first_step(self.plan, member.card.name, server_round),
                 steps=self.plan.steps_per_round,
                 start=arrays_digest(start),
-                cavity=arrays_digest(cavity) if cavity else None,
                 ledger_head=self.heads.seen.get(member.card.name),
             )
-            sent = encoded(prefixed("start", start) | prefixed(CAVITY, cavity))
-            yield self.exchange.request(request, sent, member)
+            yield self.exchange.request(request, encoded(prefixed("start", start)), member)
 
     def _admit(self, server_round: int, grid: Grid) -> None:
         before, roster = self.federation.roster, with_newcomers(grid, self.federation)

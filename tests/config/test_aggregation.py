@@ -13,7 +13,7 @@ RULES = {
     "mixture": (1.0, 1, "units"), "fald": (0.25, 1, "units"), "fedavg": (0.25, 1, "units"),
     "fedbe": (0.25, 1, "units"), "fedpa": (0.25, 1, "uniform"), "consensus-full": (0.25, 14, "uniform"),
     "consensus-diagonal": (0.25, 5, "uniform"), "consensus-uniform": (0.25, 1, "uniform"),
-    "product-full": (0.25, 14, "uniform"), "product-diagonal": (0.25, 5, "uniform"), "pvi": (1.0, 5, "uniform"),
+    "product-full": (0.25, 14, "uniform"), "product-diagonal": (0.25, 5, "uniform"),
     "distillation": (1.0, 1, "units"), "predbayes": (1.0, 1, "uniform"),
 }  # fmt: skip
 PUBLIC = "aggregation.public.kind=synthetic"
@@ -51,12 +51,11 @@ def test_resolved_section_reads_back_as_itself(tmp_path: Path, content: str) -> 
 
 WRONG = {
     "{rule='fedpa', shrinkage=-1}": ("aggregation.shrinkage is -1", "0"),
-    "{rule='pvi', damping=1.5}": ("aggregation.damping is 1.5", "1"),
     "{rule='average'}": ("aggregation: rule 'average'", "'fedavg'"),
     "{rule='product-full', site_weights='units'}": ("unknown key 'aggregation.site_weights'", "allowed here: draws"),
     "{rule='fedbe', draw=4}": ("unknown key 'aggregation.draw'", "did you mean 'draws'"),
     "{rule='mixture', robust='median'}": ("unknown key 'aggregation.robust'",),
-    "{rule='wasserstein'}": ("aggregation: rule 'wasserstein'", "'mixture'"),
+    "{rule='pvi'}": ("aggregation: rule 'pvi'", "'mixture'"),
     "{rule='consensus-full', draws=0}": ("aggregation.draws is 0",),
     "{rule='fald', robust='median'}": ("robust 'median' counts all sites alike", "site_weights = 'uniform'"),
     "{rule='fald', robust='trimmed-mean', site_weights='uniform'}": ("trimmed", "exactly with"),
@@ -102,8 +101,6 @@ def test_contradiction_is_refused_in_one_line(content: str) -> None:
     ("fald", "sampler.kind=dp-mc-dropout", "averages states"),
     ("product-diagonal", "sampler.prior.kind=laplace", "'laplace' is none"),
     ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
-    ("pvi", "sampler.prior.kind=laplace", "refines a Gaussian prior"),
-    ("pvi", "sampler.kind=dp-bbp", "known temperature"),
 ])  # fmt: skip
 def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, said: str) -> None:
     with pytest.raises(UserError, match=said):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_dpbayes.posterior.natural import NaturalGaussian, floored, positive_part, prior_precision
+from fl_dpbayes.posterior.natural import NaturalGaussian, floored, prior_precision
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
@@ -15,17 +15,7 @@ def test_natural_arithmetic_property(seed, size):
     full = NaturalGaussian(precision, precision @ mean)
     np.testing.assert_allclose((full + full - full).precision, full.precision, rtol=1e-9)
     np.testing.assert_allclose(full.power(3).mean, mean, rtol=1e-6, atol=1e-9)
-    assert positive_part(full)[1] == 0
     assert floored(full, 0.0)[1] == 0
-
-
-def test_positive_part_drops_only_what_is_negative():
-    rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3)))[0]
-    full = NaturalGaussian(rotation @ np.diag([2.0, -1.0, 3.0]) @ rotation.T, rotation @ np.array([1.0, 5.0, 1.0]))
-    kept, dropped = positive_part(full)
-    assert dropped == 1
-    np.testing.assert_allclose(kept.precision, rotation @ np.diag([2.0, 0.0, 3.0]) @ rotation.T, atol=1e-12)
-    np.testing.assert_allclose(kept.precision_mean, rotation @ np.array([1.0, 0.0, 1.0]), atol=1e-12)
 
 
 def test_improper_product_with_a_flat_prior_is_refused():

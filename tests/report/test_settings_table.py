@@ -11,7 +11,7 @@ PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privac
 
 
 def settings(*overrides: str, inputs: dict[str, object] | None = None) -> dict[str, str]:
-    return {row.name: row.value for row in settings_table(load_scenario("quickstart", overrides), 4, inputs)}
+    return {row.name: row.value for row in settings_table(load_scenario("quickstart", overrides), inputs)}
 
 
 def test_every_part_is_named_with_its_settings() -> None:
@@ -45,16 +45,6 @@ def test_resources_are_said() -> None:
     assert rows["Taking part"] == "at least 2 sites in a round; begins with 4 nodes; not asked after 1 silent round"
     plain = settings("aggregation.rule=mixture")
     assert plain["Taking part"].startswith("at least 1 site in a round; begins with 7 nodes; ")
-
-
-def test_pvi_is_a_chain_in_every_round() -> None:
-    training = "training={rounds=3, steps_per_round=20, burn_in=10, thinning=2}"
-    rows = settings("aggregation={rule='pvi'}", training)
-    assert rows["Length"] == (
-        "a chain of its own in each of 3 rounds, 20 steps each; in every round burn-in 10 steps, then every 2nd state"
-    )
-    assert rows["Aggregation"] == "pvi, damping 0.25 (1/K), draws 100"
-    assert settings("aggregation={rule='pvi', damping=0.5}", training)["Aggregation"] == "pvi, damping 0.5, draws 100"
 
 
 def test_public_records_are_named_without_their_folder_and_counted_as_used() -> None:

@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize, ExponentialStepSize, FlatPrior, GaussianPrior
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
-from fl_dpbayes.models.priors import Cavity
 from fl_dpbayes.samplers import chain
 from fl_dpbayes.samplers.chain import ChainDivergedError
 from fl_dpbayes.samplers.planned import ChainStreams
@@ -153,18 +151,3 @@ def test_path_on_a_gpu_is_that_on_the_cpu(module, site):
     on_cpu = run(module, site, plan_of(), start=start)
     on_gpu = run(module.to("cuda"), site, plan_of(), start=start)
     np.testing.assert_allclose(on_gpu.last["parameters"], on_cpu.last["parameters"], rtol=1e-3, atol=1e-4)
-
-
-def test_cavity_that_is_the_prior_gives_the_same_chain(module, site):
-    plan, start = plan_of(), to_vector(module)
-    cavity = Cavity(torch.zeros_like(start), torch.full_like(start, plan.prior.scale**-2))
-    from_cavity = TrainingPlan(**plan.model_dump() | {"prior_source": "cavity", "prior_share": 1.0})
-    from_prior = plan.model_copy(update={"prior_share": 1.0})
-    found = run(module, site, from_cavity, start=start, cavity=cavity)
-    np.testing.assert_allclose(found.samples, run(module, site, from_prior, start=start).samples, rtol=1e-5, atol=1e-6)
-    moved = Cavity(cavity.mean + 1, cavity.precision)
-    assert np.abs(run(module, site, from_cavity, start=start, cavity=moved).samples - found.samples).max() > 1e-3
-    with pytest.raises(ValueError, match="exactly where prior_source"):
-        run(module, site, from_cavity, start=start)
-    with pytest.raises(ValueError, match="exactly where prior_source"):
-        run(module, site, from_prior, start=start, cavity=cavity)

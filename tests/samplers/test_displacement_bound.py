@@ -114,7 +114,6 @@ def test_chains_of_every_shipped_scenario_stay_within_the_bound(name) -> None:
     ("kind", "changes"),
     [
         ("dp-adam", {}), ("dp-bbp", {}), ("sgld", {"privacy": {"kind": "none", "sampling_rate": 0.5}}),
-        ("dp-sgld", {"prior_source": "cavity"}),
     ],
 )  # fmt: skip
 def test_no_bound_is_claimed_where_there_is_none(kind, changes) -> None:

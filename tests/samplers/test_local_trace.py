@@ -10,7 +10,7 @@ from fl_dpbayes.config.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStep
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.models.priors import Cavity, log_prior
+from fl_dpbayes.models.priors import log_prior
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
@@ -135,14 +135,6 @@ def test_log_posterior_rises_along_gradient_ascent():
         trace(number, ChainState({"parameters": position.detach()}, number), clipped(0, 1))
     values = [row.log_posterior for row in trace.rows]
     assert (np.diff(values) > 0).all()
-
-
-def test_cavity_takes_the_place_of_the_prior_in_the_log_posterior():
-    cavity = Cavity(torch.tensor([2.0, 0.0]), torch.tensor([3.0, 5.0]))
-    trace = LocalTrace(plan_of(1.0), lambda parameters: -7.0, cavity=cavity)
-    position = torch.tensor([1.0, 1.0])
-    trace(0, ChainState({"parameters": position}, 0), clipped(0, 1))
-    assert trace.rows[0].log_posterior == pytest.approx(-7.0 + float(log_prior(cavity, position)))
 
 
 def test_trace_of_a_chain_ends_at_its_last_state():

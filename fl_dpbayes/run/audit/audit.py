@@ -150,8 +150,6 @@ def not_looked_at(scenario: Scenario) -> list[str]:
         left.append("samples drawn from the released state; layers below the last where sums are read")
     elif len(scenario.sampler.state_vectors) > 1:
         left.append("what a released state holds beside the vector that sums are read from: momentum, or Adam's others")
-    if scenario.aggregation.chain_per_round:
-        left.append("priors that a request carries (they read no record)")
     return left
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.natural import NaturalGaussian
-from fl_dpbayes.posterior.rules.combine import Aggregate, posterior_aggregate
+from fl_dpbayes.posterior.rules.combine import Aggregate
 from fl_dpbayes.posterior.rules.fedpa import server_step
-from fl_dpbayes.posterior.rules.pvi import PVIState, update_from_samples
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.analytic_targets import as_samples, combined, exact_samples
 
@@ -18,7 +17,6 @@ EQUAL = dict.fromkeys(SITES, 1.0)
 WIDE = {
     "mixture": lambda k: 1.0, "consensus-full": lambda k: 1 / k, "consensus-diagonal": lambda k: 1 / k,
     "consensus-uniform": lambda k: 1 / k, "product-full": lambda k: 1 / k, "product-diagonal": lambda k: 1.0,
-    "pvi": lambda k: 1.0,
 }  # fmt: skip
 POINTS = dict.fromkeys(("fedavg", "fedbe", "fedpa"), lambda k: 1 / k)
 RULES = WIDE | POINTS
@@ -29,10 +27,6 @@ SETTINGS = {
 
 
 def combine(rule: str, samples, sites: int) -> Aggregate:
-    if rule == "pvi":
-        state = update_from_samples(PVIState(PRIOR), samples, damping=1.0)
-        draws = state.posterior.sample(MANY, np.random.default_rng(1))
-        return posterior_aggregate(draws, {"w": (DIMENSION,)}, state.warnings)
     if rule == "fedpa":
         # Without shrinkage a step of rate 1 ends at the mean of the sites' means.
         start = {"w": np.zeros(DIMENSION)}
@@ -113,7 +107,7 @@ def test_stated_temperature_is_that_of_the_draws_whatever_the_sites_temperatures
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("pvi", "fedpa")])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "fedpa"])
 def test_sites_without_a_sample_are_passed_over(orthogonal, rule: str) -> None:
     samples = {site: exact_samples(orthogonal.moments(site, 1.0), 40) for site in "ab"}
     more = samples | {"c": as_samples(np.zeros((0, DIMENSION)))}

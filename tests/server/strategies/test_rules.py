@@ -25,14 +25,11 @@ from fl_dpbayes.run.stored_posterior import predict_records
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
     "mixture": 40, "fald": 2, "fedavg": 1, "fedbe": 15, "fedpa": 1, "consensus-diagonal": 100,
-    "consensus-uniform": 100, "product-diagonal": 100, "pvi": 100,
+    "consensus-uniform": 100, "product-diagonal": 100,
 }  # fmt: skip
-WHOLE_PRIOR = ("mixture", "pvi")
 # Sites that only evaluate take time and no part in a rule.
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 KEPT = [*FOUR, "training={rounds=2, steps_per_round=6, burn_in=2, thinning=1}"]
-# A round of partitioned variational inference keeps samples of its own.
-PVI_KEPT = [*FOUR, "training={rounds=3, steps_per_round=20, burn_in=4, thinning=1}"]
 # Its point moves by a step a round, which two rounds of noise would hide.
 FEDPA_KEPT = [*FOUR, "training={rounds=6, steps_per_round=6, burn_in=2, thinning=1}"]
 
@@ -45,7 +42,7 @@ def accuracy_of(run) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
-    kept = {"pvi": PVI_KEPT, "fedpa": FEDPA_KEPT}.get(rule, KEPT)
+    kept = FEDPA_KEPT if rule == "fedpa" else KEPT
     run = federation(f"aggregation.rule={rule}", *kept).run()
     summary = run.summary()
     assert summary["aggregation"] == rule
@@ -59,7 +56,7 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
     share = {
         json.loads(message.content["config"]["record"])["plan"]["prior_share"] for message in run.requests("train")
     }
-    assert share == {1.0 if rule in WHOLE_PRIOR else 0.25}
+    assert share == {1.0 if rule == "mixture" else 0.25}
 
 
 @pytest.mark.slow
