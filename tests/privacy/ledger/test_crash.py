@@ -97,22 +97,29 @@ def work(name, run, progress):
             head = ledger.commit(answer.reservation, f"reply {run} {round_}".encode() * 500)
             append(sent, json.dumps([run, round_, head]))
 
-class Victim:
-    def __init__(self, name, run):
-        self.watched, self.progress = os.pipe()
-        self.child = os.fork()
-        if self.child == 0:
-            work(name, run, self.progress)
+class Victims:
+    # Waiting for their progress together, as one of them may be kept from the ledger by the other.
+    def __init__(self, name, *runs):
+        self.watched, progress = os.pipe()
+        self.children = []
+        for run in runs:
+            self.children.append(os.fork())
+            if self.children[-1] == 0:
+                work(name, run, progress)
+        os.close(progress)
+
+    def kill(self, wait=True):
+        for child in self.children:
+            if wait:
+                self.wait()
+            os.kill(child, signal.SIGKILL)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        os.close(self.watched)
 
     def wait(self):
         for _ in range(rng.randrange(12)):
             os.read(self.watched, 1)
         time.sleep(rng.uniform(0.0, 0.004))
-
-    def kill(self):
-        os.kill(self.child, signal.SIGKILL)
-        assert os.waitpid(self.child, 0)[1] == signal.SIGKILL
-        os.close(self.watched), os.close(self.progress)
 
 lines = lambda path: path.read_text().splitlines() if path.exists() else []
 true_spend = lambda name: sum(int(line) for line in lines(folder / f"{name}.true"))
@@ -127,10 +134,7 @@ for kill in range(count):
     name, runs = f"ledger-{kill // 10}", [f"{kill:08x}{number:08x}" for number in range(processes)]
     if kill % 10 == 0:
         create_ledger(name, 5.0, durability)
-    victims = [Victim(name, run) for run in runs]
-    for victim in victims:
-        victim.wait()
-        victim.kill()
+    Victims(name, *runs).kill()
     with open_ledger(name, 5.0, durability) as ledger:
         rows, recorded = ledger.rows(), ledger.spent("train").steps
         report["below"] += recorded < true_spend(name)
@@ -172,20 +176,15 @@ def put_back(name, copy, witness):
 for number in range(count):
     name, way = f"ledger-{number}", WAYS[number % len(WAYS)]
     create_ledger(name, 5.0, durability)
-    victim = Victim(name, f"{number:08x}{0:08x}")
-    victim.wait()
-    victim.kill()
+    Victims(name, f"{number:08x}{0:08x}").kill()
     keep(name, "older")
-    victims = [Victim(name, f"{number:08x}{run:08x}") for run in range(1, 2 + number % 2)]
-    for victim in victims:
-        victim.wait()
+    victims = Victims(name, *(f"{number:08x}{run:08x}" for run in range(1, 2 + number % 2)))
     if way == "older copy under a running process":
+        victims.wait()
         put_back(name, "older", witness=False)
-        for victim in victims:
-            victim.kill()
+        victims.kill(wait=False)
     else:
-        for victim in victims:
-            victim.kill()
+        victims.kill()
         keep(name, "newest")
         if way == "deleted":
             for path in files(name):

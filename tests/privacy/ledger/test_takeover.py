@@ -3,6 +3,7 @@
 A process is known by its name, and what /proc does not tell is not guessed.
 """
 
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -60,20 +61,16 @@ def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_c
         assert ledger.verify() == []
 
 
+LEFT_BY = {
+    "dead": (DEAD, "full", 5), "dead, normal": (DEAD, "normal", 5),
+    "power cut": (BEFORE_THE_POWER_CUT, "full", 5), "power cut, normal": (BEFORE_THE_POWER_CUT, "normal", 10),
+    "container": (IN_ANOTHER_CONTAINER, "full", 10), "unnamed": ("", "full", 10),
+    "named as of old": (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("now", ["full", "normal"])
-@pytest.mark.parametrize(
-    ("holder", "durability", "steps"),
-    [
-        (DEAD, "full", 5),
-        (DEAD, "normal", 5),
-        (BEFORE_THE_POWER_CUT, "full", 5),
-        (BEFORE_THE_POWER_CUT, "normal", 10),
-        (IN_ANOTHER_CONTAINER, "full", 10),
-        ("", "full", 10),
-        (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
-    ],
-    ids=["dead", "dead, normal", "power cut", "power cut, normal", "container", "unnamed", "named as of old"],
-)
+@pytest.mark.parametrize(("holder", "durability", "steps"), LEFT_BY.values(), ids=LEFT_BY)
 def test_who_left_the_work_decides_what_its_repetition_costs(path, holder, durability, now, steps):
     first = _reserve_as(holder, path, durability)
     with open_ledger(path, COHORT, now) as ledger:
@@ -106,18 +103,25 @@ def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it
         assert holder.spent("train").steps == 10
 
 
-def test_process_that_was_taken_for_dead_ends_nothing(path, monkeypatch):
+def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost_and_one_taken_for_dead_ends_nothing(path):
     first = _reserve_as(DEAD, path)
     with open_ledger(path, COHORT, "full") as ledger:
+        changed = dataclasses.replace(SPENDING, request_digest="other")
+        assert ledger.reserve(changed) == Refused(RefusalCode.REQUEST_CHANGED, "round")
         again = ledger.reserve(SPENDING)
-        assert again.reservation == first.reservation
-        with monkeypatch.context() as patch:
+        assert (again.reservation, again.steps) == (first.reservation, first.steps)
+        assert again.head == ledger.head() != first.head
+        assert ledger.reserve(SPENDING) == AT_WORK, "its process is this one now"
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ledger_module, "this_process", lambda: DEAD)
             for end in (ledger.fail, lambda reservation: ledger.commit(reservation, b"not dead after all")):
                 with pytest.raises(LedgerError, match="held by another process"):
                     end(first.reservation)
         ledger.commit(again.reservation, b"reply")
         assert ledger.reserve(SPENDING) == StoredReply(b"reply")
+        assert (ledger.spent("train").steps, ledger.spent("train").method) == (5, "pld")
+        assert [row.takeovers for row in ledger.rows()] == [1]
+        assert ledger.verify() == []
 
 
 def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
