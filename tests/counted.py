@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-from scipy.special import softmax
+from scipy.optimize import minimize
+from scipy.special import log_softmax, softmax
 
+from fl_dpbayes.calibration.recalibration.descent import log_probabilities, record_gradients
+from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
+from fl_dpbayes.config.recalibration import PARAMETER_BOUND, RecalibrationMap, parameter_count
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "calibration.json").read_text())
 
@@ -35,3 +39,23 @@ def miscalibrated(records: int, classes: int, factor: float = 2.0, seed: int = 0
 def overconfident(records: int, classes: int, factor: float = 2.0, seed: int = 0):
     """Return the predictions and labels of `miscalibrated`."""
     return miscalibrated(records, classes, factor, seed)[:2]
+
+
+def map_loss(method, parameters, logs, labels) -> float:
+    """Mean negative log-likelihood of the labels under a map of log probabilities, nats."""
+    scores = log_softmax(method_code(method).scores(logs, parameters), axis=1)
+    return float(-scores[np.arange(len(labels)), labels].mean())
+
+
+def best_fit(method, probabilities, labels) -> RecalibrationMap:
+    """Fit the map of least loss without privacy: what private fits are held against."""
+    logs = log_probabilities(probabilities)
+    start = np.zeros(parameter_count(method, logs.shape[1]))
+    found = minimize(
+        lambda parameters: map_loss(method, parameters, logs, labels),
+        start,
+        jac=lambda parameters: record_gradients(method, parameters, logs, labels).mean(axis=0),
+        bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start),
+        options={"ftol": 1e-14, "gtol": 1e-9},
+    )
+    return RecalibrationMap(method=method, parameters=tuple(map(float, found.x)))

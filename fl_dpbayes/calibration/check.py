@@ -20,6 +20,9 @@ from fl_dpbayes.calibration.bins import (
 SUM_TOLERANCE = 1e-6
 ROUNDING = 1e-9
 MAX_RECORDS = 1e12
+MEASURES = ("epistemic", "total")  # the rows of the histograms of uncertainty
+# Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep to.
+LOW, HIGH = FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
 
 
 def check_probabilities(probabilities: npt.ArrayLike) -> Floats:
@@ -59,17 +62,6 @@ def check_labels(labels: npt.ArrayLike, count: int, classes: int) -> npt.NDArray
     return label.astype(np.int64)
 
 
-def check_truth(truth: npt.ArrayLike, probability: Floats) -> Floats:
-    """Return true class probabilities as float64 after checking them as predictions are.
-
-    Raises ValueError if they are no probabilities, or of another shape than the predictions.
-    """
-    law = check_probabilities(truth)
-    if law.shape != probability.shape:
-        raise ValueError(f"truth has shape {law.shape}: expected {probability.shape}, that of the probabilities")
-    return law
-
-
 def check_uncertainty(
     probability: Floats, epistemic: npt.ArrayLike | None, aleatoric: npt.ArrayLike | None, total: npt.ArrayLike | None
 ) -> dict[str, Floats]:
@@ -95,14 +87,15 @@ def check_uncertainty(
     return {name: np.maximum(values, 0.0) for name, values in parts.items()}
 
 
-def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, float], largest_nll: float) -> None:
+def check_sums(arrays: Mapping[str, Floats], scalars: Mapping[str, float], largest_nll: float) -> None:
     """Raise a ValueError at the first sign that finite sums cannot have come from records.
 
-    `top_label` is (CELLS, 5), `class_wise` (C, CELLS, 5), `largest_nll` the largest -log p_label of a record, nats.
+    `arrays`: the tables of `CalibrationStatistics`. `largest_nll`: the largest -log p_label of a record, nats.
     """
+    top_label, class_wise, truth = arrays["top_label"], arrays["class_wise"], arrays["truth"]
     count, classes = scalars["count"], class_wise.shape[0]
     slack = SUM_TOLERANCE * (1 + count)
-    for name in ("count", "correct", "nll_clipped"):
+    for name in ("count", "correct", "nll_clipped", "truth_count"):
         _require(scalars[name] == np.floor(scalars[name]), f"{name} is not a whole number")
     _require(0 <= count <= MAX_RECORDS, f"count is outside [0, {MAX_RECORDS:.0e}]")
     _check_table(top_label, "top_label")
@@ -128,50 +121,31 @@ def check_sums(top_label: Floats, class_wise: Floats, scalars: Mapping[str, floa
         _require(-slack <= scalars[name] <= count * np.log(classes) + 10 * slack, f"{name} is outside its range")
     gap = scalars["total"] - scalars["aleatoric"] - scalars["epistemic"]
     _require(abs(gap) <= 20 * slack, "total differs from aleatoric + epistemic")
-
-
-def check_uncertainty_histograms(histograms: Floats, sums: Mapping[str, float], count: float, largest: float) -> None:
-    """Raise a ValueError where counts of records by their uncertainty, (R, CELLS), contradict its R sums in nats.
-
-    A row counts by the share of `largest`, ln C.
-    """
-    slack = 10 * SUM_TOLERANCE * (1 + count)
-    whole = (histograms == np.floor(histograms)).all() and (histograms >= 0).all()
-    _require(whole, "a count of uncertainty is not a whole number >= 0")
-    low, high = _edges()
-    for histogram, (name, total) in zip(histograms, sums.items(), strict=True):
+    for histogram, name in zip(arrays["uncertainty"], MEASURES, strict=True):
+        whole = (histogram == np.floor(histogram)).all() and (histogram >= 0).all()
+        _require(whole, "a count of uncertainty is not a whole number >= 0")
         _require(histogram.sum() == count, f"the records counted by {name} uncertainty do not add up to count")
-        least, most = largest * (histogram @ low), largest * (histogram @ high)
-        _require(least - slack <= total <= most + slack, f"{name} does not follow from its histogram")
-
-
-def check_truth_sums(truth: Floats, truth_count: float, top_label: Floats) -> None:
-    """Raise a ValueError where sums of true probabilities per cell, (CELLS,), contradict their counts."""
-    count = top_label[:, COUNT]
-    _require(truth_count == np.floor(truth_count), "truth_count is not a whole number")
-    _require(0 <= truth_count <= count.sum(), "truth_count is outside [0, count]")
-    inside = (truth >= 0) & (truth <= count * (1 + SUM_TOLERANCE))
+        least, most = (np.log(classes) * (histogram @ edge) for edge in (LOW, HIGH))
+        follows = least - 10 * slack <= scalars[name] <= most + 10 * slack
+        _require(follows, f"{name} does not follow from its histogram")
+    _require(0 <= scalars["truth_count"] <= count, "truth_count is outside [0, count]")
+    inside = (truth >= 0) & (truth <= top_label[:, COUNT] * (1 + SUM_TOLERANCE))
     _require(inside.all(), "a sum of true probabilities is outside [0, its count]")
-    _require(truth.sum() <= truth_count * (1 + SUM_TOLERANCE), "true probabilities add up to more than truth_count")
+    most = scalars["truth_count"] * (1 + SUM_TOLERANCE)
+    _require(truth.sum() <= most, "true probabilities add up to more than truth_count")
 
 
 def _check_table(table: Floats, name: str) -> None:
     count, confidence, outcome = table[..., COUNT], table[..., CONFIDENCE], table[..., OUTCOME]
-    low, high = _edges()
     slack = ROUNDING * (1 + np.abs(count))
     _require((count == np.floor(count)).all() and (count >= 0).all(), f"a count of {name} is not a whole number >= 0")
     _require((outcome == np.floor(outcome)).all(), f"an outcome of {name} is not a whole number")
     _require(((outcome >= 0) & (outcome <= count)).all(), f"an outcome of {name} is outside [0, its count]")
     for column, of in ((CONFIDENCE, count), (CONFIDENCE_SQUARED, confidence), (CONFIDENCE_OUTCOME, outcome)):
-        inside = (table[..., column] >= low * of - slack) & (table[..., column] <= high * of + slack)
+        inside = (table[..., column] >= LOW * of - slack) & (table[..., column] <= HIGH * of + slack)
         _require(inside.all(), f"column {column} of {name} lies outside its bins")
     spread = count * table[..., CONFIDENCE_SQUARED] - confidence**2
     _require((spread >= -slack * (1 + count)).all(), f"squares of {name} are too small for its confidences")
-
-
-def _edges() -> tuple[Floats, Floats]:
-    """Ends of the fine bin of each cell: its own are finer than rows that sum to 1 within 1e-6 can keep to."""
-    return FINE_BIN_OF_CELL / FINE_BINS, (FINE_BIN_OF_CELL + 1) / FINE_BINS
 
 
 def _require(holds: bool | np.bool_, complaint: str) -> None:

@@ -114,22 +114,17 @@ def paired_difference(
 
     Source: Student, Biometrika 6 (1908), 1-25.
 
-    `values_a`: figures of one method, one per pair, finite. Returns the difference, or None for fewer than two
-    pairs. Raises ValueError The lengths differ, or a value is not finite.
+    `values_a`: figures of one method, one per pair, finite. Returns None for fewer than two pairs. Raises ValueError if
+    the lengths differ, or a value is not finite.
     """
-    differences = np.subtract(*_checked(values_a, values_b))
-    pairs = len(differences)
-    if pairs < 2:
-        return None
-    mean = float(differences.mean())
-    half = float(student.ppf((1 + LEVEL) / 2, pairs - 1) * differences.std(ddof=1) / math.sqrt(pairs))
-    return PairedDifference(mean, Interval(mean - half, mean + half), pairs)
-
-
-def _checked(values_a: Sequence[float] | Floats, values_b: Sequence[float] | Floats) -> tuple[Floats, Floats]:
     a, b = np.asarray(values_a, dtype=np.float64), np.asarray(values_b, dtype=np.float64)
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(f"pairs need two lists of equal length, not shapes {a.shape} and {b.shape}")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ValueError("pairs need finite values: leave out the pairs where a figure is undefined")
-    return a, b
+    differences, pairs = a - b, len(a)
+    if pairs < 2:
+        return None
+    mean = float(differences.mean())
+    half = float(student.ppf((1 + LEVEL) / 2, pairs - 1) * differences.std(ddof=1) / math.sqrt(pairs))
+    return PairedDifference(mean, Interval(mean - half, mean + half), pairs)

@@ -61,10 +61,7 @@ def noised_table(
 
 
 def merge_noised(first: NoisedTable, second: NoisedTable) -> NoisedTable:
-    """Add the tables of two sites; their independent noises add in variance.
-
-    Raises ValueError if the bins differ.
-    """
+    """Add the tables of two sites, whose independent noises add in variance; ValueError if the bins differ."""
     if first.sums.shape != second.sums.shape:
         raise ValueError(f"cannot merge tables of {len(first.sums)} and {len(second.sums)} bins")
     return NoisedTable(first.sums + second.sums, math.hypot(first.noise_std, second.noise_std))

@@ -8,7 +8,6 @@ not extreme under a model that errs so much.
 import math
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammainc, gammaincc, gammainccinv, gammaincinv, ndtr, ndtri
 
 from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
@@ -86,7 +85,9 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
         # Noisy counts give the law a lower tail that the gamma, bounded below, has not: 82 to 90 % were covered.
         below = np.maximum(below, ndtr((least - mean) / np.sqrt(np.maximum(variance, 1e-18))))
     else:
-        kept = _explains_the_total(filled, truth)
+        # A model is kept under which the number of right answers in all is no surprise.
+        most = MOST_DEVIATIONS * np.sqrt((truth * (1 - truth)) @ n) + 1e-9
+        kept = np.abs(filled[:, OUTCOME].sum() - truth @ n) <= most
         kept[0] = True
         below, above = np.where(kept, below, 0), np.where(kept, above, 0)
     errors = np.sqrt((truth - p) ** 2 @ n / n.sum())
@@ -94,14 +95,6 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
     ends = [_ends(*each, upper_tail) for each in zip(errors, below, above, strict=True)]
     estimate = math.sqrt(min(1.0, max(0.0, observed)))
     return Interval(min(estimate, *(low for low, _ in ends)), max(estimate, *(high for _, high in ends)))
-
-
-def _explains_the_total(filled: Floats, truth: Floats) -> npt.NDArray[np.bool_]:
-    """Tell for each model whether the number of right answers in all is no surprise under it."""
-    n = filled[:, COUNT]
-    variance = (truth * (1 - truth)) @ n
-    away = np.abs(filled[:, OUTCOME].sum() - truth @ n)
-    return np.asarray(away <= MOST_DEVIATIONS * np.sqrt(variance) + 1e-9)
 
 
 def _ends(errors: Floats, below: Floats, above: Floats, upper_tail: float) -> tuple[float, float]:

@@ -1,38 +1,17 @@
 """What a site counts about its predictions: sums over records, so that sites add up to their pool."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fl_dpbayes.calibration.bins import CELLS, COLUMNS, Floats, cell_index
-from fl_dpbayes.calibration.check import (
-    check_labels,
-    check_probabilities,
-    check_sums,
-    check_truth,
-    check_truth_sums,
-    check_uncertainty,
-    check_uncertainty_histograms,
-)
+from fl_dpbayes.calibration.check import MEASURES, check_labels, check_probabilities, check_sums, check_uncertainty
 
 PROBABILITY_FLOOR = 1e-12  # below it -log p_y is clipped: one confident error must not make every mean infinite
-SCALARS = (
-    "count",
-    "correct",
-    "nll",
-    "nll_squared",
-    "nll_clipped",
-    "brier",
-    "brier_squared",
-    "epistemic",
-    "aleatoric",
-    "total",
-    "truth_count",
-)
 TABLES = ("top_label", "class_wise", "uncertainty", "truth")
-MEASURES = ("epistemic", "total")  # the rows of `uncertainty`
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,25 +22,14 @@ class CalibrationStatistics:
     p is the largest class probability (ties: the first class) and y says whether that class is right; in
     `class_wise`, for each class c, p is the probability of c and y says whether c is the label.
 
-    Attributes:
-        classes: number of classes C >= 2.
-        top_label: shape (CELLS, 5).
-        class_wise: shape (C, CELLS, 5).
-        uncertainty: counts, shape (2, CELLS): records by their epistemic (row 0) and total (row 1) uncertainty, in
-            cells of its share of ln C.
-        truth: shape (CELLS,), over the records of a cell of `top_label` whose label law is known (they are made
-            up), the sum of the true probability of the class that was predicted.
-        count: number of records.
-        correct: records whose top label is right.
-        nll: sum of -log max(p_label, PROBABILITY_FLOOR), in nats.
-        nll_squared: sum of the squares of those terms.
-        nll_clipped: records with p_label below the floor.
-        brier: sum of the multiclass Brier score sum_c (p_c - 1{c = label})^2, each in [0, 2].
-        brier_squared: sum of the squares of those terms.
-        epistemic: sum of the mutual information of label and parameters, in nats.
-        aleatoric: sum of the expected entropy, in nats.
-        total: sum of the entropy of the averaged prediction, in nats; aleatoric + epistemic.
-        truth_count: records that `truth` sums over.
+    Of C >= 2 `classes`: `top_label` (CELLS, 5); `class_wise` (C, CELLS, 5); `uncertainty` (2, CELLS), counts of records
+    by their epistemic (row 0) and total (row 1) uncertainty in cells of its share of ln C; `truth` (CELLS,), over the
+    records of a cell of `top_label` whose label law is known (they are made up), the sum of the true probability of the
+    class that was predicted. `count` of records; `correct`, those whose top label is right; `nll_clipped`, those with
+    p_label below the floor; `truth_count`, those that `truth` sums over. Sums over records of -log max(p_label,
+    PROBABILITY_FLOOR), `nll` in nats, of sum_c (p_c - 1{c = label})^2 in [0, 2], `brier`, and of the squares of both;
+    of the mutual information of label and parameters, `epistemic`, the expected entropy, `aleatoric`, and the entropy
+    of the averaged prediction, `total` = aleatoric + epistemic, in nats.
     """
 
     classes: int
@@ -80,6 +48,9 @@ class CalibrationStatistics:
     aleatoric: float
     total: float
     truth_count: float
+
+
+SCALARS = tuple(field.name for field in fields(CalibrationStatistics) if field.type is float)
 
 
 def empty(classes: int) -> CalibrationStatistics:
@@ -118,7 +89,9 @@ def from_batch(
     count, classes = probability.shape
     label = check_labels(labels, count, classes)
     parts = check_uncertainty(probability, epistemic, aleatoric, total)
-    law = None if truth is None else check_truth(truth, probability)
+    law = None if truth is None else check_probabilities(truth)
+    if law is not None and law.shape != probability.shape:
+        raise ValueError(f"truth has shape {law.shape}: expected {probability.shape}, that of the probabilities")
 
     one_hot = np.eye(classes)[label]
     top = probability.argmax(axis=1) if count else np.zeros(0, np.int64)
@@ -158,10 +131,7 @@ def rest_of(probability: Floats) -> Floats:
 
 
 def merge(first: CalibrationStatistics, second: CalibrationStatistics) -> CalibrationStatistics:
-    """Add the statistics of two disjoint sets of records.
-
-    Raises ValueError if the numbers of classes differ.
-    """
+    """Add the statistics of two disjoint sets of records; ValueError if the numbers of classes differ."""
     if first.classes != second.classes:
         raise ValueError(f"cannot merge statistics of {first.classes} and {second.classes} classes")
     sums = {name: getattr(first, name) + getattr(second, name) for name in (*TABLES, *SCALARS)}
@@ -192,12 +162,9 @@ def from_arrays(arrays: Mapping[str, npt.NDArray], classes: int) -> CalibrationS
         if not np.isfinite(array).all():
             raise ValueError(f"{name!r} has a value that is not finite")
     scalars = dict(zip(SCALARS, map(float, arrays["scalars"]), strict=True))
-    check_sums(arrays["top_label"], arrays["class_wise"], scalars, -np.log(PROBABILITY_FLOOR))
-    uncertain = {name: scalars[name] for name in MEASURES}
-    check_uncertainty_histograms(arrays["uncertainty"], uncertain, scalars["count"], np.log(classes))
-    check_truth_sums(arrays["truth"], scalars["truth_count"], arrays["top_label"])
-    top_label, class_wise, uncertainty, truth = (arrays[name].copy() for name in TABLES)
-    return CalibrationStatistics(classes, top_label, class_wise, uncertainty, truth, **scalars)
+    check_sums(arrays, scalars, -np.log(PROBABILITY_FLOOR))
+    sums: dict[str, Any] = {name: arrays[name].copy() for name in TABLES} | scalars
+    return CalibrationStatistics(classes, **sums)
 
 
 def _tabulate(cell: npt.NDArray[np.int64], confidence: Floats, outcome: Floats) -> Floats:

@@ -1,12 +1,11 @@
 """One row of results from merged statistics, exact or noised: metrics, intervals, what calibration would look like."""
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, Floats
 from fl_dpbayes.calibration.intervals import LEVEL, Measured, draw_calibrated, ece_if_calibrated, wilson_interval
 from fl_dpbayes.calibration.metrics.errors import mean_absolute_gap
 from fl_dpbayes.calibration.metrics.ranking import COVERAGES, accuracy_at_coverage
@@ -43,7 +42,7 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
     if reference := ece_if_calibrated(statistics, generator):
         values |= {"ece_if_calibrated": reference.mean, "ece_if_calibrated_high": reference.high}
     if terms := decompose_brier(statistics):
-        values["brier_terms"] = asdict(terms)
+        values["brier_terms"] = terms._asdict()
     if curve := decision_curve(statistics):
         values["net_benefit"] = curve
     kept = {str(share): ranked for share in COVERAGES if (ranked := accuracy_at_coverage(statistics, share))}
@@ -69,7 +68,10 @@ def summarise_noised(table: NoisedTable, generator: np.random.Generator) -> Cali
     joined, noise = join_small_bins(table)
     if len(joined) == 0:
         return CalibrationValues(n=n)
-    drawn = joined[:, CONFIDENCE] - draw_calibrated(_whole(joined), generator)
+    # Outcomes can be drawn for whole records only, of the same mean confidences.
+    whole = np.maximum(np.round(joined[:, COUNT]), 1)
+    rounded = np.column_stack([whole, joined[:, CONFIDENCE] * whole / joined[:, COUNT]])
+    drawn = joined[:, CONFIDENCE] - draw_calibrated(rounded, generator)
     drawn += math.sqrt(2) * noise * generator.standard_normal(drawn.shape)
     reference = np.abs(drawn).sum(axis=1) / joined[:, COUNT].sum()
     intervals = {
@@ -111,9 +113,3 @@ def join_small_bins(table: NoisedTable) -> tuple[Floats, Floats]:
 
 def _is_clear(row: Floats, noise: float) -> bool:
     return bool(row[COUNT] > max(1.0, CLEAR * noise) and row[CONFIDENCE] > 0)
-
-
-def _whole(joined: Floats) -> Floats:
-    """Round the counts, as outcomes can be drawn for whole records only, and keep the mean confidences."""
-    whole = np.maximum(np.round(joined[:, COUNT]), 1)
-    return np.column_stack([whole, joined[:, CONFIDENCE] * whole / joined[:, COUNT], joined[:, OUTCOME]])

@@ -4,15 +4,29 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 
 class Config(BaseModel):
     """A frozen record that refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="after")
+    def _validated(self) -> Self:
+        self._check_keys()
+        return self
+
+    def _check_keys(self) -> None:
+        """Raise ValueError, naming value, allowed and remedy, where keys do not fit each other."""
+
+
+def by_default(**keys: str) -> BeforeValidator:
+    """Give a table the keys that it leaves out, such as its kind."""
+    return BeforeValidator(lambda value: keys | value if isinstance(value, dict) else value)
 
 
 # What travels between server and sites is checked alike.
@@ -37,11 +51,9 @@ def json_values(value: object) -> JSONValue:
 
     NaN is None, infinities are "inf" and "-inf", keys are strings; a value of another type is a ValueError.
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value
     if isinstance(value, np.generic | np.ndarray):
         return json_values(value.tolist())
-    if isinstance(value, int):
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return None if math.isnan(value) else float(value) if math.isfinite(value) else str(value)
@@ -49,6 +61,4 @@ def json_values(value: object) -> JSONValue:
         return {str(key): json_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_values(item) for item in value]
-    raise ValueError(
-        f"a {type(value).__name__} cannot be written as JSON: give numbers, strings, lists, mappings or None"
-    )
+    raise ValueError(f"{type(value).__name__} is no JSON value: give numbers, strings, lists, mappings or None")

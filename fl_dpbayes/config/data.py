@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
@@ -88,17 +88,11 @@ class Shift(Config):
     severity: Severity = 3
     feature: Annotated[str, Field(min_length=1, max_length=60)] | None = None
 
-    @model_validator(mode="after")
-    def _feature_fits_kind(self) -> "Shift":
+    def _check_keys(self) -> None:
         if self.kind == "tilt" and self.feature is None:
             raise ValueError("kind 'tilt' needs the key feature: name the column to tilt by, for example 'age'")
         if self.kind != "tilt" and self.feature is not None:
             raise ValueError(f"feature is for kind 'tilt': remove it for kind {self.kind!r}")
-        return self
-
-
-def _named_source(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
 
 
 class DataSpec(Config):
@@ -111,7 +105,7 @@ class DataSpec(Config):
     classes among the training records, public by declaration, for sites that declare their own.
     """
 
-    source: Annotated[Source, BeforeValidator(_named_source)]
+    source: Annotated[Source, BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value)]
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     records: PositiveInt | None = None
     prevalence: TrainedPrevalence | None = None
@@ -137,23 +131,15 @@ class SiteSpec(Config):
     epsilon: PositiveFloat | None = None
     prevalence: SitePrevalence | None = None
 
-    @model_validator(mode="after")
-    def _keys_fit_role(self) -> "SiteSpec":
-        if self.role != "train" and self.epsilon is not None:
-            raise ValueError("epsilon is the budget of a training site: remove it here")
-        if self.role == "train" and self.part != "train":
-            raise ValueError(f"part {self.part!r} is for held_out and shifted sites: a training site uses 'train'")
-        if self.role == "train" and self.records is not None:
-            raise ValueError(
-                "records is for held_out and shifted sites: the partition decides how many a training site holds"
-            )
-        if self.role == "train" and self.records_of is not None:
-            raise ValueError("records_of is for held_out and shifted sites: a training site's records are its own")
+    def _check_keys(self) -> None:
+        if self.role == "train":
+            for key, default in (("part", "train"), ("records", None), ("records_of", None)):
+                if (value := getattr(self, key)) != default:
+                    raise ValueError(f"{key} is {value!r}: it is for held_out and shifted sites, remove it here")
+        elif self.epsilon is not None:
+            raise ValueError(f"epsilon is {self.epsilon:g}: it is the budget of a training site, remove it here")
         if self.records_of is not None and (self.records is not None or self.part != "train"):
-            raise ValueError(
-                "records_of already says which records the site holds: remove records and part, or records_of"
-            )
-        return self
+            raise ValueError("records_of already says which records the site holds: remove records and part, or it")
 
 
 def check_shared_records(sites: Mapping[str, SiteSpec]) -> None:
@@ -162,13 +148,10 @@ def check_shared_records(sites: Mapping[str, SiteSpec]) -> None:
     for name, spec in sites.items():
         if spec.records_of is None or spec.records_of in owners:
             continue
-        owner = sites.get(spec.records_of)
-        if owner is None:
-            reason = "there is no such site"
-        elif owner.role == "train":
-            reason = "that is a training site, whose records the model has seen"
-        else:
-            reason = f"that site has records of another one itself ({owner.records_of!r})"
+        reason = "there is no such site"
+        if owner := sites.get(spec.records_of):
+            borrowed = f"that site has records of another one itself ({owner.records_of!r})"
+            reason = "that is a training site, whose records the model has seen" if owner.role == "train" else borrowed
         allowed = f"name one of {', '.join(owners)}" if owners else "give the site records of its own"
         raise ValueError(f"sites.{name}.records_of is {spec.records_of!r}, but {reason}: {allowed}")
 
@@ -190,11 +173,8 @@ def roles_sharing_records(sites: Mapping[str, SiteSpec]) -> frozenset[Role]:
 def check_prevalences(data: DataSpec, sites: Mapping[str, SiteSpec], release: EvaluationRelease) -> None:
     """Check the prevalences that a scenario declares, as far as it goes without its records, or raise ValueError."""
     for name, site in sites.items():
-        if site.prevalence is None:
-            continue
-        if data.prevalence is None:
+        if site.prevalence is not None and data.prevalence is None:
             raise ValueError(
-                f"sites.{name}.prevalence is given, but data.prevalence is not: declare there the shares of the "
-                "classes among the training records, from which predictions are moved"
+                f"sites.{name}.prevalence is given, data.prevalence is not: declare there that of training"
             )
         check_noised_estimate(f"sites.{name}.prevalence", site.prevalence, release)

@@ -35,17 +35,18 @@ def outside_text(text: str, most: int = MOST_CHARACTERS) -> str:
 OutsideText = Annotated[str, Field(max_length=200), AfterValidator(outside_text)]
 
 
-def group_text(text: str) -> str:
-    """Return the name of an attribute or of its value, after checking that it can be shown anywhere.
+def is_group_text(text: str) -> bool:
+    """Say whether the name of an attribute or of its value can be shown anywhere: 1 to MAX_GROUP_TEXT, printable."""
+    return bool(text) and outside_text(text, MAX_GROUP_TEXT) == text
 
-    Raises ValueError if it is empty, longer than MAX_GROUP_TEXT or not printable.
-    """
-    if not text or outside_text(text, MAX_GROUP_TEXT) != text:
+
+def _group_text(text: str) -> str:
+    if not is_group_text(text):
         raise ValueError(f"a subgroup's name must be 1 to {MAX_GROUP_TEXT} printable characters")
     return text
 
 
-GroupText = Annotated[str, AfterValidator(group_text)]
+GroupText = Annotated[str, AfterValidator(_group_text)]
 
 
 def counted(number: int, noun: str) -> str:

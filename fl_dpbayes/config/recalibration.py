@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.plan import MIN_CLIP_NORM, Adjacency, AnyPrivacyPlan, Probability
 
 # Far beyond any useful value: exp(10) = 22,026.
@@ -63,10 +63,8 @@ def parameter_count(method: RecalibrationMethod, classes: int) -> int:
     """
     record = METHODS[method]
     if record.for_more_classes and classes != 2:
-        raise ValueError(
-            f"method {method!r} is for two classes, here are {classes}: choose {record.for_more_classes!r}, its form "
-            "for more classes"
-        )
+        allowed = f"here are {classes}: choose {record.for_more_classes!r}"
+        raise ValueError(f"method {method!r} is for two classes, {allowed}")
     return record.parameters + record.per_class * classes
 
 
@@ -81,18 +79,21 @@ class RecalibrationMap(Config):
     method: RecalibrationMethod
     parameters: Parameters
 
-    @model_validator(mode="after")
-    def _knots_rise(self) -> "RecalibrationMap":
+    def _check_keys(self) -> None:
         record = METHODS[self.method]
         if not record.rising_knots:
-            return self
+            return
         if len(self.parameters) != record.parameters:
             raise ValueError(f"an {self.method} map has {record.parameters} parameters, not {len(self.parameters)}")
         half = record.parameters // 2
         for knots in (self.parameters[:half], self.parameters[half:]):
             if knots[0] < 0 or knots[-1] > 1 or any(left > right for left, right in pairwise(knots)):
                 raise ValueError(f"the knots of an {self.method} map lie in [0, 1] and never fall")
-        return self
+
+
+def _check_rounds(rounds: int, steps: int) -> None:
+    if steps % rounds:
+        raise ValueError(f"rounds is {rounds}: it must divide steps, {steps}")
 
 
 class RecalibrationPlan(Config):
@@ -116,11 +117,8 @@ class RecalibrationPlan(Config):
         """Steps that each round asks for."""
         return self.steps // self.rounds
 
-    @model_validator(mode="after")
-    def _rounds_divide_steps(self) -> "RecalibrationPlan":
-        if self.steps % self.rounds:
-            raise ValueError(f"rounds is {self.rounds}: it must divide steps, {self.steps}")
-        return self
+    def _check_keys(self) -> None:
+        _check_rounds(self.rounds, self.steps)
 
 
 class CountingPlan(Config):
@@ -136,10 +134,7 @@ class CountingPlan(Config):
     steps: Literal[1] = 1
     rounds: Literal[1] = 1
 
-    @property
-    def steps_per_round(self) -> int:
-        """The one count."""
-        return self.steps
+    steps_per_round: ClassVar[int] = 1
 
 
 AnyRecalibrationPlan = Annotated[RecalibrationPlan | CountingPlan, Field(discriminator="method")]
@@ -162,13 +157,10 @@ class Recalibration(Config):
     rounds: PositiveInt = 1
     step_size: PositiveFloat = 1.0
 
-    @model_validator(mode="after")
-    def _rounds_fit(self) -> "Recalibration":
-        if self.steps % self.rounds:
-            raise ValueError(f"rounds is {self.rounds}: it must divide steps, {self.steps}")
+    def _check_keys(self) -> None:
+        _check_rounds(self.rounds, self.steps)
         if self.scope == "site" and self.rounds > 1:
             raise ValueError(f"rounds is {self.rounds}, but with scope 'site' nothing is averaged: leave it at 1")
-        return self
 
 
 class IsotonicRecalibration(Config):
@@ -183,13 +175,8 @@ class IsotonicRecalibration(Config):
     epsilon: PositiveFloat | None = None
 
 
-def _with_default_method(content: Any) -> Any:
-    return {"method": "temperature", **content} if isinstance(content, dict) else content
-
-
 AnyRecalibration = Annotated[
-    Annotated[Recalibration | IsotonicRecalibration, Field(discriminator="method")],
-    BeforeValidator(_with_default_method),
+    Annotated[Recalibration | IsotonicRecalibration, Field(discriminator="method")], by_default(method="temperature")
 ]
 
 
@@ -200,10 +187,7 @@ def recalibration_plan(recalibration: AnyRecalibration, privacy: AnyPrivacyPlan)
     """
     spent = recalibration.epsilon or privacy.epsilon
     own = recalibration.model_dump(exclude={"scope", "fraction"})
-    shared = {
-        "epsilon": spent if math.isfinite(spent) else None,
-        "delta": privacy.delta,
-        "adjacency": privacy.adjacency,
-    }
+    epsilon = spent if math.isfinite(spent) else None
+    shared = {"epsilon": epsilon, "delta": privacy.delta, "adjacency": privacy.adjacency}
     kind = CountingPlan if isinstance(recalibration, IsotonicRecalibration) else RecalibrationPlan
     return kind.model_validate(own | shared)

@@ -18,7 +18,7 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperatu
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
 from fl_dpbayes.config.task import LogisticModel, Model
-from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain
+from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain, read_record, read_toml
 
 STUDY_PREFIX = "study-"
 STUDY_TABLES = {"axes", "variants", "study", "paper"}
@@ -48,11 +48,9 @@ class Evaluation(Config):
     noise_multiplier: PositiveFloat | None = None
     max_samples: Annotated[int, Field(ge=1, le=10_000)] = 100
 
-    @model_validator(mode="after")
-    def _noise_fits_release(self) -> "Evaluation":
+    def _check_keys(self) -> None:
         if (self.release == "noised") != (self.noise_multiplier is not None):
             raise ValueError("noise_multiplier must be given exactly when release is 'noised'")
-        return self
 
 
 class Resources(Config):
@@ -115,8 +113,7 @@ class Scenario(Config):
     def _rule_by_default(cls, content: Any) -> Any:
         return with_default_rule(content)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "Scenario":
+    def _check_keys(self) -> None:
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]
         if not training_sites:
             raise ValueError("no site has role 'train': give at least one site that role")
@@ -124,34 +121,26 @@ class Scenario(Config):
         shared = [name for name, site in self.sites.items() if site.records_of is not None]
         if shared and self.evaluation.release == "noised":
             raise ValueError(
-                f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers, and no "
-                "account would show the sum: set evaluation.release to 'public' or 'none', or give the site records of "
-                "its own"
+                f"sites.{shared[0]}.records_of: the same patients would pay for noised tables in two ledgers: set "
+                "evaluation.release to 'public' or 'none', or give the site records of its own"
             )
-        if self.resources.min_sites > len(training_sites):
-            raise ValueError(
-                f"resources.min_sites is {self.resources.min_sites} but {len(training_sites)} sites train: lower it"
-            )
-        if self.resources.start_nodes is not None and self.resources.start_nodes > len(self.sites):
-            raise ValueError(
-                f"resources.start_nodes is {self.resources.start_nodes} but there are {len(self.sites)} sites: lower it"
-            )
+        least, start = self.resources.min_sites, self.resources.start_nodes
+        if least > len(training_sites):
+            raise ValueError(f"resources.min_sites is {least} but {len(training_sites)} sites train: lower it")
+        if start is not None and start > len(self.sites):
+            raise ValueError(f"resources.start_nodes is {start} but there are {len(self.sites)} sites: lower it")
         self.aggregation.check(self.sampler, len(training_sites))
-        if self.recalibration is not None and self.data.test_fraction + self.recalibration.fraction >= 1:
+        kept = self.recalibration.fraction if self.recalibration else 0.0
+        if kept + (test := self.data.test_fraction) >= 1:
             raise ValueError(
-                f"recalibration.fraction is {self.recalibration.fraction}: with data.test_fraction "
-                f"{self.data.test_fraction} it leaves nothing to train on: lower one of them"
+                f"recalibration.fraction {kept} with test_fraction {test} leaves nothing to train on: lower it"
             )
-        if self.sampler.needs_hidden_units and isinstance(self.model, LogisticModel):
-            raise ValueError(
-                f"sampler.kind {self.sampler.kind!r} drops hidden units, and model.kind 'logistic' has none: choose "
-                "model.kind 'mlp' or 'cnn', or another sampler"
-            )
-        if self.sampler.needs_hidden_units and self.model.frozen_body is not None:
-            raise ValueError(
-                f"sampler.kind {self.sampler.kind!r} drops hidden units, and those of model.frozen_body are fixed: "
-                "remove frozen_body, or choose another sampler"
-            )
+        if self.sampler.needs_hidden_units:
+            drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
+            if isinstance(self.model, LogisticModel):
+                raise ValueError(f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or another sampler")
+            if self.model.frozen_body is not None:
+                raise ValueError(f"{drops} those of model.frozen_body are fixed: remove frozen_body, or choose another")
         check_temperature(self.sampler, self.privacy)
         check_prevalences(self.data, self.sites, self.evaluation.release)
         try:
@@ -159,7 +148,6 @@ class Scenario(Config):
         except ValidationError as error:
             raise ValueError(f"training: {explain(error, TrainingPlan)}") from None
         self.aggregation.site_plan(plan)
-        return self
 
 
 def training_plan(
@@ -169,17 +157,8 @@ def training_plan(
 
     `prior_share`: s in (0, 1], the share of the prior that one site targets; the aggregation rule sets it.
     """
-    return TrainingPlan(
-        rounds=scenario.training.rounds,
-        steps_per_round=scenario.training.steps_per_round,
-        chains=scenario.training.chains,
-        burn_in=scenario.training.burn_in,
-        thinning=scenario.training.thinning,
-        sampler=scenario.sampler,
-        prior_share=prior_share,
-        privacy=scenario.privacy,
-        chain_start=chain_start,
-    )
+    chains = {"prior_share": prior_share, "chain_start": chain_start, **dict(scenario.training)}
+    return TrainingPlan(sampler=scenario.sampler, privacy=scenario.privacy, **chains)
 
 
 def site_plan(scenario: Scenario, sites: int) -> TrainingPlan:
@@ -224,14 +203,6 @@ def read_shipped(name: str) -> dict[str, Any]:
     return read_toml(_find(name), "scenario")
 
 
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file, `what` in an error; UserError if it is not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{what} {path} is not valid TOML: {error}") from None
-
-
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Apply assignments to a parsed scenario or study file, in place, as `load_scenario` does."""
     given = {_key(assignment) for assignment in overrides}
@@ -254,10 +225,7 @@ def read_scenario(content: dict[str, Any], origin: str) -> Scenario:
 
     Raises UserError with one line that names the first bad key, its value and what is allowed.
     """
-    try:
-        return Scenario.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{origin}: {explain(error, Scenario)}") from None
+    return read_record(Scenario, content, origin)
 
 
 def write_scenario(scenario: Scenario, path: Path) -> None:
@@ -268,15 +236,11 @@ def write_scenario(scenario: Scenario, path: Path) -> None:
 def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix == ".toml":
-        if not path.is_file():
-            raise UserError(f"scenario file {name_or_path} does not exist")
         return path
     shipped = scenario_folder() / f"{name_or_path}.toml"
     if "/" in name_or_path or not shipped.is_file():
-        raise UserError(
-            f"no scenario {name_or_path!r}: choose one of {', '.join(shipped_scenarios())}, or give the path of a "
-            ".toml file"
-        )
+        choice = ", ".join(shipped_scenarios())
+        raise UserError(f"no scenario {name_or_path!r}: choose one of {choice}, or give the path of a .toml file")
     return shipped
 
 

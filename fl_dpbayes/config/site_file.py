@@ -1,30 +1,37 @@
 """The file that makes a site: written by a hospital, or by a simulation for each virtual site."""
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tomli_w
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import Shift
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
 from fl_dpbayes.config.sources import OfficialPart, Source
 from fl_dpbayes.config.task import SitePrevalence, check_noised_estimate
+from fl_dpbayes.config.validation_text import read_record, read_toml
 
 PositiveOrInfinite = Annotated[float, Field(gt=0, allow_inf_nan=True)]
+
+
+def _in_folder(path: Path, read: ValidationInfo) -> Path:
+    """Let a relative path start at the site file's own folder, where a file is read."""
+    return (read.context or Path()) / path
+
+
+PlacedPath = Annotated[Path, AfterValidator(_in_folder)]
 
 
 class Selection(Config):
     """Which records of the source belong to the site; empty: all of the official part `part`."""
 
     part: OfficialPart = "train"
-    indices: Path | None = None
+    indices: PlacedPath | None = None
     natural_site: str | None = None
 
 
@@ -35,14 +42,12 @@ class Split(Config):
     recalibration_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32,128}$")]
 
-    @model_validator(mode="after")
-    def _fractions_fit(self) -> "Split":
-        if self.test_fraction + self.recalibration_fraction > 1:
+    def _check_keys(self) -> None:
+        shares = self.test_fraction, self.recalibration_fraction
+        if sum(shares) > 1:
             raise ValueError(
-                f"test_fraction {self.test_fraction} and recalibration_fraction {self.recalibration_fraction} exceed 1 "
-                "together: lower one of them"
+                "test_fraction {} and recalibration_fraction {} exceed 1 together: lower one".format(*shares)
             )
-        return self
 
 
 class LedgerSettings(Config):
@@ -52,22 +57,13 @@ class LedgerSettings(Config):
     disk that no backup puts back together with the ledger. Both are made once, by `fl-dpbayes site ledger create`.
     """
 
-    path: Path
-    witness: Path
+    path: PlacedPath
+    witness: PlacedPath
     cohort: Annotated[str, Field(min_length=1, max_length=200)]
     epsilon: PositiveOrInfinite
     delta: Probability
     adjacency: Adjacency = "add_or_remove_one"
     durability: Literal["full", "normal"] = "full"
-
-    @model_validator(mode="after")
-    def _places_differ(self) -> "LedgerSettings":
-        if self.path.parent == self.witness.parent:
-            raise ValueError(
-                f"witness {self.witness} lies in the folder of path {self.path}, and would be lost or put back with "
-                "it: name a file in another folder, best on another disk"
-            )
-        return self
 
 
 class Policy(Config):
@@ -117,13 +113,12 @@ class SiteFile(Config):
     threads: PositiveInt = 1
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     insecure_seed: int | None = None
-    cache_folder: Path = Path("cache")
-    backbone_folder: Path | None = None
-    trace_folder: Path | None = None
+    cache_folder: PlacedPath = Path("cache")
+    backbone_folder: PlacedPath | None = None
+    trace_folder: PlacedPath | None = None
     prevalence: SitePrevalence | None = None
 
-    @model_validator(mode="after")
-    def _keys_fit(self) -> "SiteFile":
+    def _check_keys(self) -> None:
         budgets = {"policy.max_run_epsilon": self.policy.max_run_epsilon}
         if self.ledger is not None:
             budgets["ledger.epsilon"] = self.ledger.epsilon
@@ -131,7 +126,6 @@ class SiteFile(Config):
             if math.isinf(epsilon) and not self.policy.allow_non_private:
                 raise ValueError(f"{key} is infinite: give a budget; only policy.allow_non_private goes without one")
         check_noised_estimate("prevalence", self.prevalence, self.policy.evaluation_release)
-        return self
 
 
 def read_site_file(path: Path) -> SiteFile:
@@ -139,21 +133,9 @@ def read_site_file(path: Path) -> SiteFile:
 
     Raises UserError if the file is absent, not TOML, or a key is unknown, missing or out of range.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"site file {path} does not exist") from None
-    except OSError as error:
-        raise UserError(f"site file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"site file {path} is not valid TOML: {error}") from None
-    try:
-        site_file = SiteFile.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"site file {path}: {key or 'file'}: {first['msg']}") from None
-    return _with_absolute_paths(site_file, path.resolve().parent)
+    folder = path.resolve().parent
+    site_file = read_record(SiteFile, read_toml(path, "site file"), f"site file {path}", folder)
+    return site_file.model_copy(update={"source": site_file.source.with_place(lambda place: folder / place)})
 
 
 def write_site_file(site_file: SiteFile, path: Path) -> None:
@@ -161,19 +143,3 @@ def write_site_file(site_file: SiteFile, path: Path) -> None:
     with written(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(tomli_w.dumps(site_file.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-
-
-def _with_absolute_paths(site_file: SiteFile, folder: Path) -> SiteFile:
-    changes: dict[str, object] = {
-        "cache_folder": folder / site_file.cache_folder,
-        "source": site_file.source.with_place(lambda place: folder / place),
-    }
-    for key in ("backbone_folder", "trace_folder"):
-        if (place := getattr(site_file, key)) is not None:
-            changes[key] = folder / place
-    selection, ledger = site_file.selection, site_file.ledger
-    if selection.indices is not None:
-        changes["selection"] = selection.model_copy(update={"indices": folder / selection.indices})
-    if ledger is not None:
-        changes["ledger"] = ledger.model_copy(update={"path": folder / ledger.path, "witness": folder / ledger.witness})
-    return site_file.model_copy(update=changes)

@@ -7,9 +7,9 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data_folder import known_folder
@@ -23,6 +23,7 @@ SplitName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]
 Coefficient = Annotated[float, Field(ge=-100, le=100)]
 # A part of this many pixels takes half a gibibyte as grey levels, two as float32.
 MAX_PIXELS = 2**29
+ONLY_TRAIN: dict[OfficialPart, str] = {"train": "train"}
 
 
 class SourceConfig(Config):
@@ -45,15 +46,27 @@ class SourceConfig(Config):
 
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
-        for key in ("path", "folder"):
-            place = getattr(self, key, None)
-            if place is not None:
-                return self.model_copy(update={key: change(place)})
-        return self
+        places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
+        return self.model_copy(update={key: change(place) for key, place in places.items()})
 
     def located(self, data_dir: Path | None) -> Self:
         """Resolve where the source lies; `data_dir` is where built-in ones do."""
         return self.with_place(Path.resolve)
+
+
+class _Known(NamedTuple):
+    shape: tuple[int, ...]
+    classes: int
+    parts: tuple[OfficialPart, ...]
+    unit: str = "record"
+
+
+_KNOWN = {
+    "digits": _Known((1, 8, 8), 10, ("train",)),
+    "mnist": _Known((1, 28, 28), 10, ("train", "test")),
+    "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test")),
+    "heart": _Known((15,), 2, ("train",), "patient"),
+}
 
 
 class BuiltIn(SourceConfig):
@@ -65,22 +78,17 @@ class BuiltIn(SourceConfig):
     @property
     def task(self) -> Task:
         """One of a picture of so many pixels, or 15 numbers of a patient."""
-        shape, classes = {
-            "digits": ((1, 8, 8), 10), "mnist": ((1, 28, 28), 10), "pneumonia": ((1, 28, 28), 2), "heart": ((15,), 2),
-        }[self.kind]  # fmt: skip
-        return Task(input_shape=shape, classes=classes)
+        return Task(input_shape=_KNOWN[self.kind].shape, classes=_KNOWN[self.kind].classes)
 
     @property
     def parts(self) -> tuple[OfficialPart, ...]:
         """Those of the data set."""
-        if self.kind == "pneumonia":
-            return ("train", "validation", "test")
-        return ("train", "test") if self.kind == "mnist" else ("train",)
+        return _KNOWN[self.kind].parts
 
     @property
     def unit(self) -> str:
         """A patient where the data set has one record of each."""
-        return "patient" if self.kind == "heart" else "record"
+        return _KNOWN[self.kind].unit
 
     def located(self, data_dir: Path | None) -> Self:
         """Find it in `data_dir`, else in its own folder or the environment's."""
@@ -124,10 +132,18 @@ class Table(SourceConfig):
         """The column of units."""
         return self.unit_column or "record"
 
-    @model_validator(mode="after")
-    def _constants_fit_features(self) -> "Table":
+    def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)
-        return self
+
+
+def _one_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(f"{pattern!r} has {groups} groups: give one, around the patient's name, as in '^(P[0-9]+)_'")
+    return pattern
 
 
 class ImageFolder(SourceConfig):
@@ -143,7 +159,7 @@ class ImageFolder(SourceConfig):
     height: PositiveInt
     width: PositiveInt
     channels: Literal[1, 3] = 1
-    patient_pattern: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    patient_pattern: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_group)] | None = None
 
     @property
     def task(self) -> Task:
@@ -155,34 +171,13 @@ class ImageFolder(SourceConfig):
             raise UserError(f"image folder {self.path} does not exist")
         classes = sum(entry.is_dir() for entry in self.path.iterdir())
         if classes < 2:
-            raise UserError(
-                f"image folder {self.path} has {classes} sub-folders: make one per class, at least two (a class "
-                "without images is an empty one)"
-            )
+            raise UserError(f"image folder {self.path} has {classes} sub-folders: make one per class, at least two")
         return Task(input_shape=(self.channels, self.height, self.width), classes=classes)
 
     @property
     def unit(self) -> str:
         """A patient where paths name them."""
         return "patient" if self.patient_pattern else "image"
-
-    @field_validator("patient_pattern")
-    @classmethod
-    def _pattern_has_one_group(cls, pattern: str | None) -> str | None:
-        try:
-            groups = 1 if pattern is None else re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
-        if groups != 1:
-            raise ValueError(
-                f"{pattern!r} has {groups} groups: put exactly one pair of parentheses, around what names the patient, "
-                "such as '^(P[0-9]+)_'"
-            )
-        return pattern
-
-
-def _only_train() -> dict[OfficialPart, str]:
-    return {"train": "train"}
 
 
 class HuggingFace(SourceConfig):
@@ -207,7 +202,7 @@ class HuggingFace(SourceConfig):
     channels: Literal[1, 3] = 1
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
-    splits: dict[OfficialPart, SplitName] = Field(default_factory=_only_train, min_length=1)
+    splits: dict[OfficialPart, SplitName] = Field(default_factory=ONLY_TRAIN.copy, min_length=1)
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
 
@@ -238,20 +233,14 @@ class HuggingFace(SourceConfig):
         """The numeric columns; none where records are images."""
         return () if isinstance(self.features, str) else self.features
 
-    @model_validator(mode="after")
-    def _keys_fit(self) -> "HuggingFace":
+    def _check_keys(self) -> None:
         if (self.name is None) == (self.path is None):
             raise ValueError("give either name (and revision) or path, a local folder of Parquet files")
         if (self.name is None) != (self.revision is None):
-            raise ValueError(
-                "revision is the commit of the hub's data set (40 hexadecimal digits, on its page under 'Files and "
-                "versions'): give it with name, and not with path"
-            )
-        sizes = (self.height is not None, self.width is not None)
-        if sizes != (self.image is not None,) * 2:
+            raise ValueError("revision is the commit of the hub's data set: give it with name, and not with path")
+        if {self.height is not None, self.width is not None} != {self.image is not None}:
             raise ValueError("height and width must be given exactly when features is one column of images")
         _check_constants(len(self.columns), self.centers, self.scales)
-        return self
 
 
 class SyntheticSites(SourceConfig):
@@ -273,13 +262,10 @@ class SyntheticSites(SourceConfig):
         """Both are drawn."""
         return ("train", "test")
 
-    @model_validator(mode="after")
-    def _sites_have_records(self) -> "SyntheticSites":
-        for key in ("records", "test_records"):
-            count = getattr(self, key)
+    def _check_keys(self) -> None:
+        for key, count in (("records", self.records), ("test_records", self.test_records)):
             if count < self.sites:
                 raise ValueError(f"{key} is {count} for {self.sites} sites: give each site at least one record")
-        return self
 
 
 class Logistic2D(SyntheticSites):
@@ -315,21 +301,12 @@ class Radiographs(SyntheticSites):
         """Square grey pictures."""
         return Task(input_shape=(1, self.side, self.side), classes=2)
 
-    @model_validator(mode="after")
-    def _pixels_fit_memory(self) -> "Radiographs":
-        for key in ("records", "test_records"):
-            most = MAX_PIXELS // self.side**2
-            if getattr(self, key) > most:
-                raise ValueError(f"{key} is {getattr(self, key)}: at side {self.side} at most {most} are made")
-        return self
+    def _check_keys(self) -> None:
+        super()._check_keys()
+        most = MAX_PIXELS // self.side**2
+        for key, count in (("records", self.records), ("test_records", self.test_records)):
+            if count > most:
+                raise ValueError(f"{key} is {count}: at side {self.side} at most {most} are made")
 
 
-Source = Annotated[
-    BuiltIn
-    | Table
-    | ImageFolder
-    | HuggingFace
-    | Logistic2D
-    | Radiographs,
-    Field(discriminator="kind"),
-]  # fmt: skip
+Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")]

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
@@ -22,9 +22,7 @@ class Task(Config):
 
 def _sha256(value: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", value):
-        raise ValueError(
-            f"{value[:70]!r} names no file: give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)"
-        )
+        raise ValueError(f"{value[:60]!r} is no SHA-256: give 64 lower-case hexadecimal digits (sha256sum FILE)")
     return value
 
 
@@ -77,11 +75,17 @@ class FrozenBody(Config):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     weights: WeightsDigest | None = None
 
-    @model_validator(mode="after")
-    def _one_origin(self) -> "FrozenBody":
+    def _check_keys(self) -> None:
         if self.weights is not None and self.seed != 0:
             raise ValueError("seed and weights both give the body's values: give one of them")
-        return self
+
+
+def _absent(reason: str) -> BeforeValidator:
+    def check(value: Any) -> None:
+        if value is not None:
+            raise ValueError(reason)
+
+    return BeforeValidator(check)
 
 
 Features = Annotated[ScatteringFeatures | BackboneFeatures, Field(discriminator="kind")]
@@ -92,16 +96,7 @@ class LogisticModel(Config):
 
     kind: Literal["logistic"] = "logistic"
     features: Features | None = None
-    frozen_body: None = None
-
-    @field_validator("frozen_body", mode="before")
-    @classmethod
-    def _no_body(cls, value: Any) -> None:
-        if value is not None:
-            raise ValueError(
-                "it needs layers before the last, and model.kind 'logistic' has none: choose model.kind 'mlp' or "
-                "'cnn', or leave it out"
-            )
+    frozen_body: Annotated[None, _absent("model.kind 'logistic' has none: remove it, or choose 'mlp' or 'cnn'")] = None
 
 
 class MLPModel(Config):
@@ -120,14 +115,8 @@ class CNNModel(Config):
     channels: Annotated[tuple[Width, ...], Field(min_length=1, max_length=4)] = (16, 32)
     kernel_size: Literal[3, 5] = 3
     hidden: Width = 64
-    features: None = None
+    features: Annotated[None, _absent("model.kind 'cnn' takes none: remove it, or choose 'logistic' or 'mlp'")] = None
     frozen_body: FrozenBody | None = None
-
-    @field_validator("features", mode="before")
-    @classmethod
-    def _no_features(cls, value: Any) -> None:
-        if value is not None:
-            raise ValueError("model.kind 'cnn' takes none: remove it, or choose model.kind 'logistic' or 'mlp'")
 
 
 Model = Annotated[LogisticModel | MLPModel | CNNModel, Field(discriminator="kind")]
@@ -146,10 +135,7 @@ def _sum_to_one(shares: tuple[float, ...]) -> tuple[float, ...]:
 
 def _above_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
     if min(shares) < SMALLEST_TRAINED:
-        raise ValueError(
-            f"a class has share {min(shares):g}: every class that is trained on has some records, "
-            f"{SMALLEST_TRAINED:g} of all or more"
-        )
+        raise ValueError(f"a class has share {min(shares):g}: one that is trained on has {SMALLEST_TRAINED:g} or more")
     return shares
 
 
@@ -164,21 +150,14 @@ SitePrevalence = Literal["estimated"] | Prevalence
 def check_noised_estimate(key: str, prevalence: SitePrevalence | None, release: EvaluationRelease) -> None:
     """Refuse an estimate where results leave with noise: it moves every record's prediction by all the others'.
 
-    The noise covers what one unit adds to the sums itself, not what it does to the others' predictions.
-
-    Raises ValueError for an estimate under release `noised`; `key` is what to call it.
+    The noise covers what one unit adds to the sums itself, not what it does to the others' predictions. Raises
+    ValueError for an estimate under release `noised`; `key` is what to call it.
     """
     if prevalence == "estimated" and release == "noised":
-        raise ValueError(
-            f"{key} is 'estimated' from all test records, which the noise of release 'noised' does not cover: declare "
-            "numbers, or remove it"
-        )
+        raise ValueError(f"{key} is 'estimated', which the noise of release 'noised' does not cover: declare numbers")
 
 
 def check_prevalence_classes(key: str, prevalence: Prevalence | SitePrevalence | None, classes: int) -> None:
-    """Check that a declared prevalence has one share for each class of the records.
-
-    Raises UserError if it has another number of shares; `key` is what to call it.
-    """
+    """Check that a declared prevalence has one share for each class of the records, or raise UserError naming `key`."""
     if isinstance(prevalence, tuple) and len(prevalence) != classes:
         raise UserError(f"{key} has {len(prevalence)} shares, the records have {classes} classes: give one for each")

@@ -1,13 +1,40 @@
 """What the records say of a file: one clear line out of a validation error, and which keys a kind has."""
 
 import difflib
+import tomllib
 import typing
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from fl_dpbayes.config.errors import UserError
+
 SWITCHES = ("kind", "rule", "method")
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file, `what` in an error; UserError if it is absent or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{what} {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{what} {path} is not valid TOML: {error}") from None
+
+
+def read_record(model: type[Record], content: Mapping[str, Any], origin: str, folder: Path | None = None) -> Record:
+    """Validate parsed TOML, whose paths start at `folder`; UserError with one line, which begins with `origin`."""
+    try:
+        return model.model_validate(content, context=folder)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {explain(error, model)}") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -48,10 +75,7 @@ def drop_keys_of_other_kinds(
     `content`: the whole file, of the record `model`; changed in place. `location`: where the section stands, with
     its new `kind` or `rule`.
     """
-    section = content
-    for name in location:
-        section = section[name]
-    records = _records_at(model, location)
+    section, records = reduce(getitem, location, content), _records_at(model, location)
     kinds = {value for switch in SWITCHES if isinstance(value := section.get(switch), str)}
     chosen = [record for record in records if kinds & _tags_of(record)]
     if not chosen:

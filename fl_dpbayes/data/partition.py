@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.data import (
-    ClassesPartition,
-    DirichletPartition,
-    FeaturePartition,
-    IIDPartition,
-    NaturalPartition,
-    Partition,
-    QuantityPartition,
-)
+from fl_dpbayes.config.data import ClassesPartition, DirichletPartition, FeaturePartition, Partition, QuantityPartition
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.data.records import Records
 
@@ -47,10 +39,10 @@ def partition_labels(
     _check_feasible(labels, partition, sites)
     order = generator.permutation(len(labels))
     shuffled = labels[order]
-    match partition:
-        case IIDPartition():
+    match partition.kind:
+        case "iid":
             parts = _deal(shuffled, partitioners.IidPartitioner(num_partitions=sites), sites)
-        case DirichletPartition():
+        case "dirichlet":
             dirichlet = partitioners.DirichletPartitioner(
                 num_partitions=sites,
                 partition_by="label",
@@ -62,19 +54,19 @@ def partition_labels(
                 parts = _deal(shuffled, dirichlet, sites)
             except ValueError:
                 raise _no_division(partition, len(labels), sites) from None
-        case ClassesPartition():
+        case "classes":
             parts = _classes(shuffled, partition.classes_per_site, sites, generator)
-        case QuantityPartition():
+        case "quantity":
             sizes = _sizes(len(labels), partition, sites, generator)
             parts = _deal(shuffled, partitioners.SizePartitioner(partition_sizes=sizes), sites)
-        case FeaturePartition():
+        case "feature":
             if scores is None:
                 raise ValueError("feature skew needs a score for each item")
             continuous = partitioners.ContinuousPartitioner(
                 num_partitions=sites, partition_by="score", strictness=partition.strictness, seed=_seed(generator)
             )
             parts = _deal(_standard(scores[order], partition), continuous, sites, column="score")
-        case NaturalPartition():
+        case "natural":
             raise ValueError("a natural partition has nothing to divide: select records by their natural site")
     return [np.sort(order[part]) for part in parts]
 
@@ -86,10 +78,7 @@ def feature_scores(records: Records, feature: str | None) -> Floats:
     """
     if len(records.task.input_shape) == 3:
         if feature is not None:
-            raise UserError(
-                f"partition.feature is {feature!r}, but the records are images, which are sorted by their mean pixel: "
-                "remove the key"
-            )
+            raise UserError(f"partition.feature is {feature!r}, but the records are images: remove the key")
         return records.features.mean(axis=(1, 2, 3), dtype=np.float64)
     if feature not in records.feature_names:
         given = "missing" if feature is None else repr(feature)
@@ -134,23 +123,15 @@ def _check_feasible(labels: Indices, partition: Partition, sites: int) -> None:
     least = partition.min_records if isinstance(partition, DirichletPartition | QuantityPartition) else 1
     if sites * least > count:
         remedy = "fewer sites" if least == 1 else "a lower partition.min_records or fewer sites"
-        raise UserError(
-            f"partition: {sites} training sites of at least {least} records need {sites * least} records, but there "
-            f"are {count}: choose {remedy}"
-        )
+        wanted = f"{sites} training sites of at least {least} records need {sites * least}"
+        raise UserError(f"partition: {wanted}, but there are {count}: choose {remedy}")
     if isinstance(partition, ClassesPartition):
-        classes = len(np.unique(labels))
+        classes, most = len(np.unique(labels)), sites * partition.classes_per_site
+        key = f"partition.classes_per_site is {partition.classes_per_site}"
         if partition.classes_per_site > classes:
-            raise UserError(
-                f"partition.classes_per_site is {partition.classes_per_site}, but there are {classes} classes: "
-                "choose at most that"
-            )
-        if sites * partition.classes_per_site < classes:
-            raise UserError(
-                f"partition.classes_per_site is {partition.classes_per_site}: {sites} training sites would hold at "
-                f"most {sites * partition.classes_per_site} of {classes} classes, and the records of the others would "
-                "be lost: raise it, or add training sites"
-            )
+            raise UserError(f"{key}, but there are {classes} classes: choose at most that")
+        if most < classes:
+            raise UserError(f"{key}: sites would hold at most {most} of {classes} classes: raise it, or add sites")
 
 
 def _seed(generator: np.random.Generator) -> int:
@@ -192,10 +173,10 @@ def _classes_in_turn(
         holders = places[places % len(classes) == position] // classes_per_site
         members = np.flatnonzero(labels == label)
         if len(members) < len(holders):
+            lacks = f"{len(holders)} of them would share class {label}, which has {len(members)} records"
             raise UserError(
                 f"partition.classes_per_site is {classes_per_site}: no division over {sites} training sites, since "
-                f"{len(holders)} of them would share class {label}, which has {len(members)} records: lower it, or use "
-                "fewer training sites"
+                f"{lacks}: lower it, or use fewer training sites"
             )
         for holder, share in zip(holders, np.array_split(members, len(holders)), strict=True):
             parts[holder].append(share)
@@ -217,19 +198,16 @@ def _standard(scores: Floats, partition: FeaturePartition) -> Floats:
     spread = scores.std()
     if not spread > 0:
         what = "mean pixel" if partition.feature is None else f"value of {partition.feature!r}"
-        raise UserError(
-            f"partition.kind is 'feature', but all {len(scores)} records have the same {what}: choose another "
-            "partition.feature or another partition"
-        )
+        same = f"all {len(scores)} records have the same {what}"
+        raise UserError(f"partition.kind is 'feature', but {same}: choose another partition.feature or partition")
     # The partitioner takes small values for equal ones.
     return (scores - scores.mean()) / spread
 
 
 def _no_division(partition: DirichletPartition | QuantityPartition, count: int, sites: int) -> UserError:
     return UserError(
-        f"partition.alpha is {partition.alpha:g} and partition.min_records is {partition.min_records}: no division of "
-        f"{count} records over {sites} training sites was found that gives each that many: raise alpha, lower "
-        "min_records, or use fewer training sites"
+        f"partition.alpha is {partition.alpha:g} and partition.min_records is {partition.min_records}: none of the "
+        f"divisions of {count} records over {sites} training sites gave each that many: raise alpha, lower min_records"
     )
 
 

@@ -54,9 +54,9 @@ def read_public_records(path: Path, task: Task, *, most: int, labelled: bool) ->
     if not np.isfinite(features).all():
         raise UserError(f"public records {path}: a value is missing or not a finite number: remove such records")
     if len(task.input_shape) == 3 and (features.min() < 0 or features.max() > 1):
+        found = f"pixels from {features.min():g} to {features.max():g}"
         raise UserError(
-            f"public records {path} have pixels from {features.min():g} to {features.max():g}: the sites' pixels lie "
-            "in [0, 1], so divide by the largest grey level first"
+            f"public records {path} have {found}: the sites' are in [0, 1], divide by the largest grey level"
         )
     if labels is not None and not ((labels >= 0) & (labels < task.classes)).all():
         raise UserError(f"public records {path}: labels must be whole numbers from 0 to {task.classes - 1}")
@@ -75,10 +75,8 @@ def synthetic_inputs(
     """
     if pattern == "strokes":
         if len(input_shape) != 3 or input_shape[0] != 1 or input_shape[1] != input_shape[2]:
-            raise UserError(
-                f"aggregation.public.pattern 'strokes' draws square grey pictures, not records of shape {input_shape}: "
-                "choose pattern 'noise' or kind 'file'"
-            )
+            drawn = f"draws square grey pictures, not records of shape {input_shape}"
+            raise UserError(f"aggregation.public.pattern 'strokes' {drawn}: choose pattern 'noise' or kind 'file'")
         return draw_strokes(count, 1, input_shape[1], generator).reshape(count, *input_shape)
     if len(input_shape) != 3:
         return generator.normal(size=(count, *input_shape)).astype(np.float32)
@@ -100,15 +98,11 @@ def _archive(path: Path, task: Task, most: int, *, labelled: bool) -> PublicReco
         raise UserError(f"public records {path} cannot be read as a .npz archive of plain arrays: {error}") from None
     fits = features.ndim > 1 and len(features) > 0 and features.size == len(features) * inputs
     if not fits or features.dtype.kind not in "fiu":
-        raise UserError(
-            f"public records {path}: 'features' has shape {features.shape} of type {features.dtype}: give at least one "
-            f"row of {inputs} numbers, of shape {task.input_shape}"
-        )
+        found = f"'features' has shape {features.shape} of type {features.dtype}"
+        raise UserError(f"public records {path}: {found}: give at least one row of {inputs} numbers")
     if labels is not None and (labels.shape != (len(features),) or labels.dtype.kind not in "iu"):
-        raise UserError(
-            f"public records {path}: 'labels' has shape {labels.shape} of type {labels.dtype}: give one whole number "
-            f"for each of the {len(features)} records"
-        )
+        found = f"'labels' has shape {labels.shape} of type {labels.dtype}"
+        raise UserError(f"public records {path}: {found}: give one whole number for each of {len(features)} records")
     with np.errstate(over="ignore", invalid="ignore"):
         rows = features[:most].astype(np.float32).reshape(-1, *task.input_shape)
     return PublicRecords(rows, None if labels is None else labels[:most].astype(np.int64))
@@ -127,10 +121,8 @@ def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray:
         shape, _, dtype = read_header(file)
     # Memory is taken for what a header claims before a byte of it is read.
     if any(length < 0 for length in shape) or np.prod([float(length) for length in shape]) > MAX_VALUES:
-        raise UserError(
-            f"public records {path}: array {name!r} has shape {shape}: at most {MAX_VALUES} numbers are read, so give "
-            "fewer records"
-        )
+        claimed = f"array {name!r} has shape {shape}"
+        raise UserError(f"public records {path}: {claimed}: at most {MAX_VALUES} numbers are read, so give fewer")
     if dtype.hasobject or dtype.itemsize > 8:
         raise ValueError(f"array {name!r} is of type {dtype}, not of plain numbers")
     with archive.open(f"{name}.npy") as file:
@@ -139,10 +131,7 @@ def _array(archive: zipfile.ZipFile, name: str, path: Path) -> npt.NDArray:
 
 def _images(folder: Path, task: Task, most: int, *, labelled: bool) -> PublicRecords:
     if len(task.input_shape) != 3:
-        raise UserError(
-            f"public records {folder} are a folder, but the sites' records are no images: they have shape "
-            f"{task.input_shape}: give a .npz file"
-        )
+        raise UserError(f"public records {folder} are a folder, but the sites' are no images: give a .npz file")
     channels, height, width = task.input_shape
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:

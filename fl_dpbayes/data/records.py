@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,15 +46,10 @@ class Records:
 
     def subset(self, indices: npt.NDArray) -> "Records":
         """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
-        return replace(
-            self,
-            features=self.features[indices],
-            labels=self.labels[indices],
-            units=self.units[indices],
-            natural_site=None if self.natural_site is None else self.natural_site[indices],
-            truth=None if self.truth is None else self.truth[indices],
-            groups={name: values[indices] for name, values in self.groups.items()},
-        )
+        values = {key: getattr(self, key) for key in ("features", "labels", "units", "natural_site", "truth")}
+        groups = {name: value[indices] for name, value in self.groups.items()}
+        chosen: dict[str, Any] = {key: None if value is None else value[indices] for key, value in values.items()}
+        return replace(self, groups=groups, **chosen)
 
     def scaled(self) -> "Records":
         """Return the same records with float32 features; grey levels 0 to 255 become 0 to 1."""

@@ -16,15 +16,7 @@ from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.recalibration import parameter_count, recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
-from fl_dpbayes.config.site_file import (
-    LedgerSettings,
-    Policy,
-    Selection,
-    SiteFile,
-    Split,
-    read_site_file,
-    write_site_file,
-)
+from fl_dpbayes.config.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import BackboneFeatures, Model, Task, check_prevalence_classes
 from fl_dpbayes.data.public_records import read_public_records
@@ -52,10 +44,10 @@ def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     for site in plan.sites:
         most = _most_units(site, plan)
         if site.spec.role == "train" and scenario.privacy.delta * most >= 1:
+            bound = f"below 1/n = {1 / most:.3g} at site {site.name!r} for every n up to {most:.0f}"
             raise UserError(
-                f"privacy.delta is {scenario.privacy.delta}: it must be below 1/n = {1 / most:.3g} at site "
-                f"{site.name!r} for every n up to {most:.0f}, which its declared {site.train_units} admits, or one "
-                "record could be disclosed outright: lower it"
+                f"privacy.delta is {scenario.privacy.delta}: it must be {bound}, which its declared {site.train_units} "
+                "admits, or one record could be disclosed outright: lower it"
             )
     rule, model = scenario.aggregation, scenario.model
     _check_weights(model, plan.task, plan.weights_folder)
@@ -104,8 +96,9 @@ def prepare_simulation(
     `cache` in the run directory. Returns the site files `sites/<number>-<name>.toml`, in the plan's order, which is
     also their alphabetical order.
     """
+    folder = run_folder / SITES_FOLDER
     with written(run_folder):
-        run_folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     write_scenario(scenario, run_folder / SCENARIO_FILE)
     partition = {
         "label_total_variation": plan.label_total_variation,
@@ -116,8 +109,6 @@ def prepare_simulation(
         },
     }
     write_atomically(run_folder / PARTITION_FILE, json.dumps(partition, indent=2) + "\n")
-    folder = run_folder / SITES_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     digits = max(2, len(str(len(plan.sites) - 1)))
     paths = []
     for number, site in enumerate(plan.sites):
@@ -125,7 +116,7 @@ def prepare_simulation(
         with written(path.with_suffix(".npy")):
             np.save(path.with_suffix(".npy"), site.indices, allow_pickle=False)
         write_site_file(_site_file(scenario, plan, site, Path(f"{path.stem}.npy"), cache_folder), path)
-        prepare_simulated_ledger(read_site_file(path))
+        prepare_simulated_ledger(path)
         paths.append(path)
     entries = [file_entry(name, run_folder / name) for name in (SCENARIO_FILE, PARTITION_FILE)]
     Journal(run_folder / JOURNAL_FILE, JournalMark()).append(entries)
@@ -170,14 +161,12 @@ def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
 
 def _policy(scenario: Scenario) -> Policy:
     privacy, recalibration, training = scenario.privacy, scenario.recalibration, scenario.training
+    fit = recalibration_plan(recalibration, privacy).steps if recalibration else 0
     return Policy(
         max_run_epsilon=_run_epsilon(scenario),
         allow_non_private=privacy.kind == "none",
         allow_downloads=True,
-        max_steps=max(
-            training.chains * training.rounds * training.steps_per_round,
-            recalibration_plan(recalibration, privacy).steps if recalibration else 0,
-        ),
+        max_steps=max(training.chains * training.rounds * training.steps_per_round, fit),
         evaluation_release=scenario.evaluation.release,
         min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
     )
@@ -193,18 +182,14 @@ def _site_file(
 ) -> SiteFile:
     """Say what a virtual site is as a hospital would, so that the code that guards a hospital runs in it."""
     privacy, simulation, trains = scenario.privacy, scenario.simulation, site.spec.role == "train"
-    split = Split(test_fraction=1.0, key=site.split_key)
-    if trains:
-        split = Split(
-            test_fraction=plan.test_fraction, recalibration_fraction=plan.recalibration_fraction, key=site.split_key
-        )
+    test, recalibration = (plan.test_fraction, plan.recalibration_fraction) if trains else (1.0, 0.0)
     return SiteFile(
         name=site.name,
         role=site.spec.role,
         source=plan.source,
         selection=Selection(part=site.spec.part, indices=indices),
         units=site.train_units if trains else site.test_units,
-        split=split,
+        split=Split(test_fraction=test, recalibration_fraction=recalibration, key=site.split_key),
         shift=site.spec.shift,
         shift_seed=site.shift_seed,
         ledger=LedgerSettings(

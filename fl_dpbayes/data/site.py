@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -67,17 +68,14 @@ def recalibration_units(site_file: SiteFile) -> int:
 
 
 def check_declaration(declared: int, actual: int, unit: str) -> None:
-    """Check that a site holds about as many units as it declares.
-
-    Raises UserError if it holds none, or the declared number is off by more than `MAX_DECLARATION_ERROR` of the
-    real one.
-    """
+    """Raise UserError if a site holds no unit, or declares one off by more than `MAX_DECLARATION_ERROR` of the real."""
     if not actual:
         raise UserError("every record is kept for testing, so nothing is left to train on: lower split.test_fraction")
     if abs(actual - declared) > MAX_DECLARATION_ERROR * actual:
+        step = 10 ** max(len(str(actual)) - 2, 0)
         raise UserError(
             f"units is declared as {declared}, but the site holds {actual} privacy units ({unit}s): declare a round "
-            f"number within {MAX_DECLARATION_ERROR:.0%} of that, for example units = {_rounded(actual)}"
+            f"number within {MAX_DECLARATION_ERROR:.0%} of that, for example units = {actual // step * step}"
         )
 
 
@@ -85,15 +83,8 @@ def check_most_units(site_file: SiteFile, part: Part, actual: int) -> None:
     """Check that a part holds no more units than `most_units` lets expect, or raise UserError."""
     most = most_units(site_file, part)
     if actual > most * (1 + 1e-9):
-        raise UserError(
-            f"the part for {part} holds {actual} units, and units = {site_file.units} lets expect at most {most:.0f}: "
-            "correct units in the site file"
-        )
-
-
-def _rounded(count: int) -> int:
-    step = 10 ** max(len(str(count)) - 2, 0)
-    return max(count // step * step, 1)
+        lets = f"units = {site_file.units} lets expect at most {most:.0f}"
+        raise UserError(f"the part for {part} holds {actual} units, and {lets}: correct units in the site file")
 
 
 @dataclass(frozen=True)
@@ -182,44 +173,44 @@ def shift_label(shift: Shift | None) -> str:
     """Name a shift in the words that reports use; no shift is the empty text."""
     if shift is None:
         return ""
-    kind = shift.kind if shift.feature is None else f"{shift.kind} by {shift.feature}"
-    return f"{kind} (severity {shift.severity})"
+    return f"{shift.kind}{f' by {shift.feature}' if shift.feature else ''} (severity {shift.severity})"
 
 
 def _select(records: Records, selection: Selection) -> Records:
-    if selection.natural_site is not None:
-        records = records.subset(_natural_site(records, selection.natural_site))
+    if (name := selection.natural_site) is not None:
+        records = records.subset(of_natural_site(records, name, f"selection.natural_site is {name!r}"))
     if selection.indices is not None:
-        records = records.subset(_read_indices(selection, len(records)))
+        records = records.subset(_read_indices(selection.indices, len(records)))
     return records
 
 
-def _natural_site(records: Records, name: str) -> npt.NDArray[np.bool_]:
+def of_natural_site(records: Records, name: str, key: str) -> npt.NDArray[np.bool_]:
+    """Say which records a natural site collected, (N,); UserError, which `key` begins, if there is no such site."""
     if records.natural_site is None:
-        raise UserError(f"selection.natural_site is {name!r} but the source does not say which site a record is from")
+        raise UserError(
+            f"{key}, but the source does not say which site a record is from: use source 'heart', 'logistic-2d' or "
+            "'radiographs', or one of kind 'huggingface' with site_column"
+        )
     chosen = records.natural_site == name
     if not chosen.any():
-        allowed = ", ".join(sorted(set(records.natural_site.tolist())))
-        raise UserError(f"selection.natural_site is {name!r}: choose one of {allowed}")
+        raise UserError(f"{key}: choose one of {', '.join(sorted(set(records.natural_site.tolist())))}")
     return chosen
 
 
-def _read_indices(selection: Selection, count: int) -> npt.NDArray[np.int64]:
+def _read_indices(path: Path, count: int) -> npt.NDArray[np.int64]:
     try:
-        indices = np.load(str(selection.indices), allow_pickle=False)
+        indices = np.load(str(path), allow_pickle=False)
     except FileNotFoundError:
-        raise UserError(f"selection.indices: file {selection.indices} does not exist") from None
+        raise UserError(f"selection.indices: file {path} does not exist") from None
     except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"selection.indices: {selection.indices} is not a NumPy array file: {error}") from None
+        raise UserError(f"selection.indices: {path} is not a NumPy array file: {error}") from None
     if not isinstance(indices, np.ndarray) or indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
-        raise UserError(f"selection.indices: {selection.indices} must hold one row of whole numbers")
+        raise UserError(f"selection.indices: {path} must hold one row of whole numbers")
     if len(indices) and (indices.min() < 0 or indices.max() >= count):
-        raise UserError(
-            f"selection.indices: {selection.indices} holds {indices.min()} to {indices.max()}, allowed are 0 to "
-            f"{count - 1}: was it made for another source or part?"
-        )
+        found = f"holds {indices.min()} to {indices.max()}, allowed are 0 to {count - 1}"
+        raise UserError(f"selection.indices: {path} {found}: was it made for another source or part?")
     if len(np.unique(indices)) != len(indices):
-        raise UserError(f"selection.indices: {selection.indices} holds a record twice: list each record once")
+        raise UserError(f"selection.indices: {path} holds a record twice: list each record once")
     return np.sort(indices).astype(np.int64)
 
 

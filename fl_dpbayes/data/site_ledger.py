@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import LedgerSettings, SiteFile
+from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
 from fl_dpbayes.data.site import Site, SiteSplit
 from fl_dpbayes.privacy.ledger.cohort_creation import unit_sketch
 from fl_dpbayes.privacy.ledger.file import LedgerError
@@ -27,10 +27,8 @@ def ledger_place(settings: LedgerSettings) -> LedgerPlace:
     Raises UserError if links or `..` lead both into one folder.
     """
     if settings.path.resolve().parent == settings.witness.resolve().parent:
-        raise UserError(
-            f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}: name a file in "
-            "another folder, best on another disk"
-        )
+        led = f"ledger.witness {settings.witness} leads to the folder of the ledger {settings.path}"
+        raise UserError(f"{led}: name a file in another folder, best on another disk")
     return LedgerPlace(settings.path, settings.witness, settings.durability)
 
 
@@ -86,8 +84,9 @@ def with_path(error: LedgerError, path: Path) -> str:
     return str(error) if str(path) in str(error) else f"ledger {path}: {error}"
 
 
-def prepare_simulated_ledger(site_file: SiteFile) -> None:
+def prepare_simulated_ledger(path: Path) -> None:
     """Make the ledger of a virtual site, unless it is there; what a cut-off preparation left behind is made anew."""
+    site_file = read_site_file(path)
     settings = _settings(site_file)
     if settings.path.exists() and settings.witness.exists():
         return

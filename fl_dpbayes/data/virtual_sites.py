@@ -17,6 +17,7 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
 from fl_dpbayes.data.records import Records, load_unscaled
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
+from fl_dpbayes.data.site import of_natural_site
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
 
 Indices = npt.NDArray[np.int64]
@@ -132,25 +133,14 @@ def _pool(records: Records, part: OfficialPart, seed: int, most: int | None) -> 
     if most is None or part != "train":
         return pool
     if most > len(records):
-        raise UserError(
-            f"data.records is {most}, but the part {part!r} has {len(records)} records: choose at most that"
-        )
+        raise UserError(f"data.records is {most}, but the part {part!r} has {len(records)}: choose at most that")
     return pool._replace(order=pool.order[: pool.first_units(most)])
 
 
 def _natural_site(name: str, spec: SiteSpec, pool: Pool) -> Indices:
-    natural_site = pool.records.natural_site
-    if natural_site is None:
-        raise UserError(
-            "partition.kind is 'natural', but the source does not say which site a record is from: use source 'heart', "
-            "'logistic-2d' or 'radiographs', or one of kind 'huggingface' with site_column, or another partition"
-        )
     if spec.records is not None:
         raise UserError(f"sites.{name}.records: a natural site has the records that it has: remove the key")
-    own = np.flatnonzero(natural_site == name)
-    if not len(own):
-        allowed = ", ".join(sorted(set(natural_site.tolist())))
-        raise UserError(f"sites.{name}: the data set has no site of that name: choose among {allowed}")
+    own = np.flatnonzero(of_natural_site(pool.records, name, f"partition.kind is 'natural', sites.{name}"))
     chosen = np.intersect1d(own, pool.records_of(pool.order))
     if not len(chosen):
         raise UserError(f"sites.{name}: data.records leaves no record to this natural site: raise it")
@@ -183,19 +173,14 @@ def _divided_sites(
 
 
 def _set_aside(name: str, spec: SiteSpec, pool: Pool, *, alone: bool) -> int:
+    key, part = f"sites.{name}.records", f"the part {spec.part!r}"
     if spec.records is None:
         if not alone:
-            raise UserError(
-                f"sites.{name}.records is missing: other sites share the part {spec.part!r}, so say how many records "
-                "are set aside for this one"
-            )
+            raise UserError(f"{key} is missing: other sites share {part}, so say how many are set aside for this one")
         return len(pool.order)
     available = sum(len(pool.of_unit[unit]) for unit in pool.order)
     if spec.records > available:
-        raise UserError(
-            f"sites.{name}.records is {spec.records}, but {available} records of the part {spec.part!r} are left: "
-            "choose at most that"
-        )
+        raise UserError(f"{key} is {spec.records}, but {available} records of {part} are left: choose at most that")
     return pool.first_units(spec.records)
 
 
@@ -211,10 +196,8 @@ def _planned_site(
         in_test = in_test_part(units.tolist(), split_key, fractions[0])
         in_recalibration = in_recalibration_part(units.tolist(), split_key, *fractions)
         if (in_test | in_recalibration).all():
-            raise UserError(
-                f"sites.{name}: none of its {len(units)} units is left to train on: give it more records, or lower "
-                "data.test_fraction (and recalibration.fraction)"
-            )
+            left = f"none of its {len(units)} units is left to train on: give it more records"
+            raise UserError(f"sites.{name}: {left}, or lower data.test_fraction (and recalibration.fraction)")
     return PlannedSite(
         name=name,
         spec=spec,

@@ -9,7 +9,6 @@ from urllib.error import URLError
 import safetensors
 import safetensors.torch
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
@@ -65,8 +64,11 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     torchvision's own download. Raises UserError if no file has that digest, the file is no state of this
     architecture, or the download fails.
     """
+    # torchvision takes longer to import than torch, and every site imports this module.
+    from torchvision.models import get_model
+
     with torch.device("meta"):
-        network = torchvision.models.get_model(features.architecture, weights=None)
+        network = get_model(features.architecture, weights=None)
     last_layer, _ = LAST_LAYER[features.architecture]
     setattr(network, last_layer, nn.Identity())
     if features.weights is None:
@@ -89,7 +91,9 @@ def _as_float32(value: Tensor) -> Tensor:
 
 
 def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], str]:
-    weights = torchvision.models.get_model_weights(features.architecture).DEFAULT
+    from torchvision.models import get_model_weights
+
+    weights = get_model_weights(features.architecture).DEFAULT
     try:
         return weights.get_state_dict(progress=False, check_hash=True), weights.url
     except (URLError, OSError, RuntimeError) as error:

@@ -52,20 +52,6 @@ def test_estimate_is_the_maximum_of_the_likelihood() -> None:
     np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])  # without records
 
 
-@pytest.mark.parametrize("target", ["declared", "estimated"])
-def test_correction_lowers_the_true_error_where_prevalence_has_shifted(target: str) -> None:
-    shares, trained = [0.9, 0.1], [0.5, 0.5]
-    _, predicted = _normal_classes(shares, 3000, 1)
-    true = with_prevalence(predicted, trained, shares)
-    used = shares if target == "declared" else estimated_prevalence(predicted, trained)
-
-    def error(found: np.ndarray) -> float:
-        return float(np.sqrt(((found - true) ** 2).mean()))
-
-    assert error(predicted) > 0.15
-    assert error(with_prevalence(predicted, trained, used)) < 0.1 * error(predicted)
-
-
 def test_two_classes_with_known_densities_are_calibrated_after_the_correction() -> None:
     generator = np.random.default_rng(0)
     labels = (generator.random(200_000) < 0.2).astype(int)

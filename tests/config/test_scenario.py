@@ -31,10 +31,9 @@ WRONG = {
     "resources.min_sites=99": ("resources.min_sites is 99", "lower it"),
     "sampler.step_size={kind=": ("not valid TOML",),
     "privacy": ("write it as key.sub_key=value",),
-    "model.frozen_body={ seed = 0 }": ("model.frozen_body", "model.kind 'logistic' has none", "or leave it out"),
+    "model.frozen_body={ seed = 0 }": ("model.frozen_body", "model.kind 'logistic' has none: remove it"),
     "model={ kind = 'mlp', frozen_body = { weights = 'abc' } }": (
-        "model.frozen_body.weights: 'abc'",
-        "give the file's SHA-256, 64 lower-case hexadecimal digits (sha256sum FILE)"),
+        "model.frozen_body.weights: 'abc' is no SHA-256: give 64 lower-case hexadecimal digits (sha256sum FILE)",),
     "aggregation.rule=predbayes": ("'aggregation.public' is missing", "--set aggregation.public.kind=synthetic"),
     "aggregation={ rule = 'distillation', public = { kind = 'file', path = 'x.npz' } }": (
         "'aggregation.public.statement' is missing", "a sentence of 10 to 500 characters"),

@@ -182,7 +182,7 @@ def test_fewer_records_of_natural_sites(data_folder, deal):
 
 
 def test_more_records_than_there_are_cannot_be_asked_for(deal):
-    with pytest.raises(UserError, match=r"data.records is 1798, but the part 'train' has 1797 records: choose at most"):
+    with pytest.raises(UserError, match=r"data.records is 1798, but the part 'train' has 1797: choose at most"):
         deal(SITES, data=DataSpec(source="digits", records=1798))
     plan = deal(SITES, data=DataSpec(source="digits", records=1797)).plan
     assert sum(len(site.indices) for site in plan.sites) == 1797
@@ -225,7 +225,7 @@ def test_an_impossible_plan_names_the_key_and_the_remedy(deal, arguments, messag
 
 
 @pytest.mark.parametrize(("sites", "message"), [
-    ({"cleveland": TRAIN, "zurich": TRAIN}, "sites.zurich.*choose among cleveland, hungarian, switzerland, va"),
+    ({"cleveland": TRAIN, "zurich": TRAIN}, "sites.zurich.*choose one of cleveland, hungarian, switzerland, va"),
     ({"cleveland": TRAIN, "va": SiteSpec(role="held_out", records=9)}, "sites.va.records.*remove the key"),
 ])  # fmt: skip
 def test_natural_sites_are_checked(data_folder, deal, sites, message):

@@ -188,8 +188,6 @@ def test_repair_renews_a_lost_second_place_and_never_a_ledger_that_is_behind(hos
 
 
 def test_second_place_lies_in_another_folder_wherever_links_lead(hospital):
-    with pytest.raises(ValueError, match="lies in the folder of path"):
-        LedgerSettings(path="a/l.sqlite", witness="a/l.json", cohort="c", epsilon=3.0, delta=1e-5)
     site_file = hospital()
     (site_file.parent / "ledger").mkdir()
     (site_file.parent / "witness").symlink_to(site_file.parent / "ledger")

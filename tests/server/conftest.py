@@ -176,7 +176,7 @@ class Sites:
         )
         events = map(json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
-        parts = {(part.card.name, part.predictor): sums_of(part.statistics) for part in stage.evaluation.parts}
+        parts = {(place.site, place.predictor): sums_of(place.statistics) for place in stage.evaluation.places}
         return parts, said[0] if said else "no reply"
 
 

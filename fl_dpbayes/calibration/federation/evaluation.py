@@ -1,9 +1,8 @@
 """Calibration at every site from additive statistics: per site, and pooled per role."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from fl_dpbayes.calibration.federation.counts import (
     record_count,
 )
 from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
-from fl_dpbayes.calibration.federation.subgroups import SubgroupStatistics, read_subgroups, subgroup_sets
+from fl_dpbayes.calibration.federation.subgroups import Subgroup, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
@@ -48,11 +47,11 @@ HEADLINE_PREDICTORS = ("posterior", "last")
 METRICS = ("n", "accuracy", "nll", "brier", "ece", "rms_debiased")
 
 
-@dataclass(frozen=True)
-class SiteStatistics:
-    """What one site sent about one predictor, exact or noised."""
+class Place(NamedTuple):
+    """What one site, or the pool of a role, has of one predictor: exact or noised sums."""
 
-    card: SiteCard
+    site: str
+    role: Role
     predictor: str
     statistics: Statistics
 
@@ -62,9 +61,10 @@ class Evaluation:
 
     def __init__(self, classes: int, roles_sharing_records: Collection[Role] = (), seed: int = 0) -> None:
         """Collect for so many classes."""
-        self.classes, self._unpooled, self._seed = classes, roles_sharing_records, seed
-        self.parts: list[SiteStatistics] = []
-        self.subgroups: list[SubgroupStatistics] = []
+        self.classes, self._seed = classes, seed
+        self._unpooled, self._pooled_roles = roles_sharing_records, [r for r in ROLES if r not in roles_sharing_records]
+        self.places: list[Place] = []
+        self._subgroups: list[Subgroup] = []
         self._left_out: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self.statements: dict[str, PrivacyStatement] = {}
@@ -86,36 +86,37 @@ class Evaluation:
         Raises ValueError if arrays are missing, of another shape, contradict each other, or count more records
         than the site's size allows; nothing is then kept.
         """
-        noised = record.noise_std is not None
         if len(record.groups) > most_groups(len(request.measured) * self._exact_bytes):
             raise ValueError(f"it measured {len(record.groups)} subgroups, whose tables are too large for a reply")
         if record.noise_std is not None:
             check_noise(record.noise_std, request.noise_multiplier or 0.0)
-        privacy = _checked_cost(card, request, record.privacy) if record.privacy is not None else None
-        one = {"noised": (REPORT_BINS, SENT_COLUMNS)} if noised else self._exact_shapes
+        privacy = None
+        if record.privacy is not None:
+            if record.privacy.units != card.units:
+                raise ValueError("its privacy statement does not fit its card")
+            own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
+            privacy = checked_statement(record.privacy, own, own, None, request.delta)
+        one = self._exact_shapes if record.noise_std is None else {"noised": (REPORT_BINS, SENT_COLUMNS)}
+        prefixes = ["", *(subgroup_prefix(number) + "/" for number in range(len(record.groups)))]
         shapes: dict[str, tuple[int, ...]] = {}
-        prefixes = [subgroup_prefix(number) + "/" for number in range(len(record.groups))]
-        for prefix in ("", *prefixes):
-            for predictor in request.measured:
-                shapes |= prefixed(f"{prefix}{predictor}", one)
+        for key in (f"{prefix}{predictor}" for prefix in prefixes for predictor in request.measured):
+            shapes |= prefixed(key, one)
         arrays = read(shapes)
-        parts = []
         # Recalibrated and prior-corrected predictors are the posterior, mapped.
         counts = {name: len(weights) for name, weights in request.predictors.items()}
         self._samples = counts | dict.fromkeys((RECALIBRATED, PRIOR_CORRECTED), counts.get("posterior", 0))
+        measured: dict[str, Statistics] = {}
         for predictor in request.measured:
             tables = without_prefix(predictor, arrays)
-            statistics: Statistics = (
+            measured[predictor] = (
                 from_arrays(tables, self.classes)
                 if record.noise_std is None
                 else noised_from_arrays(tables, REPORT_BINS, record.noise_std)
             )
-            parts.append(SiteStatistics(card, predictor, statistics))
-        check_counts(card, [part.statistics for part in parts])
-        whole = {p.predictor: p.statistics for p in parts if isinstance(p.statistics, CalibrationStatistics)}
-        subgroups = read_subgroups(card, record.groups, arrays, whole)
-        self.parts += parts
-        self.subgroups += subgroups
+        check_counts(card, measured.values())
+        whole = {name: found for name, found in measured.items() if isinstance(found, CalibrationStatistics)}
+        self._subgroups += read_subgroups(card, record.groups, arrays, whole)
+        self.places += [Place(card.name, card.role, *each) for each in measured.items()]
         if record.groups_left_out:
             self._left_out[card.name] = record.groups_left_out
         if privacy is not None:
@@ -128,15 +129,14 @@ class Evaluation:
         then each site's posterior, or last iterate where there is none, in a federation of at most 24 measured
         sites.
         """
-        headline = self._headline()
-        few = len({part.card.name for part in self.parts}) <= MAX_RELIABILITY_SITES
-        shown = [*self._pooled(), *(place for place in self._by_site() if few and place[2] == headline)]
+        few = len({place.site for place in self.places}) <= MAX_RELIABILITY_SITES
+        shown = [*self._pooled, *(place for place in self.places if few and place.predictor == self._headline)]
         reliability = [
-            self._key(name, role, predictor) | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
-            for name, role, predictor, statistics in shown
+            self._key(*key) | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
+            for *key, statistics in shown
             if isinstance(statistics, CalibrationStatistics)
         ]
-        sites = [self._row(self._key(*place), statistics) for *place, statistics in self._by_site()]
+        sites = [self._row(self._key(*key), statistics) for *key, statistics in self.places]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
 
     def pooled_metrics(self) -> dict[str, int | float]:
@@ -150,27 +150,26 @@ class Evaluation:
 
     @cached_property
     def _pooled_rows(self) -> list[dict[str, Any]]:
-        return [self._row(self._key(*place), statistics) for *place, statistics in self._pooled()]
+        return [self._row(self._key(*key), statistics) for *key, statistics in self._pooled]
 
     def subgroup_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `subgroups` rows, those of pooled roles first; sums that left exactly only."""
-        pooled = [role for role in ROLES if role not in self._unpooled]
         return [
-            self._row(self._key(name, role, predictor) | {"attribute": group[0], "value": group[1]}, statistics)
-            for name, role, predictor, group, statistics in subgroup_sets(self.subgroups, pooled)
+            self._row(self._key(*key) | {"attribute": group[0], "value": group[1]}, statistics)
+            for *key, group, statistics in subgroup_sets(self._subgroups, self._pooled_roles)
         ]
 
     def shift_detection_rows(self) -> list[dict[str, Any]]:
         """Return the summary's `shift_detection` rows: pooled roles first, then sites."""
-        places = [
-            (name, role, statistics if isinstance(statistics, CalibrationStatistics) else None)
-            for name, role, predictor, statistics in [*self._pooled(), *self._by_site()]
-            if predictor == SHIFT_PREDICTOR
+        measured = [place for place in (*self._pooled, *self.places) if place.predictor == SHIFT_PREDICTOR]
+        exact = [
+            (site, role, statistics if isinstance(statistics, CalibrationStatistics) else None)
+            for site, role, _, statistics in measured
         ]
-        trained = [found for name, role, found in places if role == "train" and name != "pooled:train" and found]
+        trained = [found for site, role, found in exact if role == "train" and site != "pooled:train" and found]
         return shift_detection_rows(
             reduce(merge, trained) if trained else None,
-            [(name, found) for name, role, found in places if role != "train"],
+            [(site, found) for site, role, found in exact if role != "train"],
             self._samples.get(SHIFT_PREDICTOR, 0),
         )
 
@@ -192,61 +191,43 @@ class Evaluation:
 
     def conformal(self) -> list[dict[str, Any]]:
         """Measure prediction sets at the sites that did not train; the summary's `conformal` rows."""
-        return conformal_rows([*self._pooled(), *self._by_site()])
+        return conformal_rows([*self._pooled, *self.places])
 
     def warnings(self) -> list[RunWarning]:
         """Name the sites that hold most of what is pooled or decide it, or that left subgroups out."""
         found = list[RunWarning]()
         for role in ROLES:
-            if role in self._unpooled and any(part.card.role == role for part in self.parts):
+            members = [place for place in self.places if place.role == role]
+            if role in self._unpooled and members:
                 found.append(warning("same-records", role=role))
                 continue
             counts: dict[str, float] = {}
-            for part in self.parts:
-                if part.card.role == role:
-                    count = record_count(part.statistics)
-                    counts[part.card.name] = max(count, counts.get(part.card.name, count))
+            for place in members:
+                count = record_count(place.statistics)
+                counts[place.site] = max(count, counts.get(place.site, count))
             if counts and (dominating := dominating_site(role, counts)):
                 found.append(dominating)
-            found += decisive_sites(role, self._first_read(role))
+            first_read = {p.site: _coarse(p.statistics) for p in members if p.predictor == self._headline}
+            found += decisive_sites(role, first_read)
         for name, count in self._left_out.items():
             found.append(warning("subgroups-left-out", name, left_out=count, most=MAX_GROUPS))
         return found
 
-    def _first_read(self, role: Role) -> dict[str, NoisedTable]:
-        """Return the sites' tables of the predictor that is read first."""
-        headline = self._headline()
-        return {
-            part.card.name: _coarse(part.statistics)
-            for part in self.parts
-            if (part.card.role, part.predictor) == (role, headline)
-        }
-
+    @property
     def _headline(self) -> str:
         return next((name for name in HEADLINE_PREDICTORS if name in self._samples), "")
 
-    def _by_site(self) -> list[tuple[str, Role, str, Statistics]]:
-        return [(part.card.name, part.card.role, part.predictor, part.statistics) for part in self.parts]
-
-    def _pooled(self) -> list[tuple[str, Role, str, Statistics]]:
+    @property
+    def _pooled(self) -> list[Place]:
         pooled = []
-        for role in (role for role in ROLES if role not in self._unpooled):
-            measured = {part.card.name for part in self.parts if part.card.role == role}
-            for predictor in dict.fromkeys(part.predictor for part in self.parts):
-                members = [
-                    part.statistics for part in self.parts if (part.card.role, part.predictor) == (role, predictor)
-                ]
+        for role in self._pooled_roles:
+            sites = {place.site for place in self.places if place.role == role}
+            for predictor in dict.fromkeys(place.predictor for place in self.places):
+                members = [place.statistics for place in self.places if place[1:3] == (role, predictor)]
                 # Over some of the sites only it could not be held against the other predictors.
-                if members and len(members) == len(measured):
-                    pooled.append((f"pooled:{role}", role, predictor, reduce(_merge, members)))
+                if members and len(members) == len(sites):
+                    pooled.append(Place(f"pooled:{role}", role, predictor, reduce(_merge, members)))
         return pooled
-
-
-def _checked_cost(card: SiteCard, request: EvaluateRequest, statement: PrivacyStatement) -> PrivacyStatement:
-    if statement.units != card.units:
-        raise ValueError("its privacy statement does not fit its card")
-    own = (GaussianEvent(request.noise_multiplier or 0.0, 1.0, len(request.measured)),)
-    return checked_statement(statement, own, own, None, request.delta)
 
 
 def _merge(first: Statistics, second: Statistics) -> Statistics:

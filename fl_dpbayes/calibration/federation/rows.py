@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fl_dpbayes.calibration.bins import Floats
+from fl_dpbayes.calibration.check import MEASURES
 from fl_dpbayes.calibration.conformal import LEVEL, measure_sets, set_thresholds
 from fl_dpbayes.calibration.federation.counts import Statistics
 from fl_dpbayes.calibration.intervals import Interval, Measured, wilson_interval
 from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence, prevalence_from_means
-from fl_dpbayes.calibration.statistics import MEASURES, CalibrationStatistics
+from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.names import Role
 
 SHIFT_PREDICTOR = "posterior"
@@ -67,19 +68,12 @@ def shift_detection_rows(
             found = None
             if reference and statistics and (samples > 1 or measure != "epistemic"):
                 found = separation(reference.uncertainty[number], statistics.uncertainty[number])
-            rows.append(
-                {
-                    "site": site,
-                    "predictor": SHIFT_PREDICTOR,
-                    "measure": measure,
-                    "auroc": found.value if found else None,
-                    "low": found.bounds.low if found and found.bounds else None,
-                    "high": found.bounds.high if found and found.bounds else None,
-                    "interval": list(found.interval) if found and found.interval else None,
-                    "n_reference": int(reference.count) if reference else None,
-                    "n": int(statistics.count) if statistics else None,
-                }
-            )
+            low, high = found.bounds if found and found.bounds else (None, None)
+            row: dict[str, Any] = {"site": site, "predictor": SHIFT_PREDICTOR, "measure": measure}
+            row |= {"auroc": found.value if found else None, "low": low, "high": high}
+            row["interval"] = list(found.interval) if found and found.interval else None
+            row["n_reference"] = int(reference.count) if reference else None
+            rows.append(row | {"n": int(statistics.count) if statistics else None})
     return rows
 
 
@@ -121,16 +115,11 @@ def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[
     """
     sources, targets = {}, []
     for name, role, predictor, statistics in places:
-        if (
-            predictor not in CONFORMAL_PREDICTORS
-            or not isinstance(statistics, CalibrationStatistics)
-            or statistics.count == 0
-        ):
-            continue
-        if name == "pooled:train":
-            sources[predictor] = statistics
-        elif role != "train":
-            targets.append((name, role, predictor, statistics))
+        if predictor in CONFORMAL_PREDICTORS and isinstance(statistics, CalibrationStatistics) and statistics.count:
+            if name == "pooled:train":
+                sources[predictor] = statistics
+            elif role != "train":
+                targets.append((name, role, predictor, statistics))
     return [
         {"site": name, "role": role, "predictor": predictor, **row}
         for name, role, predictor, target in targets
@@ -148,19 +137,13 @@ def _place_rows(source: CalibrationStatistics, target: CalibrationStatistics) ->
             thresholds[name] = set_thresholds(source, LEVEL, weights)
     rows = []
     for name, first in thresholds.items():
-        quality = measure_sets(target, first)
-        if quality is None:
-            continue
-        rows.append(
-            {
+        if quality := measure_sets(target, first):
+            row: dict[str, Any] = {
                 "level": LEVEL,
                 "weights": name,
                 "calibrated_on": CALIBRATED_ON,
                 "coverage": quality.coverage,
-                "interval": None if quality.interval is None else list(quality.interval),
-                "size": quality.size,
-                "n": int(target.count),
-                "n_calibration": int(source.count),
             }
-        )
+            row |= {"interval": quality.interval and list(quality.interval), "size": quality.size}
+            rows.append(row | {"n": int(target.count), "n_calibration": int(source.count)})
     return rows

@@ -1,8 +1,8 @@
 """Calibration of subgroups of the test records: what sites sent exactly, checked, per site and pooled per role."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,11 @@ from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import Group, subgroup_prefix
 
 
-@dataclass(frozen=True)
-class SubgroupStatistics:
-    """What one site sent about one predictor on one subgroup of its test records."""
+class Subgroup(NamedTuple):
+    """What one site, or the pool of a role (`pooled:<role>`), has of one predictor on one subgroup of its records."""
 
-    card: SiteCard
+    site: str
+    role: Role
     predictor: str
     group: Group
     statistics: CalibrationStatistics
@@ -30,23 +30,18 @@ def read_subgroups(
     groups: Sequence[Group],
     arrays: Mapping[str, npt.NDArray],
     whole: Mapping[str, CalibrationStatistics],
-) -> list[SubgroupStatistics]:
+) -> list[Subgroup]:
     """Read the statistics of a reply's subgroups, one for each subgroup and predictor.
 
     `arrays`: all arrays of the reply, their shapes checked. `whole`: predictor -> statistics of all test records of
     the site. Raises ValueError if sums contradict each other, or those of an attribute's subgroups, of which each
     record is in one at most, add up to more than those of all records.
     """
-    parts = [
-        SubgroupStatistics(
-            card,
-            predictor,
-            group,
-            from_arrays(without_prefix(f"{subgroup_prefix(number)}/{predictor}", dict(arrays)), statistics.classes),
-        )
-        for number, group in enumerate(groups)
-        for predictor, statistics in whole.items()
-    ]
+    parts = []
+    for number, group in enumerate(groups):
+        for predictor, statistics in whole.items():
+            sums = without_prefix(f"{subgroup_prefix(number)}/{predictor}", dict(arrays))
+            parts.append(Subgroup(card.name, card.role, predictor, group, from_arrays(sums, statistics.classes)))
     for attribute in dict.fromkeys(attribute for attribute, _ in groups):
         for predictor, statistics in whole.items():
             members = [p.statistics for p in parts if (p.group[0], p.predictor) == (attribute, predictor)]
@@ -59,18 +54,11 @@ def read_subgroups(
     return parts
 
 
-def subgroup_sets(
-    parts: Sequence[SubgroupStatistics], roles: Sequence[Role]
-) -> Iterator[tuple[str, Role, str, Group, CalibrationStatistics]]:
-    """Go through the subgroups of all sites of each role together, then through each site's.
-
-    Yields place (`pooled:<role>` or a site), role, predictor, subgroup, statistics; a subgroup of a role is pooled
-    over the sites that have it.
-    """
+def subgroup_sets(parts: Sequence[Subgroup], roles: Sequence[Role]) -> Iterator[Subgroup]:
+    """Go through the subgroups of each role, pooled over the sites that have them, then through each site's."""
     for role in roles:
-        of_role = [part for part in parts if part.card.role == role]
+        of_role = [part for part in parts if part.role == role]
         for group, predictor in dict.fromkeys((part.group, part.predictor) for part in of_role):
             members = [p.statistics for p in of_role if (p.group, p.predictor) == (group, predictor)]
-            yield f"pooled:{role}", role, predictor, group, reduce(merge, members)
-    for part in parts:
-        yield part.card.name, part.card.role, part.predictor, part.group, part.statistics
+            yield Subgroup(f"pooled:{role}", role, predictor, group, reduce(merge, members))
+    yield from parts

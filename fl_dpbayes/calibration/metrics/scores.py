@@ -7,7 +7,7 @@ too short. How often the intervals here cover is measured, not proven: `fl-dpbay
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,8 +66,7 @@ def aleatoric(statistics: CalibrationStatistics) -> float | None:
     return statistics.aleatoric / statistics.count if statistics.count else None
 
 
-@dataclass(frozen=True)
-class BrierDecomposition:
+class BrierDecomposition(NamedTuple):
     """Five terms: Brier = reliability - resolution + uncertainty + within_variance - within_covariance."""
 
     reliability: float
@@ -75,11 +74,6 @@ class BrierDecomposition:
     uncertainty: float
     within_variance: float
     within_covariance: float
-
-    @property
-    def brier(self) -> float:
-        """The score that the terms add up to."""
-        return self.reliability - self.resolution + self.uncertainty + self.within_variance - self.within_covariance
 
 
 def decompose_table(table: Floats) -> BrierDecomposition:
@@ -111,13 +105,7 @@ def decompose_brier(statistics: CalibrationStatistics, bins: int = REPORT_BINS) 
     if statistics.count == 0:
         return None
     terms = [decompose_table(coarsen(table, bins)) for table in statistics.class_wise]
-    return BrierDecomposition(
-        reliability=sum(term.reliability for term in terms),
-        resolution=sum(term.resolution for term in terms),
-        uncertainty=sum(term.uncertainty for term in terms),
-        within_variance=sum(term.within_variance for term in terms),
-        within_covariance=sum(term.within_covariance for term in terms),
-    )
+    return BrierDecomposition(*map(sum, zip(*terms, strict=True)))
 
 
 def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
@@ -132,7 +120,7 @@ def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
     count = statistics.count
     if count < 2:
         return None
-    first, second, _ = _expected_moments(statistics, _nll)
+    first, second, _ = _moments(statistics, CONFIDENCE, CONFIDENCE_SQUARED, _nll)
     half = NORMAL_QUANTILE * math.sqrt(max(0.0, second - first**2) / count)
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
     lowest = table[int(np.flatnonzero(table[:, COUNT])[0])]
@@ -163,7 +151,9 @@ def _score_interval(
     Statistician 52 (1998), 119-126.
     """
     n, z2 = statistics.count, QUANTILE**2
-    expected, observed = _expected_moments(statistics, loss), _observed_moments(statistics, loss)
+    # As each class c is the label with its probability p_c, and as the labels are.
+    expected = _moments(statistics, CONFIDENCE, CONFIDENCE_SQUARED, loss)
+    observed = _moments(statistics, OUTCOME, CONFIDENCE_OUTCOME, loss)
     first, second, third = (n * observed + PSEUDO_RECORDS * expected) / (n + PSEUDO_RECORDS)
     second_cumulant = second - first**2
     third_cumulant = third - 3 * first * second + 2 * first**3
@@ -176,22 +166,16 @@ def _score_interval(
     return Interval(max(0.0, mean + shift - half), mean + shift + half)
 
 
-def _observed_moments(statistics: CalibrationStatistics, loss: Callable[[Floats], Floats]) -> Floats:
-    """Return the mean loss, and the means of its square and cube, over fine bins of the label's probability."""
+def _moments(statistics: CalibrationStatistics, weight: int, weighted: int, loss: Callable[[Floats], Floats]) -> Floats:
+    """Return the mean loss, and the means of its square and cube, over fine bins of the label's probability.
+
+    `weight` and `weighted`: the columns of the sums of weights, and of weights times the probability.
+    """
     table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
-    return _moments(table[:, OUTCOME], table[:, CONFIDENCE_OUTCOME], loss)
-
-
-def _expected_moments(statistics: CalibrationStatistics, loss: Callable[[Floats], Floats]) -> Floats:
-    """Return the same where each class c is the label with its probability p_c."""
-    table = coarsen(statistics.class_wise.sum(axis=0), FINE_BINS)
-    return _moments(table[:, CONFIDENCE], table[:, CONFIDENCE_SQUARED], loss)
-
-
-def _moments(weight: Floats, weighted_probability: Floats, loss: Callable[[Floats], Floats]) -> Floats:
-    filled = weight > 0
-    values = loss(np.clip(weighted_probability[filled] / weight[filled], 0, 1))
-    return np.stack([values, values**2, values**3]) @ weight[filled] / weight[filled].sum()
+    filled = table[:, weight] > 0
+    weights, probabilities = table[filled, weight], table[filled, weighted] / table[filled, weight]
+    values = loss(np.clip(probabilities, 0, 1))
+    return np.stack([values, values**2, values**3]) @ weights / weights.sum()
 
 
 def _nll(p: Floats) -> Floats:

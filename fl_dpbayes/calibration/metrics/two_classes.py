@@ -37,13 +37,9 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
     if not 0 < y.sum() < n.sum():
         return None
     base = logit(y.sum() / n.sum())
-
-    def surplus(intercept: float) -> float:
-        return float(n @ expit(intercept + score) - y.sum())
-
     # Beyond these ends every predicted probability is below, or above, the observed frequency.
     ends = base - score.max() - 1, base - score.min() + 1
-    value = brentq(surplus, *ends, xtol=1e-12)
+    value = brentq(lambda intercept: float(n @ expit(intercept + score) - y.sum()), *ends, xtol=1e-12)
     return _wald(value, _variance(n, y, np.ones((n.size, 1)), value + score))
 
 

@@ -13,24 +13,16 @@ quarter of what a twice overconfident model could gain is lost, at 2 a twentieth
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize, minimize_scalar
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 
 from fl_dpbayes.calibration.bins import Floats, in_fixed_pieces
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.statistics import PROBABILITY_FLOOR
 from fl_dpbayes.config.errors import RunWarning, warning
-from fl_dpbayes.config.recalibration import (
-    PARAMETER_BOUND,
-    DescentMethod,
-    RecalibrationMap,
-    RecalibrationPlan,
-    parameter_count,
-)
+from fl_dpbayes.config.recalibration import PARAMETER_BOUND, DescentMethod, RecalibrationMap, RecalibrationPlan
 
 Labels = npt.NDArray[np.int64]
 # More than the rounding of a norm over a few thousand parameters.
@@ -45,12 +37,6 @@ def log_probabilities(probabilities: Floats) -> Floats:
     return np.log(np.maximum(probabilities, PROBABILITY_FLOOR))
 
 
-def loss(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> float:
-    """Return the mean negative log-likelihood -log g(p)_label of z (N, C), nats; 0 without records."""
-    scores = log_softmax(method_code(method).scores(logs, parameters), axis=1)
-    return float(-scores[np.arange(len(labels)), labels].sum()) / max(1, len(labels))
-
-
 def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, labels: Labels) -> Floats:
     """Return the gradient of every record's -log g(p)_label by the P parameters, shape (N, P), finite.
 
@@ -60,36 +46,6 @@ def record_gradients(method: DescentMethod, parameters: Floats, logs: Floats, la
     residual = softmax(code.scores(logs, parameters), axis=1)
     residual[np.arange(len(labels)), labels] -= 1.0
     return code.gradients(residual, logs, parameters)
-
-
-def fit(method: DescentMethod, probabilities: Floats, labels: Labels) -> RecalibrationMap:
-    """Fit the map of least loss without privacy, a reference; the identity without records.
-
-    Where every top label is right a temperature has no minimum and meets its bound. A bias per class is free up to a
-    constant, and starts at 0.
-    """
-    logs = log_probabilities(probabilities)
-    start = np.zeros(parameter_count(method, logs.shape[1]))
-    if not len(labels):
-        return RecalibrationMap(method=method, parameters=tuple(start))
-    found: Any
-    if len(start) == 1:
-        # A single parameter is searched in the middle of its range: outside it the loss is flat to rounding.
-        found = minimize_scalar(
-            lambda value: loss(method, np.array([value]), logs, labels),
-            bounds=(-PARAMETER_BOUND / 2, PARAMETER_BOUND / 2),
-            method="bounded",
-            options={"xatol": 1e-8},
-        )
-    else:
-        found = minimize(
-            lambda parameters: loss(method, parameters, logs, labels),
-            start,
-            jac=lambda parameters: record_gradients(method, parameters, logs, labels).mean(axis=0),
-            method="L-BFGS-B",
-            bounds=[(-PARAMETER_BOUND, PARAMETER_BOUND)] * len(start),
-        )
-    return RecalibrationMap(method=method, parameters=tuple(map(float, np.atleast_1d(found.x))))
 
 
 @dataclass(frozen=True)
@@ -134,15 +90,17 @@ def private_fit(
     """
     plan, units = stretch.plan, stretch.units
     logs = in_fixed_pieces(log_probabilities, probabilities)
-    bound = plan.clip_norm * (1 - NORM_ROUNDING) / (1 + rounding_eta(units))
+    bound = plan.clip_norm * (1 - NORM_ROUNDING) / (1 + _rounding_eta(units))
     parameters = np.asarray(start, np.float64)
     count = int(unit_index.max()) + 1 if len(unit_index) else 0
     for step in range(stretch.first_step, stretch.first_step + stretch.steps):
         gradients = np.zeros((count, len(parameters)))
         of_rows = partial(record_gradients, plan.method, parameters)
         np.add.at(gradients, unit_index, in_fixed_pieces(of_rows, logs, labels))
+        norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+        clipped_sum = (gradients / np.maximum(1.0, norms / bound)).sum(axis=0)
         noise = stretch.noise_multiplier * plan.clip_norm * generator.standard_normal(len(parameters))
-        move = plan.step_size * (1 - step / plan.steps) * (_clipped_sum(gradients, bound) + noise) / units
+        move = plan.step_size * (1 - step / plan.steps) * (clipped_sum + noise) / units
         parameters = np.clip(parameters - move, -PARAMETER_BOUND, PARAMETER_BOUND)
     return parameters
 
@@ -170,20 +128,9 @@ def noise_warning(
     return warning("map-noise", name=least, units=units[least], deviation=deviation, largest=LARGEST_DEVIATION)
 
 
-def rounding_eta(units: float) -> float:
-    """Return eta: rounding moves a sum of m contributions by at most eta times the bound of each.
-
-        eta = 2 m^2 u,    u = 2^-53,    m = 2 n
-
-    `units`: n, a public constant near the number of units. Raises ValueError if it exceeds 0.001: n is above a
-    million.
-    """
+def _rounding_eta(units: float) -> float:
+    """Return eta = 2 m^2 u, m = 2 n, u = 2^-53: rounding moves a sum of m by at most eta times the bound of each."""
     eta = 2 * (2 * units) ** 2 * 2.0**-53
     if eta > LARGEST_ETA:
         raise ValueError(f"{units:.0f} units: rounding could move their sum by {eta:.1e} of the clip norm, above 0.001")
     return eta
-
-
-def _clipped_sum(gradients: Floats, clip_norm: float) -> Floats:
-    norms = np.linalg.norm(gradients, axis=1, keepdims=True)
-    return (gradients / np.maximum(1.0, norms / clip_norm)).sum(axis=0)

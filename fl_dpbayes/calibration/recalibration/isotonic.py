@@ -77,11 +77,13 @@ def apply(probabilities: Floats, parameters: Floats) -> Floats:
     """Map p_1 of two classes, or the largest probability of more, and let the others share the rest as before."""
     positions, first = np.unique(parameters[:ISOTONIC_BINS], return_index=True)
     values = parameters[ISOTONIC_BINS:][first]
-    if probabilities.shape[1] == 2:
-        mapped = _interpolated(probabilities[:, 1], positions, values)
+    two = probabilities.shape[1] == 2
+    rows, top = np.arange(len(probabilities)), 1 if two else probabilities.argmax(axis=1)
+    # Between knots nearly at one place the slope overflows. An error would tell the sender of such knots, without
+    # noise, that a record lies there.
+    mapped = np.clip(np.interp(probabilities[rows, top], positions, values), 0.0, 1.0)
+    if two:
         return np.column_stack([1 - mapped, mapped])
-    rows, top = np.arange(len(probabilities)), probabilities.argmax(axis=1)
-    mapped = _interpolated(probabilities[rows, top], positions, values)
     others = probabilities.copy()
     others[rows, top] = 0.0
     totals = others.sum(axis=1, keepdims=True)
@@ -91,12 +93,6 @@ def apply(probabilities: Floats, parameters: Floats) -> Floats:
     shares *= (1 - mapped)[:, None]
     shares[rows, top] = mapped
     return shares
-
-
-def _interpolated(probabilities: Floats, positions: Floats, values: Floats) -> Floats:
-    # Between knots nearly at one place the slope overflows. An error would tell the sender of such knots, without
-    # noise, that a record lies there.
-    return np.clip(np.interp(probabilities, positions, values), 0.0, 1.0)
 
 
 def describe(parameters: Sequence[float]) -> str:

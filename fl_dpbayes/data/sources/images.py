@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
-from torchvision.datasets import ImageFolder as TorchvisionImageFolder
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import ImageFolder, OfficialPart
@@ -20,6 +19,9 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     patient, or else one image, known by its path inside the folder. Raises UserError if the folder is absent, has
     fewer than two classes or no image, an image cannot be read, or a path names no patient.
     """
+    # torchvision takes a second to import, and predictions for single images need this module without it.
+    from torchvision.datasets import ImageFolder as TorchvisionImageFolder
+
     task = source.task
     folder = TorchvisionImageFolder(str(source.path), allow_empty=True)
     if not folder.samples:

@@ -5,13 +5,14 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.names import MAX_GROUP_TEXT, group_text
+from fl_dpbayes.config.names import MAX_GROUP_TEXT, is_group_text
 from fl_dpbayes.config.sources import OfficialPart, Table
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.protocol.evaluate import MAX_GROUPS
 
 MAX_VALUES = 10
 MISSING = "missing"
+BLIND = "remove such rows, or fill them in by a rule that does not look at other rows"
 
 
 def load(source: Table, part: OfficialPart) -> Records:
@@ -66,9 +67,8 @@ def _read(source: Table) -> pandas.DataFrame:
     wanted = [*source.features, source.label, *as_text]
     absent = [name for name in wanted if name not in table.columns]
     if absent:
-        raise UserError(
-            f"table {source.path} has no column {absent[0]!r}: its columns are {', '.join(map(str, table.columns))}"
-        )
+        there = ", ".join(map(str, table.columns))
+        raise UserError(f"table {source.path} has no column {absent[0]!r}: its columns are {there}")
     if not len(table):
         raise UserError(f"table {source.path} has no rows")
     return table
@@ -78,31 +78,28 @@ def _numbers(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[n
     values = pandas.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        raise UserError(
-            f"table {source.path}: column {name!r} has {len(bad)} values that are missing or not finite numbers (first "
-            f"in data row {bad[0] + 1}): remove such rows, or fill them in by a rule that does not look at other rows"
-        )
+        raise _bad(source, name, bad, "missing or not finite numbers", BLIND)
     return values
+
+
+def _bad(source: Table, name: str, rows: npt.NDArray, what: str, remedy: str) -> UserError:
+    values = f"{len(rows)} values that are {what} (first in data row {rows[0] + 1})"
+    return UserError(f"table {source.path}: column {name!r} has {values}: {remedy}")
 
 
 def _labels(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
     values = _numbers(table, source, source.label)
     bad = np.flatnonzero((values != np.round(values)) | (values < 0) | (values >= source.classes))
     if len(bad):
-        raise UserError(
-            f"table {source.path}: column {source.label!r} has {len(bad)} values that are not a whole number from 0 to "
-            f"{source.classes - 1} (first in data row {bad[0] + 1}): recode them, or correct source.classes"
-        )
+        what = f"not a whole number from 0 to {source.classes - 1}"
+        raise _bad(source, source.label, bad, what, "recode them, or correct source.classes")
     return values.astype(np.int64)
 
 
 def _units(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     missing = np.flatnonzero(table[name].isna())
     if len(missing):
-        raise UserError(
-            f"table {source.path}: column {name!r} has {len(missing)} missing values (first in data row "
-            f"{missing[0] + 1}): every row needs its privacy unit"
-        )
+        raise _bad(source, name, missing, "missing", "every row needs its privacy unit")
     return table[name].astype(str).to_numpy(dtype=np.str_)
 
 
@@ -111,23 +108,15 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
     groups = {name: _texts(table[name]) for name in source.group_columns}
     counts = {name: len(np.unique(values)) for name, values in groups.items()}
     for name, count in counts.items():
+        column = f"table {source.path}: column {name!r} of group_columns has"
         if count > MAX_VALUES:
-            raise UserError(
-                f"table {source.path}: column {name!r} of group_columns has {count} values: at most {MAX_VALUES}; join "
-                "values, for example ages to age groups, in a column of their own"
-            )
-        for value in np.unique(groups[name]):
-            try:
-                group_text(str(value))
-            except ValueError:
-                raise UserError(
-                    f"table {source.path}: column {name!r} of group_columns has the value {str(value)[:80]!r}: values "
-                    f"must be 1 to {MAX_GROUP_TEXT} printable characters"
-                ) from None
-    if sum(counts.values()) > MAX_GROUPS:
+            raise UserError(f"{column} {count} values: at most {MAX_VALUES}; join values, for example ages to groups")
+        for value in map(str, np.unique(groups[name])):
+            if not is_group_text(value):
+                raise UserError(f"{column} the value {value[:80]!r}: give 1 to {MAX_GROUP_TEXT} printable characters")
+    if (total := sum(counts.values())) > MAX_GROUPS:
         raise UserError(
-            f"table {source.path}: group_columns have {sum(counts.values())} values together: at most {MAX_GROUPS}; "
-            "name fewer columns, or join values"
+            f"table {source.path}: group_columns have {total} values together: at most {MAX_GROUPS}; name fewer columns"
         )
     return groups
 

@@ -1,4 +1,3 @@
-import json
 from contextlib import nullcontext
 
 import numpy as np
@@ -71,34 +70,23 @@ def test_site_that_holds_most_of_three_or_more_is_named(counts: tuple[float, ...
     assert found is None if said is None else said in sentence(found)
 
 
-def claim(run, site: str, factor: float) -> dict:
-    """Let a site multiply its sums, which stay consistent."""
-
-    def change(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "evaluate" and run.site_of(request) == site:
-            for name, array in list(reply.content["arrays"].items()):
-                reply.content["arrays"][name] = Array(array.numpy() * factor)
+@pytest.mark.parametrize(("factor", "rejected"), [(50, False), (1e6, True)])
+def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation, factor, rejected) -> None:
+    def multiplied(reply: Message) -> Message:
+        for name, array in list(reply.content["arrays"].items()):
+            reply.content["arrays"][name] = Array(array.numpy() * factor)
         return reply
 
-    run.grid.change = change
-    run.run()
-    return json.loads((run.folder / "summary.json").read_text())
-
-
-def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation) -> None:
-    honest = claim(federation(name="honest"), "south", 1)
-    assert not any("pooled result" in text for text in honest["warnings"])
-    large = claim(federation(name="large"), "south", 50)
-    named = [text for text in large["warnings"] if text.startswith("south states")]
-    assert len(named) == 1
-    assert "pooled result of role 'train'" in named[0]
-    beyond = claim(federation(name="beyond"), "south", 1e6)
-    assert any("south sent no evaluation: rejected: it counts" in text for text in beyond["warnings"])
-    pooled = {
-        run: next(row["n"] for row in summary["calibration"] if row["site"] == "pooled:train")
-        for run, summary in (("honest", honest), ("beyond", beyond))
-    }
-    assert pooled["beyond"] < pooled["honest"]
+    run = federation()
+    run.spoil(multiplied, ["evaluate"])
+    said = run.run().warnings()
+    assert any("south sent no evaluation: rejected: it counts" in text for text in said) == rejected
+    named = [text for text in said if text.startswith("south states") and "pooled result of role 'train'" in text]
+    assert len(named) == (not rejected)
+    rows = [row for row in run.summary()["calibration"] if (row["role"], row["predictor"]) == ("train", "last")]
+    n = {row["site"]: row["n"] for row in rows}
+    assert n["pooled:train"] == sum(count for name, count in n.items() if ":" not in name)
+    assert ("south" in n) != rejected
 
 
 def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> NoisedTable:

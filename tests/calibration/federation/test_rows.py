@@ -43,7 +43,7 @@ def test_bounds_are_averaged_end_by_end_and_what_is_undefined_at_one_site_has_no
     assert mean_rows([row(site, **{name: value}) for site, value in zip("ab", pair, strict=True)])[0][name] == mean
 
 
-def sets_of_a_run(summary, parsed) -> None:
+def assert_sets_of_a_run(summary, parsed) -> None:
     places = {(row["site"], row["predictor"], row["weights"]) for row in summary["conformal"]}
     sites = ("pooled:held_out", "pooled:shifted", "held-out", "noisy-scanner", "rotated")
     assert places >= {(place, predictor, "none") for place in sites for predictor in ("posterior", "last")}
@@ -54,9 +54,8 @@ def sets_of_a_run(summary, parsed) -> None:
 
 
 def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sums(federation) -> None:
-    run = federation()
-    run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
+    run = federation().run()
+    summary = run.summary()
     rows = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     trained = [row for row in summary["calibration"] if row["role"] == "train" and ":" not in row["site"]]
     last = [row for row in trained if row["predictor"] == "last"]
@@ -72,7 +71,7 @@ def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sum
     assert str(answer(parse_summary(summary))) == str(answer(parse_summary(without)))
     parsed = parse_summary(summary)
     assert all(not place.mean_of_sites for place in parsed.places)
-    sets_of_a_run(summary, parsed)
+    assert_sets_of_a_run(summary, parsed)
 
 
 def site(seed: int, count: int, prevalence: float):
@@ -90,15 +89,12 @@ def test_every_place_that_did_not_train_has_rows_per_predictor_and_weights() -> 
     train, away, shifted = site(0, 4000, 0.2), site(1, 4000, 0.2), site(2, 4000, 0.8)
     rows = conformal_rows(
         [
-            ("pooled:train", "train", "posterior", train),
-            ("pooled:held_out", "held_out", "posterior", away),
-            ("pooled:held_out", "held_out", "recalibrated", away),
-            ("north", "train", "posterior", train),
-            ("away", "held_out", "posterior", away),
-            ("shifted", "shifted", "posterior", shifted),
+            ("pooled:train", "train", "posterior", train), ("pooled:held_out", "held_out", "posterior", away),
+            ("pooled:held_out", "held_out", "recalibrated", away), ("north", "train", "posterior", train),
+            ("away", "held_out", "posterior", away), ("shifted", "shifted", "posterior", shifted),
             ("shifted", "shifted", "last", shifted),
         ]
-    )
+    )  # fmt: skip
     assert json.loads(json.dumps(rows)) == rows
     weights = ("none", "label-shift", "label-shift-estimated")
     assert [(row["site"], row["weights"]) for row in rows] == [
@@ -125,9 +121,8 @@ def test_noised_or_missing_sums_have_no_rows_and_a_class_that_training_lacks_no_
 
 
 def test_noised_run_has_no_rows(federation) -> None:
-    run = federation("evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=8")
-    run.run()
-    summary = json.loads((run.folder / "summary.json").read_text())
+    run = federation("evaluation={release='noised', noise_multiplier=2.0}", "simulation.cohort_epsilon=8").run()
+    summary = run.summary()
     assert summary["conformal"] == summary["subgroups"] == []
     assert summary["shift_detection"]
     assert all(row["auroc"] is None and row["n_reference"] is None for row in summary["shift_detection"])

@@ -1,7 +1,5 @@
 """Subgroups of the test records: counted at the site, checked by the server, sent only where test data are public."""
 
-import json
-
 import numpy as np
 import pytest
 from flwr.app import Array
@@ -16,7 +14,7 @@ from fl_dpbayes.data.site import SiteSplit
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.evaluate import EvaluateReply, EvaluateRequest
-from fl_dpbayes.protocol.wire import arrays_digest
+from tests.asking import evaluate, record_of, refusal_of
 
 CARD = SiteCard(
     name="north", role="held_out", task=Task(input_shape=(2,), classes=2), units=8, unit="patient",
@@ -114,16 +112,6 @@ def test_hostile_names_are_refused(groups) -> None:
         EvaluateReply.model_validate({**REPLY, "groups": groups})
 
 
-def ask(site):
-    sample = {"1.weight": np.zeros((1, 2, 2), np.float32), "1.bias": np.zeros((1, 2), np.float32)}
-    arrays = prefixed("last", sample)
-    content = {
-        "run": "cd" * 16, "round": 1, "task": {"input_shape": [2], "classes": 2}, "model": {"kind": "logistic"},
-        "predictors": {"last": [1.0]}, "arrays": arrays_digest(arrays), "noise_multiplier": 2.0, "delta": 1e-3,
-    }  # fmt: skip
-    return site.answer("evaluate", content, arrays)
-
-
 @pytest.mark.parametrize("release", ["public", "noised", "none"])
 def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, release) -> None:
     site = table_site()
@@ -133,15 +121,13 @@ def test_nothing_about_subgroups_leaves_unless_test_data_are_public(table_site, 
         "unit_column": "patient", "group_columns": ["sick"],
     }  # fmt: skip
     site.write(rows, role="held_out", source=source, policy={"max_run_epsilon": 4.0, "evaluation_release": release})
-    reply = ask(site)
+    reply = evaluate(site)
     if release == "none":
-        assert json.loads(reply.content["config"]["refusal"])["code"] == "NOT_SENT"
+        assert refusal_of(reply)[0] == "NOT_SENT"
         return
-    record = json.loads(reply.content["config"]["record"])
-    names = set(reply.content["arrays"])
+    record, names = record_of(reply), set(reply.content["arrays"])
     if release == "noised":
-        assert record["groups"] == []
-        assert names == {"last/noised"}
+        assert (record["groups"], names) == ([], {"last/noised"})
         return
     assert record["groups"] == [["sick", "0"], ["sick", "1"]]
     assert {"last/top_label", "group-0/last/top_label", "group-1/last/uncertainty"} < names
@@ -166,13 +152,8 @@ def table_run(federation, tmp_path):
     )
 
 
-def summary_of(run) -> dict:
-    run.run()
-    return json.loads((run.folder / "summary.json").read_text())
-
-
 def test_a_run_measures_subgroups_and_shift(table_run) -> None:
-    summary = summary_of(table_run)
+    summary = table_run.run().summary()
     rows = {(row["site"], row["value"], row["predictor"]): row for row in summary["subgroups"]}
     whole = {(row["site"], row["predictor"]): row for row in summary["calibration"]}
     for place in ("pooled:train", "pooled:held_out", "north", "south", "out"):
@@ -197,20 +178,18 @@ def test_a_run_measures_subgroups_and_shift(table_run) -> None:
 
 def test_more_sites_than_a_reader_looks_at_get_no_diagrams_of_their_own(table_run, monkeypatch) -> None:
     monkeypatch.setattr("fl_dpbayes.calibration.federation.evaluation.MAX_RELIABILITY_SITES", 2)
-    summary = summary_of(table_run)
+    summary = table_run.run().summary()
     assert {row["site"] for row in summary["reliability"]} == {"pooled:train", "pooled:held_out"}
 
 
 def test_a_hostile_site_cannot_add_subgroups(table_run) -> None:
-    def change(request, reply):
-        if request.metadata.message_type == "evaluate" and table_run.site_of(request) == "south":
-            for name in [name for name in reply.content["arrays"] if name.startswith("group-0/")]:
-                whole = reply.content["arrays"][name.removeprefix("group-0/")].numpy()
-                reply.content["arrays"][name] = Array(whole)
+    def change(reply):
+        for name in [name for name in reply.content["arrays"] if name.startswith("group-0/")]:
+            reply.content["arrays"][name] = Array(reply.content["arrays"][name.removeprefix("group-0/")].numpy())
         return reply
 
-    table_run.grid.change = change
-    summary = summary_of(table_run)
+    table_run.spoil(change, ["evaluate"])
+    summary = table_run.run().summary()
     assert any("south sent no evaluation: rejected: the subgroups of 'sex'" in text for text in summary["warnings"])
     assert {row["site"] for row in summary["subgroups"]} == {"pooled:train", "pooled:held_out", "north", "out"}
 
@@ -223,5 +202,5 @@ def test_subgroups_too_large_for_a_reply_are_refused_before_they_are_read() -> N
 
 def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation) -> None:
     run = federation("training={rounds=1, steps_per_round=4, burn_in=2, thinning=2}", "aggregation={rule='fedavg'}")
-    for row in summary_of(run)["shift_detection"]:
+    for row in run.run().summary()["shift_detection"]:
         assert (row["auroc"] is None) == (row["measure"] == "epistemic")

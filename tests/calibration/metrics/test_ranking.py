@@ -14,7 +14,7 @@ from fl_dpbayes.calibration.metrics import ranking
 from fl_dpbayes.calibration.metrics.errors import ece_equal_mass
 from fl_dpbayes.calibration.metrics.ranking import accuracy_at_coverage, aurc, aurc_excess
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
-from fl_dpbayes.calibration.statistics import empty, from_arrays, from_batch, merge, to_arrays
+from fl_dpbayes.calibration.statistics import empty, from_batch, merge
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from tests.counted import top_label
 
@@ -96,30 +96,6 @@ def test_exact_area_property_is_that_of_sorted_probabilities(records):
     assert area.bounds.low - 1e-12 <= by_pairs <= area.bounds.high + 1e-12
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(RECORDS, RECORDS)
-def test_merge_property_of_two_sites_ranks_as_their_pool(first, second):
-    sites = [(np.array([z for z, _ in site]), np.array([y for _, y in site])) for site in (first, second)]
-    merged = merge(*(from_batch(of_log_odds(z), y) for z, y in sites))
-    pooled = from_batch(of_log_odds(np.concatenate([z for z, _ in sites])), np.concatenate([y for _, y in sites]))
-    assert ranking.auroc(merged) == ranking.auroc(pooled)
-    assert np.array_equal(merged.class_wise[..., 0], pooled.class_wise[..., 0])
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(RECORDS, st.floats(-3, 3))
-def test_temperature_property_leaves_the_area_within_its_bounds(records, log_temperature):
-    log_odds, labels = map(np.array, zip(*records, strict=True))
-    mapping = RecalibrationMap(method="temperature", parameters=(log_temperature,))
-    scaled = recalibrate(of_log_odds(log_odds), mapping)
-    before, after = (ranking.auroc(from_batch(p, labels)) for p in (of_log_odds(log_odds), scaled))
-    if before is None:
-        assert after is None
-        return
-    assert before.bounds.low - 1e-12 <= after.bounds.high + 1e-12
-    assert after.bounds.low - 1e-12 <= before.bounds.high + 1e-12
-
-
 def test_many_classes_exact_is_the_macro_average_within_the_bounds():
     generator = np.random.default_rng(3)
     labels = generator.integers(0, 4, 500)
@@ -187,14 +163,6 @@ def test_cells_mirror_and_end_where_float64_does():
     assert CELLS == FIRST_CELL[-1] == len(np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL)))
     assert (np.diff(FIRST_CELL) == np.diff(FIRST_CELL)[::-1]).all()
     assert cell_index([0.0, 1.0], [1.0, 0.0]).tolist() == [0, CELLS - 1]
-
-
-def test_sums_of_sure_predictions_pass_the_checks_limit():
-    log_odds, labels = sure_of_all(300)
-    sent = to_arrays(from_batch(of_log_odds(log_odds * 20), labels))
-    assert from_arrays(sent, 2).count == 300
-    rough = of_log_odds(log_odds) * (1 - 9e-7)  # rows may sum to 1 roughly
-    assert from_arrays(to_arrays(from_batch(rough, labels)), 2).count == 300
 
 
 def mean_risk(right):

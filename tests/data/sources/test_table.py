@@ -50,7 +50,7 @@ def test_without_a_unit_column_a_row_is_a_unit(tmp_path, table):
     ("age", [50, 61, float("inf"), 33], r"column 'age' has 1 values .*row 3"),
     ("sick", [0, 1, 0, 3], r"column 'sick' has 1 values .*0 to 2.*row 4"),
     ("sick", [0, 1, 0.5, 2], r"column 'sick' has 1 values .*row 3"),
-    ("patient", ["a", None, "c", "d"], r"column 'patient' has 1 missing values .*row 2"),
+    ("patient", ["a", None, "c", "d"], r"column 'patient' has 1 values that are missing .*row 2"),
 ])  # fmt: skip
 def test_a_bad_value_names_its_column(tmp_path, table, column, values, message):
     table[column] = values
@@ -106,8 +106,8 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
 
 @pytest.mark.parametrize(("columns", "message"), [
     ({"age": range(11)}, r"column 'age' of group_columns has 11 values: at most 10"),
-    ({"ward": ["a" * 61] * 11}, "must be 1 to 60 printable"),
-    ({"ward": ["a\u202eb"] * 11}, "must be 1 to 60 printable"),
+    ({"ward": ["a" * 61] * 11}, "give 1 to 60 printable"),
+    ({"ward": ["a\u202eb"] * 11}, "give 1 to 60 printable"),
     ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together: at most 20"),
 ])  # fmt: skip
 def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
