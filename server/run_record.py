@@ -16,6 +16,7 @@ from server.check_reply import CheckedReply
 from server.exchange import Answer
 
 EVENTS_FILE = "events.jsonl"
+# The least usual last.
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
 NOT_ASKED = "NOT ASKED"
 
@@ -204,22 +205,19 @@ class RunRecord:
 
     def status(self, site: str) -> str:
         """Say how a site's rounds went, the least usual first."""
-        outcomes = self.outcomes.get(site, {}).values()
-        for status in ("REJECTED", "FAILED", "REFUSED", "PARTIAL"):
-            for outcome in outcomes:
-                if outcome.status == status:
-                    return f"{status} {outcome.detail}".strip()
-        return "OK" if outcomes else NOT_ASKED
+        outcomes = list(self.outcomes.get(site, {}).values())
+        said = {outcome.status: f"{outcome.status} {outcome.detail}".strip() for outcome in reversed(outcomes)}
+        return next((said[status] for status in reversed(STATUSES) if status in said), NOT_ASKED)
 
     def rounds_used(self, site: str) -> int:
         """Count the rounds in which a site gave a usable reply."""
         return sum(outcome.reply is not None for outcome in self.outcomes.get(site, {}).values())
 
-    def participation(self, site: str) -> list[str]:
+    def participation(self, site: str) -> tuple[str, ...]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
         outcomes = self.outcomes.get(site, {})
         numbers = (row["round"] for row in self.round_rows)
-        return [outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers]
+        return tuple(outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers)
 
     def _entry(self, answer: Answer[CheckedReply]) -> _OutcomeEntry:
         reply = None
@@ -257,18 +255,13 @@ class RunRecord:
         )
 
     def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
-        row: dict[str, Any] = {
-            "site": outcome.site,
-            "round": round_number,
-            "status": outcome.status,
-            "reason": outcome.detail,
-            "purpose": "training",
-        }
+        row: dict[str, Any] = {"site": outcome.site, "round": round_number, "purpose": "training"}
+        row |= {"status": outcome.status, "reason": outcome.detail}
         reply = outcome.reply
         if reply is not None:
             before = self.statements[outcome.site].history[: reply.kept] if reply.kept else ()
-            # It was validated when it came.
             stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
+            # It was validated when it came.
             statement = PrivacyStatement.model_construct(**stated)
             self.statements[outcome.site] = statement
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}

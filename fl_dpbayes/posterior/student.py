@@ -102,10 +102,8 @@ def distil(
 
     min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
     (softmax(f) - p) / N.
-
-    References:
-        Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning with
-        uncertainty via distilled predictive distributions".
+    Source: Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning
+    with uncertainty via distilled predictive distributions".
 
     `function`: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent (N,
     classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32. `start`:

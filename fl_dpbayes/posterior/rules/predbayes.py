@@ -70,8 +70,8 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
 def between(ends: Ends, beta: float) -> Array:
     """Combine the sites' class probabilities, p(y|x) ~ [prod_k p_k(y|x)]^beta [(1/K) sum_k p_k(y|x)]^(1 - beta).
 
-    References:
-        Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
+    Source: Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive
+    space".
 
     `ends`: of `product_and_mixture`. `beta`: 0 (mixture) to 1 (product). Returns probabilities of shape (N,
     classes), rows summing to 1.
