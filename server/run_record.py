@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,8 @@ class RunRecord:
         if answer.checked is not None:
             stretch, privacy = answer.checked.stretch, answer.checked.privacy
             known = self.statements.get(answer.site)
-            kept = _common(known.history, privacy.history) if known else 0
+            rows = zip(known.history if known else (), privacy.history, strict=False)
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rows))
             reply = _ReplyEntry(
                 samples=len(stretch.weights),
                 temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
@@ -270,10 +272,3 @@ class RunRecord:
     def _write_tables(self) -> None:
         write_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows, PRIVACY_COLUMNS)
         write_csv(self.run_folder / ROUNDS_FILE, self.round_rows, ROUND_COLUMNS)
-
-
-def _common(first: Sequence[object], second: Sequence[object]) -> int:
-    """Count the rows in which two histories begin alike."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )

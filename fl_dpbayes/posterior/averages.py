@@ -55,11 +55,8 @@ def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
 
     `states`: site -> parameter arrays, equal names and shapes. `trimmed`: how many bad sites it must bear, b >= 0,
-    below half of the sites. Returns parameter arrays, float32; the mean is taken in float64. Raises ValueError if
-    nothing is left after trimming.
+    below half of the sites. Returns parameter arrays, float32; the mean is taken in float64.
     """
-    if not 0 <= 2 * trimmed < len(states):
-        raise ValueError(f"trimmed is {trimmed} for {len(states)} sites: it must be 0 or more and below half of them")
     return {
         name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed].mean(axis=0, dtype=np.float64).astype(np.float32)
         for name, stack in _stacked(states)
@@ -84,7 +81,7 @@ def move_factors(
     w_0. `site_weights`: site -> v_k >= 0. `bound`: c, at least 1. Returns site -> factor in [0, 1), of those that
     are to be shortened by `shortened`.
     """
-    parts = {site: site_weights[site] * _distance(state, start) for site, state in states.items()}
+    parts = {site: site_weights[site] * distance(state, start) for site, state in states.items()}
     longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
     return {site: longest / part for site, part in parts.items() if part > longest}
 
@@ -137,7 +134,8 @@ def average_of_states(
     return Average(trimmed_mean(states, trimmed), tuple(warnings), is_mean=False)
 
 
-def _distance(state: Arrays, start: Arrays) -> float:
+def distance(state: Arrays, start: Arrays) -> float:
+    """Return |w - w_0| over all arrays of the start w_0, in float64."""
     return math.sqrt(sum(float(np.square(state[name].astype(np.float64) - start[name]).sum()) for name in start))
 
 

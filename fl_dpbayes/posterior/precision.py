@@ -128,16 +128,9 @@ def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
 def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:
     """Return the unbiased variance of each parameter, shape (d,).
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1.
-
-    Raises ValueError if fewer than 2 draws have weight.
+    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1; of 2 draws or more.
     """
-    unbiased = 1 - np.square(chain.weights).sum()
-    if not (chain.weights > 0).sum() >= 2:
-        raise ValueError(
-            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a variance needs at least 2"
-        )
-    return chain.weights @ np.square(deviations(chain)) / unbiased
+    return chain.weights @ np.square(deviations(chain)) / (1 - np.square(chain.weights).sum())
 
 
 def deviations(chain: Chain) -> npt.NDArray[np.float64]:

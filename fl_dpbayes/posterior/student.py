@@ -108,11 +108,8 @@ def distil(
     `function`: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent (N,
     classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32. `start`:
     parameter name -> initial value, in the order of the model. `teacher_probabilities`: p(y|x_i), shape (N,
-    classes), N >= 1, rows summing to 1. `max_iterations`: bound on L-BFGS iterations, >= 1. Raises ValueError if
-    there is no input.
+    classes), N >= 1, rows summing to 1. `max_iterations`: bound on L-BFGS iterations, >= 1.
     """
-    if not len(teacher_probabilities):
-        raise ValueError("there is no input to distil on: give public records or synthetic inputs")
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()
 

@@ -17,6 +17,7 @@ from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.site_weights import weigh_sites
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
@@ -30,6 +31,8 @@ from server.messages import encoded
 from server.participation import Participation
 from server.roster import Federation, Member, with_newcomers
 from server.run_record import RunRecord
+
+NOTHING = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
 
 
 class TrainingRounds(Strategy):
@@ -159,7 +162,7 @@ class TrainingRounds(Strategy):
         good = {answer.site: answer.checked for answer in answers if answer.checked is not None}
         minimum = self.federation.scenario.resources.min_sites
         if len(good) < minimum and not over:
-            problems = "; ".join(answer.describe() for answer in answers if not answer.usable)
+            problems = "; ".join(f"{bad.site}: {bad.status} {bad.detail}".strip() for bad in answers if not bad.usable)
             raise UserError(
                 f"round {server_round}: {len(good)} training sites gave a usable reply, resources.min_sites asks for "
                 f"{minimum}: {problems or 'no site is left'}"
@@ -207,7 +210,7 @@ class TrainingRounds(Strategy):
             checked = answer.checked
             if checked is not None:
                 self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)
-                answer = replace(answer, checked=checked.without_arrays())
+                answer = replace(answer, checked=replace(checked, samples=NOTHING, last={}))
             answers.append(answer)
             privacy = checked.privacy if checked else None
             self.record.events.write(

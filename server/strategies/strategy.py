@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples, concatenate, point_of
+from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_disk_space
 from server.evaluation import EvaluationStage, most_evaluated
@@ -40,8 +40,8 @@ class PosteriorStrategy(TrainingRounds):
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""
-        states = [point_of(state) for state in self.bank.last_states(name)]
-        return concatenate(states) if states else None
+        stored = self.bank.stored_last_states(name)
+        return stored.in_memory() if stored else None
 
     def fitting(self, sites: list[str], combine: Callable[[list[str]], object], kind: str, **values: int) -> list[str]:
         """Return the sites of which `combine` makes something alone; warn of the others.

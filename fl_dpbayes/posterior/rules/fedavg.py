@@ -23,7 +23,7 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
     Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm
     1.
 
-    Returns one sample at temperature 0. Raises ValueError if no site sent a sample, or all weights are 0.
+    Returns one sample at temperature 0. Raises ValueError if no site sent a sample.
     """
     if (rule.robust, rule.move_bound) != ("none", "none"):
         # Moves count from the mean of the chains' starts.
@@ -37,8 +37,6 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
         total = total + released.weights[chain.site] * chain.mean
         weight += released.weights[chain.site]
         warnings += chain.warnings
-    if not weight > 0:
-        raise ValueError("no site with a positive weight sent a sample")
     return posterior_aggregate((total / weight)[np.newaxis], shapes, warnings, 0.0)
 
 

@@ -21,7 +21,7 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
     variant.
 
     Returns K + 1 + draws samples at temperature 0: the sites' means in the order of names, the average, the draws.
-    Raises ValueError if no site sent a sample, or all weights are 0.
+    Raises ValueError if no site sent a sample.
     """
     shapes = sample_shapes(released.samples)
     means, shares, warnings = [], [], list[RunWarning]()
@@ -29,8 +29,6 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
         means.append(chain.mean)
         shares.append(released.weights[chain.site])
         warnings += chain.warnings
-    if not sum(shares) > 0:
-        raise ValueError("no site with a positive weight sent a sample")
     members, weights = np.stack(means), np.asarray(shares) / sum(shares)
     centre = weights @ members
     scatter = weights @ np.square(members - centre)

@@ -60,8 +60,8 @@ def server_step(
     over the sites present. `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: standard deviation
     of the Gaussian prior, > 0 and finite. `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is FedAvg.
     Repeated steps need eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken
-    covariance. Returns the new state, float32, and warnings, each once. Raises ValueError if no site with weight
-    sent a sample, or the step is not finite.
+    covariance. Returns the new state, float32, and warnings, each once. Raises ValueError if no site sent
+    a sample, or the step is not finite.
     """
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
@@ -73,8 +73,6 @@ def server_step(
         warnings += chain.warnings
         if len(chain.weights) < 2:
             warnings.append(warning("one-sample-delta", chain.site))
-    if not weight > 0:
-        raise ValueError("no site with a positive weight sent a sample")
     moved = state - learning_rate * total / weight
     if not (np.abs(moved) <= np.finfo(np.float32).max).all():
         raise ValueError("the FedPA step is not finite: lower the learning rate or the shrinkage")
