@@ -153,9 +153,10 @@ def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_el
 
     def begin(*arguments: object) -> subprocess.Popen:
         command = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "study", *map(str, arguments)]
-        return subprocess.Popen(
-            [*command, "--workers", "1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        # Ray's processes give a dead driver a minute to come back, and end then.
+        environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen([*command, "--workers", "1"], text=True, env=environment, **streams)
 
     def finished() -> dict[str, int]:
         return {file.name: file.stat().st_mtime_ns for file in (out / "cells").glob("*.json")}
