@@ -128,14 +128,3 @@ def test_vanishing_rate_gives_the_plain_model_limit(model):
     module, source = dropped(model, 1e-9), np.random.default_rng(0)
     torch.testing.assert_close(module(records()), module.base(records()))
     torch.testing.assert_close(module.draw(to_vector(module), source), to_vector(module))
-
-
-def test_draw_of_a_linear_output_has_the_mean_of_the_plain_one():
-    base = randomised(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
-    module = DropoutModule(base, rate=0.4)
-    source, count = np.random.default_rng(0), 3000
-    features = torch.tensor([[0.5, -1.0, 2.0]])
-    vector = to_vector(base)
-    outputs = torch.stack([run(base, module.draw(vector, source), features) for _ in range(count)]).double()
-    standard_error = outputs.std() / math.sqrt(count)
-    assert (outputs.mean() - base(features)).abs() <= 4 * standard_error
