@@ -9,18 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"config"},
-    {"protocol", "models"},
-    {"samplers"},
-    {"privacy"},
-    {"data"},
-    {"posterior", "calibration"},
-    {"report"},
-    {"clients", "server"},
-    {"run"},
-    {"cli"},
-    {"fl_dpbayes"},
-]
+    {"config"}, {"protocol", "models"}, {"samplers"}, {"privacy"}, {"data"}, {"posterior", "calibration"}, {"report"},
+    {"clients", "server"}, {"run"}, {"cli"}, {"fl_dpbayes"},
+]  # fmt: skip
 MOST_PARAMETERS = 7
 RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
 

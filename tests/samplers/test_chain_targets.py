@@ -215,13 +215,11 @@ def test_no_noise_and_no_clip_is_the_optimiser_of_torch_limit(records, sampler, 
 @pytest.mark.parametrize(
     "sampler",
     [
-        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9),
-        Adam(kind="dp-adam", step_size=SIZE),
-        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2),
-        SGLD(step_size=SIZE),
+        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9), Adam(kind="dp-adam", step_size=SIZE),
+        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2), SGLD(step_size=SIZE),
     ],
     ids=lambda sampler: sampler.kind,
-)
+)  # fmt: skip
 def test_two_stretches_carry_the_momentum_and_equal_one(records, sampler):
     features, labels = records
     plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12, thinning=2, burn_in=2)

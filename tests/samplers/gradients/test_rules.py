@@ -77,18 +77,11 @@ def assert_equals_one_by_one(engines, module, features, clip_norm, loss):
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    data=st.data(),
-    groups=st.integers(1, 3),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    bias=st.booleans(),
-    side=st.integers(2, 7),
-    records=st.integers(1, 4),
-    clip_norm=CLIP_NORMS,
-    loss=st.sampled_from(sorted(LOSSES)),
-)
+    data=st.data(), groups=st.integers(1, 3), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)), padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)), bias=st.booleans(), side=st.integers(2, 7),
+    records=st.integers(1, 4), clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
+)  # fmt: skip
 def test_convolution_under_every_rule_property(
     data, groups, kernel, stride, padding, dilation, bias, side, records, clip_norm, loss
 ):
@@ -104,13 +97,10 @@ def test_convolution_under_every_rule_property(
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    bias=st.booleans(),
-    positions=st.sampled_from([(), (1,), (3,), (2, 2)]),
-    records=st.integers(1, 5),
-    clip_norm=CLIP_NORMS,
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
+    positions=st.sampled_from([(), (1,), (3,), (2, 2)]), records=st.integers(1, 5), clip_norm=CLIP_NORMS,
     loss=st.sampled_from(sorted(LOSSES)),
-)
+)  # fmt: skip
 def test_linear_under_every_rule_property(widths, bias, positions, records, clip_norm, loss):
     layers = []
     for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
@@ -127,11 +117,9 @@ class Whole(nn.Module):
 
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(
-    layer=st.sampled_from(["group_norm", "layer_norm", "embedding", "conv1d"]),
-    records=st.integers(1, 4),
-    clip_norm=CLIP_NORMS,
-    loss=st.sampled_from(sorted(LOSSES)),
-)
+    layer=st.sampled_from(["group_norm", "layer_norm", "embedding", "conv1d"]), records=st.integers(1, 4),
+    clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
+)  # fmt: skip
 def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss):
     outputs = LOSSES[loss][0]
     module = {
@@ -175,12 +163,9 @@ EXPONENTS = st.integers(-30, 30)
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(
     exponents=st.tuples(EXPONENTS, st.integers(-12, 12), st.integers(-12, 12)),
-    clip_norm=st.sampled_from([1e-6, 1.0, 1e6]),
-    kind=st.sampled_from(RULES),
-    loss=st.sampled_from(sorted(LOSSES)),
-    form=st.sampled_from(["dense", "sequence", "formed", "gram"]),
-    seed=st.integers(0, 99),
-)
+    clip_norm=st.sampled_from([1e-6, 1.0, 1e6]), kind=st.sampled_from(RULES), loss=st.sampled_from(sorted(LOSSES)),
+    form=st.sampled_from(["dense", "sequence", "formed", "gram"]), seed=st.integers(0, 99),
+)  # fmt: skip
 def test_no_record_contributes_more_than_the_bound_property(exponents, clip_norm, kind, loss, form, seed):
     outputs, targets_of, own_loss, _ = LOSSES[loss]
     first, size = {
@@ -204,14 +189,9 @@ def test_no_record_contributes_more_than_the_bound_property(exponents, clip_norm
 
 @settings(deadline=None, derandomize=True, max_examples=80)
 @given(
-    inputs=EXPONENTS,
-    upstream=EXPONENTS,
-    difference=st.integers(-12, 0),
-    outputs=st.sampled_from([2, 64]),
-    clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]),
-    kind=st.sampled_from(RULES),
-    seed=st.integers(0, 99),
-)
+    inputs=EXPONENTS, upstream=EXPONENTS, difference=st.integers(-12, 0), outputs=st.sampled_from([2, 64]),
+    clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]), kind=st.sampled_from(RULES), seed=st.integers(0, 99),
+)  # fmt: skip
 def test_positions_that_cancel_keep_within_the_bound_property(
     inputs, upstream, difference, outputs, clip_norm, kind, seed
 ):

@@ -37,14 +37,11 @@ def batch(*shape, scale=1.0):
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    bias=st.booleans(),
-    positions=st.sampled_from([(), (), (1,), (3,)]),
-    draws=st.integers(1, 4),
-    records=st.integers(1, 5),
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
+    positions=st.sampled_from([(), (), (1,), (3,)]), draws=st.integers(1, 4), records=st.integers(1, 5),
     clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
     clipping=st.sampled_from([FlatClipping(), PerLayerClipping(), AutomaticClipping()]),
-)
+)  # fmt: skip
 def test_linear_equals_one_by_one_property(widths, bias, positions, draws, records, clip_norm, clipping):
     layers = []
     for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
@@ -57,17 +54,10 @@ def test_linear_equals_one_by_one_property(widths, bias, positions, draws, recor
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    groups=st.integers(1, 2),
-    kernel=st.integers(1, 3),
-    stride=st.integers(1, 2),
-    padding=st.integers(0, 2),
-    dilation=st.integers(1, 2),
-    bias=st.booleans(),
-    side=st.integers(3, 6),
-    draws=st.integers(1, 3),
-    records=st.integers(1, 4),
-    clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
-)
+    groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 2), padding=st.integers(0, 2),
+    dilation=st.integers(1, 2), bias=st.booleans(), side=st.integers(3, 6), draws=st.integers(1, 3),
+    records=st.integers(1, 4), clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
+)  # fmt: skip
 def test_convolution_equals_one_by_one_property(
     groups, kernel, stride, padding, dilation, bias, side, draws, records, clip_norm
 ):
@@ -109,14 +99,11 @@ def test_spread_gradient_is_that_of_finite_differences():
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
-    draws=st.integers(1, 4),
-    model=st.sampled_from(MODELS),
-    input_exponent=st.integers(-30, 30),
-    mean_exponent=st.integers(-30, 30),
-    spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
+    draws=st.integers(1, 4), model=st.sampled_from(MODELS), input_exponent=st.integers(-30, 30),
+    mean_exponent=st.integers(-30, 30), spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
     clip_norm=st.sampled_from([1e-6, 0.1, 1e3]),
     clipping=st.sampled_from([FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=1e4)]),
-)
+)  # fmt: skip
 def test_one_record_never_adds_more_than_the_clip_norm_property(
     draws, model, input_exponent, mean_exponent, spread, clip_norm, clipping
 ):
