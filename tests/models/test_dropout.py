@@ -23,9 +23,9 @@ def randomised(module, seed=0):
     return module
 
 
-def dropped(model, rate=0.5, rows=5, **rates):
+def dropped(model, rate=0.5, rows=5):
     """Give a model random weights, and masks for some rows of records."""
-    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate, **rates)
+    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate)
     module.resample(np.random.default_rng(0), rows)
     return module
 
@@ -50,11 +50,6 @@ def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
     module = dropped(MODELS[0], 0.3, 2000)
     standard_error = math.sqrt(0.3 / 0.7 / 2000)
     assert (module.masks.mean(0) - 1).abs().max().item() <= 4.5 * standard_error
-    # An input rate masks the record too.
-    masks = dropped(LogisticModel(), rows=100, input_rate=0.2).masks
-    assert masks.shape == (100, 64)
-    assert masks.max().item() == pytest.approx(1.25)
-    assert abs((masks > 0).double().mean().item() - 0.8) <= 4 * math.sqrt(0.16 / 6400)
 
 
 def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused():
