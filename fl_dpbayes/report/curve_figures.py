@@ -1,15 +1,11 @@
 """Figures of curves: epsilon after each round at each site, and net benefit over the threshold of treatment."""
 
-import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.figure_style import (
     CYCLE,
@@ -23,46 +19,10 @@ from fl_dpbayes.report.figure_style import (
     set_title,
 )
 from fl_dpbayes.report.numbers import count
-from fl_dpbayes.report.run_files import read_csv
+from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import predictor_name
 
 MAX_NAMED = len(CYCLE)
-
-
-@dataclass(frozen=True)
-class EpsilonCurve:
-    """Epsilon spent at one site after each of its rounds; `budget` is None where none was stated."""
-
-    site: str
-    rounds: tuple[int, ...]
-    epsilons: tuple[float, ...]
-    budget: float | None
-
-
-def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
-    """Read the curves of a run from its `privacy.csv`; without the file there are none."""
-    path = Path(run_dir) / "privacy.csv"
-    try:
-        return epsilon_curves(read_csv(path))
-    except (ValueError, TypeError, csv.Error) as error:
-        reason = str(error)
-    except KeyError as error:
-        reason = f"it has no column {error}"
-    raise UserError(f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again")
-
-
-def epsilon_curves(rows: Iterable[Mapping[str, str]]) -> list[EpsilonCurve]:
-    """Collect the curves from the rows of `privacy.csv`."""
-    points: dict[str, dict[int, float]] = {}
-    budgets: dict[str, float | None] = {}
-    for row in rows:
-        if row.get("round") and row.get("epsilon"):
-            points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
-            budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
-    return [
-        EpsilonCurve(site, tuple(sorted(spent)), tuple(spent[number] for number in sorted(spent)), budgets[site])
-        for site, spent in points.items()
-    ]
 
 
 def _groups(curves: Sequence[EpsilonCurve]) -> list[tuple[EpsilonCurve, list[str]]]:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fl_dpbayes.config.files.atomic_file import write_atomically, written
+from fl_dpbayes.report.page_tables import PageTable
 
 INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
 # Okabe and Ito (2008), without yellow, which is too light on white.
@@ -25,28 +27,14 @@ FONT_STACK = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Ar
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a site name may hold a dollar sign
-    "font.family": ["DejaVu Sans"],
-    "font.size": 8,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.titlecolor": MUTED,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 4,
-    "axes.edgecolor": "#b6bfc6",
-    "axes.linewidth": 0.7,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.facecolor": "white",
+    "font.family": ["DejaVu Sans"], "font.size": 8, "axes.titlesize": 7.5, "axes.labelsize": 7.5,
+    "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "text.color": INK, "axes.labelcolor": MUTED,
+    "axes.titlecolor": MUTED, "axes.titlelocation": "left", "axes.titlepad": 4, "axes.edgecolor": "#b6bfc6",
+    "axes.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED, "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
     "axes.facecolor": "white",
-}
+}  # fmt: skip
+_NOT_FOR_INLINE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<style.*?</style>", re.S)
 
 
 @dataclass(frozen=True)
@@ -74,18 +62,32 @@ def predictor_style(predictor: str) -> PredictorStyle:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """One figure: `name` is its file's stem, `description` says in words what it shows."""
+    """One figure: `name` is its file's stem, `description` says in words what it shows, `table` holds its numbers."""
 
     name: str
     svg: str
     description: str
+    table: PageTable
+
+    @property
+    def inline(self) -> Markup:
+        """The figure as part of a page that holds many: its name stands before every identifier."""
+        text = _NOT_FOR_INLINE.sub("", self.svg).strip()
+        text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href=", "href=")
+        text = re.sub(r'(\sid="|\shref="#|url\(#)', rf"\g<1>{self.name}-", text)
+        # The page decides the size; the figure's shape is in its viewBox.
+        opening = re.sub(r'\s(width|height)="[^"]*"', "", text[: text.index(">")])
+        # The SVG is ours, and Matplotlib escapes the text in it.
+        return Markup(opening + ' aria-hidden="true"' + text[text.index(">") :])
 
 
-def drawn_figure(name: str, description: str, draw: Callable[[], Figure | None]) -> DrawnFigure | None:
+def drawn_figure(
+    name: str, description: str, table: PageTable, draw: Callable[[], Figure | None]
+) -> DrawnFigure | None:
     """Draw a figure in the look above; None where there is nothing to draw."""
     with figure_settings(name):
         figure = draw()
-        return None if figure is None else DrawnFigure(name, figure_svg(figure), description)
+        return None if figure is None else DrawnFigure(name, figure_svg(figure), description, table)
 
 
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
@@ -119,9 +121,9 @@ def set_title(figure: Figure, title: str, subtitle: str) -> None:
     figure.text(0.0, 1 - 0.23 / height, subtitle, size=7.5, color=MUTED, va="top")
 
 
-def quiet_grid(axes: Axes, direction: str) -> None:
+def quiet_grid(axes: Axes, direction: Literal["x", "y"]) -> None:
     """Draw light grid lines behind the data, across one axis."""
-    axes.grid(axis="x" if direction == "x" else "y", color=GRID, linewidth=0.6)
+    axes.grid(axis=direction, color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
 
 

@@ -12,7 +12,6 @@ from fl_dpbayes.config.summary import (
     ReliabilityRecord,
     Summary,
 )
-from fl_dpbayes.report.curve_figures import EpsilonCurve
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
     count,
@@ -25,6 +24,7 @@ from fl_dpbayes.report.numbers import (
     rounded_up,
     significant,
 )
+from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import in_reading_order, place_name, predictor_name, tempered
 
 Cell = tuple[str, str]  # value and what stands more quietly behind it

@@ -4,6 +4,7 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,39 @@ def write_again(run_dir: Path | str) -> str:
         f"Put back a copy of it, or write it again with  fl-dpbayes simulate --resume {shlex.quote(str(run_dir))}  "
         "(for a folder of an older version, run the scenario again)"
     )
+
+
+@dataclass(frozen=True)
+class EpsilonCurve:
+    """Epsilon spent at one site after each of its rounds; `budget` is None where none was stated."""
+
+    site: str
+    rounds: tuple[int, ...]
+    epsilons: tuple[float, ...]
+    budget: float | None
+
+
+def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
+    """Read the curves of a run from its `privacy.csv`; without the file there are none."""
+    path = Path(run_dir) / "privacy.csv"
+    try:
+        return epsilon_curves(read_csv(path))
+    except (ValueError, TypeError, csv.Error) as error:
+        reason = str(error)
+    except KeyError as error:
+        reason = f"it has no column {error}"
+    raise UserError(f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again")
+
+
+def epsilon_curves(rows: Iterable[Mapping[str, str]]) -> list[EpsilonCurve]:
+    """Collect the curves from the rows of `privacy.csv`."""
+    points: dict[str, dict[int, float]] = {}
+    budgets: dict[str, float | None] = {}
+    for row in rows:
+        if row.get("round") and row.get("epsilon"):
+            points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
+            budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
+    return [
+        EpsilonCurve(site, tuple(sorted(spent)), tuple(spent[number] for number in sorted(spent)), budgets[site])
+        for site, spent in points.items()
+    ]

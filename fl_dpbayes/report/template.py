@@ -17,7 +17,7 @@ BEGIN = """\
 </tbody></table></div>
 {%- endmacro -%}
 {%- macro figure(item) -%}
-<figure role="group" aria-label="{{ item.description }}">{{ item.svg }}
+<figure role="group" aria-label="{{ item.description }}">{{ item.inline }}
 <details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
 {%- endmacro -%}
 <!DOCTYPE html>

@@ -2,6 +2,7 @@ import io
 import itertools
 import json
 import math
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,7 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.curve_figures import read_epsilon_curves
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.run_files import (
@@ -20,10 +19,12 @@ from fl_dpbayes.report.run_files import (
     PRIVACY_COLUMNS,
     ROUND_COLUMNS,
     calibration_csv_row,
+    read_epsilon_curves,
     read_summary,
     write_csv,
     write_summary,
 )
+from fl_dpbayes.report.study.results import read_study
 
 MEASURED_PLACES = [("pooled:held_out", "held_out"), ("island", "held_out"), ("university", "held_out")]
 TRAIN = ("north-clinic", "harbour-hospital", "st-anne", "valley")
@@ -178,7 +179,12 @@ def write_run_directory(run_dir, summary, rounds):
 @pytest.fixture(scope="session")
 def figures_of():
     """The function that draws the figures of a run directory, and returns them by name."""
-    return lambda folder: draw_figures(folder, read_summary(folder), read_epsilon_curves(folder))
+
+    def figures(folder):
+        drawn = draw_figures(folder, read_summary(folder), read_epsilon_curves(folder))
+        return {figure.name: figure for made in drawn.values() for figure in made}
+
+    return figures
 
 
 @pytest.fixture(scope="session")
@@ -279,10 +285,8 @@ def write_study_folder(
                                  "auroc": 0.5 + 0.06 * (severity or 0) + 0.01 * (seed - 2),
                                  "low": 0.49 + 0.06 * (severity or 0), "high": 0.51 + 0.06 * (severity or 0)}
                     )  # fmt: skip
-    results = pd.DataFrame(rows)
-    results.to_csv(folder / "results.csv", index=False)
-    study_differences(results, list(extra)).to_csv(folder / "differences.csv", index=False)
-    for name, table in (("subgroups", subgroups), ("conformal", conformal), ("shift_detection", detection)):
+    tables = {"results": rows, "subgroups": subgroups, "conformal": conformal, "shift_detection": detection}
+    for name, table in tables.items():
         if table:
             pd.DataFrame(table).to_csv(folder / f"{name}.csv", index=False)
     cells = len(alphas) * len(seeds) * math.prod(len(values) for values in extra.values())
@@ -302,35 +306,39 @@ def write_study_folder(
     return folder
 
 
-def study_differences(results: pd.DataFrame, extra: list[str]) -> pd.DataFrame:
-    """Pair the posterior with the last iterate at every place, as the study engine does."""
-    rows = []
-    axes = ["partition.alpha", *extra]
-    for metric, site in itertools.product(("rms_debiased", "ece", "nll", "accuracy"), results["site"].unique()):
-        here = results[results["site"] == site]
-        both = here.pivot_table(index=[*axes, "seed"], columns="predictor", values=metric)
-        each = (both["posterior"] - both["last"]).reset_index(name="difference")
-        first = {"compared": "predictor", "method": "posterior", "baseline": "last", "metric": metric, "site": site}
-        for setting, of_setting in each.groupby(axes):
-            at = dict(zip(axes, setting, strict=True))
-            rows.append(first | {"over": "setting"} | at | over_seeds(of_setting["difference"].to_numpy()))
-        over_settings = each.groupby("seed")["difference"].mean().to_numpy()
-        rows.append(first | {"over": "all"} | dict.fromkeys(axes, "all") | over_seeds(over_settings))
-    return pd.DataFrame(rows)
-
-
-def over_seeds(values: np.ndarray) -> dict[str, float | int | None]:
-    """Write a mean with its interval as the study engine does."""
-    found = paired_difference(values, np.zeros(len(values)))
-    if found is None:
-        return {"mean": float(values[0]), "low": None, "high": None, "pairs": 1}
-    return {"mean": found.mean, "low": found.interval.low, "high": found.interval.high, "pairs": found.pairs}
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_study():
     """The function that writes the folder of a study with made-up numbers, of which every mean is known."""
     return write_study_folder
+
+
+@pytest.fixture
+def study_folder(tmp_path):
+    """Write a study; `edit` changes its table of results, `record` what `study.json` holds."""
+
+    def write(edit=None, record=None, **options):
+        folder = write_study_folder(tmp_path / "study", **options)
+        if edit is not None:
+            table = pd.read_csv(folder / "results.csv", keep_default_na=False, na_values=[""])
+            changed = edit(table)
+            (table if changed is None else changed).to_csv(folder / "results.csv", index=False)
+        content = json.loads((folder / "study.json").read_text()) | (record or {})
+        (folder / "study.json").write_text(json.dumps(content))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def study(study_folder):
+    """Write a study and read it."""
+    return lambda edit=None, record=None, **options: read_study(study_folder(edit, record, **options))
+
+
+@pytest.fixture
+def texts():
+    """The function that returns the texts of an SVG."""
+    return lambda svg: [node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 @pytest.fixture

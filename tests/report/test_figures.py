@@ -5,8 +5,7 @@ import pytest
 
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.calibration_figures import MAX_PLACES, drawn_places
-from fl_dpbayes.report.curve_figures import epsilon_curves
-from fl_dpbayes.report.page import _inline_svg
+from fl_dpbayes.report.run_files import epsilon_curves
 
 ROLES = ("held_out", "shifted", "train")
 NAMES = [
@@ -49,9 +48,9 @@ def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, 
     summary["reliability"] = []
     for row in privacy_rounds:
         row["site"] = row["site"].replace("valley", "<b>$\\frac{$--></b>")
-    svg = figures_of(write_run(summary, privacy_rounds))["epsilon"].svg
-    assert "<b>$\\frac{$--></b>" in texts(svg)
-    assert "<b>" not in _inline_svg(svg, "x")
+    figure = figures_of(write_run(summary, privacy_rounds))["epsilon"]
+    assert "<b>$\\frac{$--></b>" in texts(figure.svg)
+    assert "<b>" not in figure.inline
 
 
 def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary):
@@ -99,7 +98,7 @@ def test_inline_svg_has_its_own_identifiers(drawn):
     _, figures = drawn
     seen: set[str] = set()
     for figure in figures.values():
-        text = _inline_svg(figure.svg, figure.name)
+        text = figure.inline
         identifiers = re.findall(r'\sid="([^"]*)"', text)
         assert all(name.startswith(f"{figure.name}-") for name in identifiers)
         references = re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)

@@ -1,7 +1,8 @@
 """What a study found, in sentences that claim no more than its intervals allow."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from fl_dpbayes.report.numbers import rounded_up
@@ -16,12 +17,11 @@ from fl_dpbayes.report.study.comparisons import (
     differences,
     estimate,
     method_rows,
-    rows_at,
     setting_words,
     shift_kinds,
 )
-from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, place_words, quantity
-from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults
+from fl_dpbayes.report.study.quantities import Estimate, Quantity, place_words, quantity
+from fl_dpbayes.report.study.results import PREDICTOR, SEVERITY, SHIFT, StudyResults, rows_at
 
 MUCH = 0.05  # of a calibration error: five percentage points
 MANY_DIFFERENCES = 5
@@ -60,12 +60,9 @@ def study_answer(study: StudyResults) -> StudyAnswer:
     )
 
 
-def method_words(study: StudyResults, axis: str, label: str) -> str:
+def _words(study: StudyResults, axis: str, label: str) -> str:
     """Name a method within a sentence."""
-    if axis == BASELINE:
-        return label
-    words = study.words(axis, label)
-    return f"the {words}" if axis == PREDICTOR else f"{axis_name(axis)} {words}"
+    return label if axis == BASELINE else setting_words(study, {axis: label})
 
 
 def _paragraph(one: Difference) -> tuple[str, str, bool]:
@@ -76,18 +73,21 @@ def _paragraph(one: Difference) -> tuple[str, str, bool]:
 def _apart(study: StudyResults, axis: str, method: str, found: list[Difference]) -> str:
     """Say how a method differs from its baseline at each setting by itself."""
     measured = quantity(study.metric)
-    baseline = "the baseline" if axis == BASELINE else method_words(study, axis, found[0].baseline)
-    parts = "; ".join(f"{_signed(measured, one.value)} at {one.at}" for one in found)
-    return (
-        f"{_capital(method_words(study, axis, method))} against {baseline} ({_pairs(found[0].value)} each): "
-        f"{measured.noun} {parts}."
+    baseline = "the baseline" if axis == BASELINE else _words(study, axis, found[0].baseline)
+    parts = "; ".join(
+        f"{_signed(measured, one.value)}{', no clear difference,' if _unclear(one.value) else ''} at {one.at}"
+        for one in found
     )
+    words, pairs = _capital(_words(study, axis, method)), _pairs(found[0].value)
+    return f"{words} against {baseline} ({pairs} each): {measured.noun} {parts}."
 
 
 def _signed(measured: Quantity, value: Estimate) -> str:
-    text = f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
-    unclear = value.ends is not None and value.ends[0] <= 0 <= value.ends[1]
-    return f"{text}, no clear difference," if unclear else text
+    return f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
+
+
+def _unclear(value: Estimate) -> bool:
+    return value.ends is not None and value.ends[0] <= 0 <= value.ends[1]
 
 
 def _capital(words: str) -> str:
@@ -111,39 +111,38 @@ def _baseline_lead(study: StudyResults) -> str:
 def _lead(study: StudyResults) -> str:
     if study.baseline:
         return _baseline_lead(study)
-    axes = compared_axes(study)[:1]
-    measured = quantity(study.metric)
-    place = place_words(study.record.where) + "".join(_focus(study, axis) for axis in axes)
-    found = {
-        method_words(study, axis, label): estimate(method_rows(study, study.in_focus(axis), axis, label), measured.key)
-        for axis in axes
-        for label in study.methods(axis)
-    }
-    known = {words: value for words, value in found.items() if value is not None}
+    measured, known = quantity(study.metric), dict[str, Estimate]()
+    place = place_words(study.record.where)
+    for axis in compared_axes(study)[:1]:
+        place += _focus(study, axis)
+        for label in study.methods(axis):
+            if value := estimate(method_rows(study, study.in_focus(axis), axis, label), measured.key):
+                known[_words(study, axis, label)] = value
     if not known:
         return f"Nothing was measured by {measured.key} at {place}."
     most = max(value.settings for value in known.values())
-    parts = []
-    for words, value in known.items():
-        # Methods that were not measured everywhere are not compared like with like here.
-        fewer = f" over {value.settings} of {most} settings" if value.settings < most else ""
-        parts.append((words, measured.estimate(value) + fewer))
+    # Methods that were not measured everywhere are not compared like with like here.
+    parts = {
+        words: measured.estimate(value)
+        + (f" over {value.settings} of {most} settings" if value.settings < most else "")
+        for words, value in known.items()
+    }
     if measured.key == "rms_debiased":
-        (words, text), *others = parts
-        return f"At {place} {words} is off by {text}{''.join(f'; {words} by {text}' for words, text in others)}."
-    return f"At {place} {measured.noun} is {'; '.join(f'with {words} {text}' for words, text in parts)}."
+        off = [f"{words}{' by' if number else ' is off by'} {parts[words]}" for number, words in enumerate(parts)]
+        return f"At {place} {'; '.join(off)}."
+    return f"At {place} {measured.noun} is {'; '.join(f'with {words} {text}' for words, text in parts.items())}."
 
 
 def _focus(study: StudyResults, axis: str) -> str:
     """Say to which settings a sentence on an axis keeps."""
-    parts = [method_words(study, name, label) for name, label in study.focus(axis).items()]
+    parts = [_words(study, name, label) for name, label in study.focus(axis).items()]
     return f", with {' and '.join(parts)}," if parts else ""
 
 
 def _differences(study: StudyResults, axis: str, found: list[Difference]) -> str:
     measured = quantity(study.metric)
-    parts = [f"{method_words(study, axis, one.method)} {_verdict(measured, one.value)}" for one in found]
-    baseline = method_words(study, axis, found[0].baseline) + _focus(study, axis).rstrip(",")
+    parts = [f"{_words(study, axis, one.method)} {_verdict(measured, one.value)}" for one in found]
+    baseline = _words(study, axis, found[0].baseline) + _focus(study, axis).rstrip(",")
     bases = [_pairs(one.value) for one in found]
     if len(set(bases)) == 1:
         return f"Compared with {baseline} ({bases[0]}): {'; '.join(parts)}."
@@ -159,40 +158,35 @@ def _pairs(value: Estimate) -> str:
 
 def _verdict(measured: Quantity, value: Estimate) -> str:
     if value.ends is None:
-        return f"{'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
-    low, high = value.ends
-    if low <= 0 <= high:
-        return f"shows no clear difference, {'+' if value.mean >= 0 else ''}{measured.estimate(value)}"
+        return _signed(measured, value)
+    if _unclear(value):
+        return f"shows no clear difference, {_signed(measured, value)}"
     if value.mean > 0:
         return f"raises {measured.noun} by {measured.estimate(value)}"
-    turned = Estimate(-value.mean, -high, -low, value.seeds, value.settings)
+    turned = replace(value, mean=-value.mean, low=-value.ends[1], high=-value.ends[0])
     return f"lowers {measured.noun} by {measured.estimate(turned)}"
 
 
 def _shifts(study: StudyResults) -> str:
-    measured, frame, predictor = quantity(study.metric), study.results, study.main_predictor()
-    kinds = shift_kinds(study, frame)
+    measured, predictor, found = quantity(study.metric), study.main_predictor(), dict[tuple[str, int], Estimate]()
+    kinds = shift_kinds(study, study.results)
     if not kinds or not measured.metric.better or predictor is None:
         return ""
-    frame = frame[frame[PREDICTOR] == predictor]
-    found = {}
+    frame = rows_at(study.results, {PREDICTOR: predictor})
     for kind in kinds:
-        for severity in sorted({int(value) for value in frame[frame[SHIFT] == kind][SEVERITY].dropna()}):
-            value = estimate(at_severity(study, frame, kind, severity), measured.key)
-            if value is not None:
+        for severity in sorted({int(value) for value in rows_at(frame, {SHIFT: kind})[SEVERITY].dropna()}):
+            if value := estimate(at_severity(study, frame, kind, severity), measured.key):
                 found[kind, severity] = value
     if not found:
         return ""
     sign = -1 if measured.metric.better == "higher" else 1
     kind, severity = max(found, key=lambda key: sign * found[key].mean)
-    value = found[kind, severity]
-    text = (
-        f"Under shift, {method_words(study, PREDICTOR, predictor)} is worst at {kind}, severity {severity}: "
-        f"{measured.estimate(value)}"
-    )
     unshifted = estimate(at_severity(study, frame, kind, UNSHIFTED), measured.key)
-    text += f"; unshifted: {measured.estimate(unshifted)}." if unshifted else "."
-    return f"{text} {_where_large(found, measured)}".strip()
+    beside = f"; unshifted: {measured.estimate(unshifted)}" if unshifted else ""
+    return (
+        f"Under shift, {_words(study, PREDICTOR, predictor)} is worst at {kind}, severity {severity}: "
+        f"{measured.estimate(found[kind, severity])}{beside}. {_where_large(found, measured)}"
+    ).strip()
 
 
 def _where_large(found: dict[tuple[str, int], Estimate], measured: Quantity) -> str:
@@ -204,18 +198,15 @@ def _where_large(found: dict[tuple[str, int], Estimate], measured: Quantity) -> 
     below = []
     for kind in dict.fromkeys(kind for kind, _ in found):
         of_kind = {severity: value for (name, severity), value in found.items() if name == kind}
-        large = [
-            severity
-            for severity, value in of_kind.items()
-            if (value.mean if not several else -math.inf if value.ends is None else value.ends[0]) > MUCH
-        ]
-        if large:
+        # Where there are intervals, one without proves nothing.
+        least = {at: (value.ends or (-math.inf,))[0] if several else value.mean for at, value in of_kind.items()}
+        if large := [severity for severity, value in least.items() if value > MUCH]:
             first.setdefault(min(large), []).append(kind)
         elif all(value.mean < MUCH for value in of_kind.values()):
             below.append(kind)
-    sure = "its whole interval lies" if several else "in the only seed it lies"
+    sure = "Its whole interval lies" if several else "In the only seed it lies"
     reached = "; ".join(f"severity {severity} of {', '.join(first[severity])}" for severity in sorted(first))
-    text = f"{sure.capitalize()} above 5 points first at {reached}." if first else ""
+    text = f"{sure} above 5 points first at {reached}." if first else ""
     return text + (f" Its mean stays below 5 points at every severity of {', '.join(below)}." if below else "")
 
 
@@ -231,51 +222,43 @@ def _basis(study: StudyResults) -> str:
     )
 
 
-def _unspent(study: StudyResults) -> list[str]:
+def _unspent(study: StudyResults) -> Iterator[str]:
     """Say where methods spent so much less than was asked that the budget asked does not compare them."""
-    asked = [name for name in study.record.separate if name == ASKED]
-    frame, sentences = study.results, []
-    if not asked or "epsilon" not in frame.columns:
-        return []
-    for at in combinations(study, (*asked, *(name for name in study.baseline if name != PREDICTOR))):
-        spent = rows_at(frame, at)["epsilon"].max(skipna=False)
+    if ASKED not in study.record.separate or "epsilon" not in study.results.columns:
+        return
+    for at in combinations(study, (ASKED, *(name for name in study.baseline if name != PREDICTOR))):
+        spent = rows_at(study.results, at)["epsilon"].max(skipna=False)
         if spent < MOST_OF_IT * float(at[ASKED]):
             method = setting_words(study, {name: label for name, label in at.items() if name != ASKED})
-            sentences.append(
+            yield (
                 f"{_capital(method or 'every method')} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} "
                 "that it was allowed: what it lost there, it did not lose to that budget."
             )
-    return sentences
 
 
-def _cautions(study: StudyResults, found: list[Difference]) -> list[str]:
-    cautions = []
-    settings, frame = study.settings, study.results
+def _cautions(study: StudyResults, found: list[Difference]) -> Iterator[str]:
+    settings, cells = study.settings, study.record.cells
     if "insecure_seed" in (settings.get("simulation") or {}):
-        cautions.append(
+        yield (
             "Seeded: not private. The noise came from a seed that is written in a file; the epsilons are what the same "
             "runs without it would cost."
         )
-    if study.record.cells.finished < study.record.cells.all:
-        missing = study.record.cells.all - study.record.cells.finished
-        cautions.append(f"{missing} cells are missing: means go over the settings of the seeds that have most of them.")
+    if missing := cells.all - cells.finished:
+        yield f"{missing} cells are missing: means go over the settings of the seeds that have most of them."
     tried = settings.get("configurations_tried")
     if isinstance(tried, int) and tried > 1:
-        cautions.append(
+        yield (
             f"{tried} configurations were tried on these records before; choosing between them flatters the chosen one "
             "and is not in the epsilons."
         )
-    cautions += _unspent(study)
+    yield from _unspent(study)
     if len(found) > MANY_DIFFERENCES:
-        cautions.append(
-            f"{len(found)} differences are shown, each at 95% on its own: about one in twenty excludes 0 by chance."
-        )
+        yield f"{len(found)} differences are shown, each at 95% on its own: about one in twenty excludes 0 by chance."
     source = (settings.get("data") or {}).get("source")
     name = source.get("kind") if isinstance(source, dict) else source
     if isinstance(name, str) and not any(axis.startswith(("data", "held_out")) for axis in study.axes):
-        cautions.append(f"All cells used one data set ({name}).")
-    if "warnings" in frame.columns:
-        per_cell = frame.drop_duplicates("cell")["warnings"]
+        yield f"All cells used one data set ({name})."
+    if "warnings" in study.results.columns:
+        per_cell = study.results.drop_duplicates("cell")["warnings"]
         if warned := int((per_cell > 0).sum()):
-            cautions.append(f"{warned} of {len(per_cell)} runs ended with warnings, which their summaries list.")
-    return cautions
+            yield f"{warned} of {len(per_cell)} runs ended with warnings, which their summaries list."

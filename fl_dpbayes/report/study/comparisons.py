@@ -1,28 +1,24 @@
 """Means over a study's cells with intervals over seeds, and methods beside each other at equal seeds and settings."""
 
-from collections.abc import Hashable, Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from statistics import fmean
 
-import numpy as np
 import pandas as pd
 
-from fl_dpbayes.calibration.intervals import paired_difference
-from fl_dpbayes.report.study.quantities import Estimate, axis_name
-from fl_dpbayes.report.study.results import PREDICTOR, SEED, SEVERITY, SHIFT, StudyResults, label_text
+from fl_dpbayes.report.study.quantities import Estimate, axis_name, over_seeds
+from fl_dpbayes.report.study.results import PREDICTOR, SEED, SEVERITY, SHIFT, StudyResults, rows_at
 
 RECALIBRATION, RECALIBRATED = "recalibration", "recalibrated"
-EVERY_SETTING = "all"
 BASELINE = "baseline"
 UNSHIFTED = 0
 Labels = Mapping[str, str]
 
 
 def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
-    """Average a column over the rows of each seed, then over seeds.
-
-    Only seeds count that have as many rows as any seed has: a seed whose cell failed would average other settings.
+    """Average a column over the rows of each seed, then over seeds, as `over_seeds` does.
 
     Returns the mean with its interval, cut at 0 where no value lies below, or None where nothing is defined.
     """
@@ -33,14 +29,13 @@ def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
 
 
 def _mean(frame: pd.DataFrame, column: str) -> Estimate | None:
-    if frame.empty or column not in frame.columns:
-        return None
-    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
-    defined = np.isfinite(values)
-    by_seed: dict[Hashable, list[float]] = {}
-    for seed, value in zip(frame[SEED].to_numpy()[defined], values[defined], strict=True):
-        by_seed.setdefault(seed, []).append(float(value))
-    return _over_seeds(by_seed)
+    by_seed: dict[Hashable, list[float]] = defaultdict(list)
+    if column in frame.columns:
+        values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=float)
+        for seed, value in zip(frame[SEED].to_numpy(), values, strict=True):
+            if math.isfinite(value):
+                by_seed[seed].append(float(value))
+    return over_seeds(by_seed.values())
 
 
 def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]) -> Estimate | None:
@@ -51,17 +46,6 @@ def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: lis
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]
     return _mean(joined, column)
-
-
-def _over_seeds(by_seed: dict[Hashable, list[float]]) -> Estimate | None:
-    if not by_seed:
-        return None
-    most = max(map(len, by_seed.values()))
-    means = [fmean(values) for values in by_seed.values() if len(values) == most]
-    over = paired_difference(means, [0.0] * len(means))
-    if over is None:
-        return Estimate(means[0], None, None, 1, most)
-    return Estimate(over.mean, over.interval.low, over.interval.high, over.pairs, most)
 
 
 @dataclass(frozen=True)
@@ -82,10 +66,9 @@ class BesideBaseline:
 
 def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
     """Compare every combination of the baseline's axes with the baseline, at each setting that is kept apart."""
-    frame = study.headline
-    for name, label in study.focus(PREDICTOR).items() if not frame.empty else ():
-        if name not in study.baseline and name not in study.record.separate:
-            frame = frame[frame[name] == label]
+    apart = (*study.baseline, *study.record.separate)
+    focus = {name: label for name, label in study.focus(PREDICTOR).items() if name not in apart}
+    frame = rows_at(study.headline, focus)
     keys = [name for name in study.axes if name not in study.baseline]
     found = []
     for at in combinations(study, study.record.separate):
@@ -101,17 +84,10 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
     return found
 
 
-def combinations(study: StudyResults, names: Mapping[str, str] | tuple[str, ...]) -> Iterator[dict[str, str]]:
+def combinations(study: StudyResults, names: Collection[str]) -> Iterator[dict[str, str]]:
     """Go through all combinations of the values of some axes, the last fastest."""
     for labels in product(*(study.methods(name) for name in names)):
         yield dict(zip(names, labels, strict=True))
-
-
-def rows_at(frame: pd.DataFrame, labels: Labels) -> pd.DataFrame:
-    """Select the rows that have these labels."""
-    for name, label in labels.items() if not frame.empty else ():
-        frame = frame[frame[name] == label]
-    return frame
 
 
 def setting_words(study: StudyResults, labels: Labels) -> str:
@@ -148,10 +124,8 @@ def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str)
     The values of an axis are compared by the main predictor; recalibrations by the recalibrated one, where there is
     one, since the others do not depend on it.
     """
-    if frame.empty or axis not in frame.columns:
-        return frame.iloc[:0]
-    rows = frame[frame[axis] == label]
-    if axis == PREDICTOR:
+    rows = rows_at(frame, {axis: label})
+    if axis == PREDICTOR or rows.empty:
         return rows
     predictor = study.main_predictor()
     if axis == RECALIBRATION and (rows[PREDICTOR] == RECALIBRATED).any():
@@ -160,20 +134,23 @@ def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str)
 
 
 def differences(study: StudyResults, metric: str) -> list[Difference]:
-    """Return the paired differences of every compared axis at the study's place over all settings in its focus."""
-    if study.baseline:
-        return [*_from_baseline(study, metric), *_other_axes_apart(study, metric)]
-    found = []
+    """Return the paired differences of every compared axis at the study's place over all settings in its focus.
+
+    Against a declared baseline each setting of the axes that it keeps apart stands by itself.
+    """
+    if metric not in study.headline.columns:
+        return []
+    found, apart = _from_baseline(study, metric), (*study.record.separate, *study.baseline)
     for axis in compared_axes(study):
+        if axis in apart:
+            continue
+        frame = study.in_focus(axis)
         baseline, *others = study.methods(axis)
-        for method in others:
-            value = (
-                _in_focus(study, axis, method, baseline, metric)
-                if axis == RECALIBRATION or study.focus(axis)
-                else _from_table(study, axis, method, baseline, metric)
-            )
-            if value is not None:
-                found.append(Difference(axis, method, baseline, value))
+        keys = [name for name in study.axes if name != axis]
+        for method, at in product(others, combinations(study, [name for name in apart if name != PREDICTOR])):
+            rows, first = (rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline))
+            if value := paired(rows, first, metric, keys):
+                found.append(Difference(axis, method, baseline, value, setting_words(study, at)))
     return found
 
 
@@ -181,60 +158,11 @@ def _from_baseline(study: StudyResults, metric: str) -> list[Difference]:
     words = setting_words(study, study.baseline)
     found = [
         Difference(BASELINE, setting_words(study, one.method), words, one.difference, setting_words(study, one.at))
-        for one in beside_baseline(study, metric)
+        for one in (beside_baseline(study, metric) if study.baseline else ())
         if one.difference is not None
     ]
     order = list(dict.fromkeys(one.method for one in found))
     return sorted(found, key=lambda one: order.index(one.method))
-
-
-def _other_axes_apart(study: StudyResults, metric: str) -> list[Difference]:
-    found = []
-    apart = (*study.record.separate, *(name for name in study.baseline if name != PREDICTOR))
-    for axis in compared_axes(study):
-        if axis in study.baseline or axis in apart or metric not in study.headline.columns:
-            continue
-        frame = study.in_focus(axis)
-        baseline, *others = study.methods(axis)
-        keys = [name for name in study.axes if name != axis]
-        for method in others:
-            for at in combinations(study, apart):
-                rows, first = (rows_at(method_rows(study, frame, axis, label), at) for label in (method, baseline))
-                value = paired(rows, first, metric, keys)
-                if value is not None:
-                    found.append(Difference(axis, method, baseline, value, setting_words(study, at)))
-    return found
-
-
-def _from_table(study: StudyResults, axis: str, method: str, baseline: str, metric: str) -> Estimate | None:
-    table = study.differences
-    if table.empty:
-        return None
-    rows = table[
-        (table["compared"] == axis)
-        & (table["method"] == method)
-        & (table["baseline"] == baseline)
-        & (table["metric"] == metric)
-        & (table["site"] == study.record.where)
-    ]
-    if axis != PREDICTOR:
-        rows = rows[rows[PREDICTOR] == study.main_predictor()]
-    whole = rows[rows["over"] == EVERY_SETTING]
-    if whole.empty:
-        return None
-    row = whole.iloc[0]
-    settings = int((rows["over"] == "setting").sum())
-    low, high = (None if label_text(row[end]) == "" else float(row[end]) for end in ("low", "high"))
-    return Estimate(float(row["mean"]), low, high, int(row["pairs"]), max(1, settings))
-
-
-def _in_focus(study: StudyResults, axis: str, method: str, baseline: str, metric: str) -> Estimate | None:
-    """Pair what the table of differences does not: some settings only, and a recalibration with none."""
-    frame = study.in_focus(axis)
-    if metric not in frame.columns:
-        return None
-    of_method, of_baseline = (method_rows(study, frame, axis, label) for label in (method, baseline))
-    return paired(of_method, of_baseline, metric, [name for name in study.axes if name != axis])
 
 
 def shift_kinds(study: StudyResults, frame: pd.DataFrame) -> list[str]:

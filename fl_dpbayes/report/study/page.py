@@ -5,13 +5,14 @@ from pathlib import Path
 
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, save_figures
 from fl_dpbayes.report.numbers import duration
-from fl_dpbayes.report.page import PageFigure, page_figure, write_page
+from fl_dpbayes.report.page import write_page
 from fl_dpbayes.report.study.answer import study_answer
 from fl_dpbayes.report.study.figures import study_figures
-from fl_dpbayes.report.study.panels import draw_panels
+from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import place_words
 from fl_dpbayes.report.study.results import label_text, read_study
 from fl_dpbayes.report.study.tables import (
+    ASKED,
     baseline_table,
     differences_table,
     failures_table,
@@ -19,7 +20,6 @@ from fl_dpbayes.report.study.tables import (
     paper_table,
     privacy_table,
     settings_table,
-    spent_table,
 )
 from fl_dpbayes.report.template import STUDY
 
@@ -30,17 +30,8 @@ def write_study_report(folder: Path) -> Path:
     Raises UserError if a file of the study is missing or damaged, or the folder cannot be written to.
     """
     study = read_study(folder)
-    drawn: list[DrawnFigure] = []
-    sections = []
-    for heading, note, figures in study_figures(study):
-        items: list[PageFigure] = []
-        for content in figures:
-            figure = drawn_figure(content.name, f"{content.title}; {content.subtitle}.", partial(draw_panels, content))
-            if figure is not None:
-                drawn.append(figure)
-                items.append(page_figure(figure, figure_table(content)))
-        sections.append((heading, note, items))
-    save_figures(folder, drawn)
+    sections = [(heading, note, list(map(_drawn, figures))) for heading, note, figures in study_figures(study)]
+    save_figures(folder, [figure for _, _, drawn in sections for figure in drawn if figure is not None])
     return write_page(
         folder,
         STUDY,
@@ -49,8 +40,8 @@ def write_study_report(folder: Path) -> Path:
         answer=study_answer(study),
         axes={name: ", ".join(map(label_text, values)) for name, values in study.record.axes.items()},
         failures=failures_table(study),
-        spent=spent_table(study),
-        privacy=privacy_table(study),
+        spent=privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
+        privacy=privacy_table(study, study.axes),
         sections=sections,
         beside=baseline_table(study) if study.baseline else None,
         paper=paper_table(study),
@@ -63,3 +54,8 @@ def write_study_report(folder: Path) -> Path:
             "Versions": ", ".join(f"{name} {version}" for name, version in study.record.versions.items()),
         },
     )
+
+
+def _drawn(content: PanelFigure) -> DrawnFigure | None:
+    description = f"{content.title}; {content.subtitle}."
+    return drawn_figure(content.name, description, figure_table(content), partial(draw_panels, content))

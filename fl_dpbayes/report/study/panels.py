@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,9 +15,9 @@ from fl_dpbayes.report.figure_style import (
     INK,
     LEGEND_INCHES,
     MUTED,
+    PREDICTOR_STYLES,
     WIDTH_INCHES,
     legend_key,
-    predictor_style,
     quiet_grid,
 )
 from fl_dpbayes.report.study.quantities import Estimate
@@ -66,19 +67,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class PanelFigure:
-    """Panels with one vertical axis.
+    """Panels with one vertical axis; without panels there is nothing to draw.
 
-    Attributes:
-        name: stem of its file.
-        title: what is drawn.
-        subtitle: unit, and how to read it.
-        quantity: heads the values in the table.
-        panels: at least one with a mark or scattered points.
-        scale: what values are multiplied by as they are drawn and listed.
-        places: decimal places in the table.
-        from_zero: whether the vertical axis begins at 0.
-        level: a value drawn as a grey line.
-        grey: what the legend calls grey lines.
+    `name`: stem of its file. `title`: what is drawn. `subtitle`: unit, and how to read it. `quantity`: heads the values
+    in the table. `scale`: what values are multiplied by as they are drawn and listed. `places`: decimal places in the
+    table. `from_zero`: whether the vertical axis begins at 0. `level`: a value drawn as a grey line. `grey`: what the
+    legend calls grey lines.
     """
 
     name: str
@@ -101,18 +95,16 @@ def draw_panels(content: PanelFigure) -> Figure:
     panels = content.panels[:MOST_PANELS]
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
     rows = math.ceil(len(panels) / columns)
-    words = dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines)
-    methods = [method for method, _ in words]
-    entries = [*words, *([("", content.grey)] if content.grey else [])]
+    entries = list(dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines))
+    methods = [method for method, _ in entries]
+    entries += [("", content.grey)] if content.grey else []
     in_line = 2 if all(len(text) <= ENTRY_CHARACTERS for _, text in entries) else 1
-    legend_rows = math.ceil(len(entries) / in_line)
-    tilted = [_tilted(panel, columns) for panel in panels]
-    lengths = [len(tick) for panel, tilt in zip(panels, tilted, strict=True) if tilt for tick in panel.ticks]
+    lengths = [len(tick) for panel in panels if _tilted(panel, columns) for tick in panel.ticks]
     longest = min(MOST_TICK_CHARACTERS, max(lengths, default=0))
     below = 0.2 + (0.16 if any(panel.horizontal for panel in panels) else 0) + 0.036 * longest
     panel_inches = 1.7 if columns == 1 else PANEL_INCHES
     row_inches = panel_inches + below + 0.24
-    legend = LEGEND_INCHES * legend_rows + 0.08
+    legend = LEGEND_INCHES * math.ceil(len(entries) / in_line) + 0.08
     title = textwrap.wrap(content.title, TITLE_CHARACTERS)
     subtitle = textwrap.wrap(content.subtitle, SUBTITLE_CHARACTERS)
     heading = 0.14 + LINE_INCHES * (len(title) + len(subtitle))
@@ -128,7 +120,7 @@ def draw_panels(content: PanelFigure) -> Figure:
         row, column = divmod(number, columns)
         bottom = height - heading - (row + 1) * row_inches + below
         axes = figure.add_axes((left + column * (width + gap), bottom / height, width, panel_inches / height))
-        _draw_panel(axes, content, panel, methods, tilted[number])
+        _draw_panel(axes, content, panel, methods, _tilted(panel, columns))
         axes.set_ylim(low, high)
         if column:
             axes.tick_params(axis="y", labelleft=False)
@@ -146,15 +138,16 @@ def _tilted(panel: Panel, columns: int) -> bool:
 
 
 def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[str], tilted: bool) -> None:
+    grey: Any = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 2))}
     quiet_grid(axes, "y")
     axes.set_title(_short(panel.title, 26 if axes.get_position().width > 0.35 else 17), color=INK)
     axes.set_xlabel(panel.horizontal, labelpad=1)
     if content.level is not None:
-        axes.axhline(content.scale * content.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+        axes.axhline(content.scale * content.level, zorder=1, **grey)
     if panel.level_line:
-        axes.plot(*_scaled(panel.level_line, content.scale), color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.plot(*_scaled(panel.level_line, content.scale), **grey)
     if panel.diagonal:
-        axes.axline((0, 0), slope=1, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.axline((0, 0), slope=1, **grey)
     spread = 0.11 if panel.ticks and len(panel.lines) > 1 else 0.0
     for line in panel.lines:
         colour, marker = _style(line.method, order)
@@ -185,27 +178,22 @@ def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[
 
 def _limits(content: PanelFigure, panels: Sequence[Panel]) -> tuple[float, float]:
     """Choose one range for all panels that shows every mean; an interval may be cut off where it is very wide."""
-    means, ends = [], []
-    for panel in panels:
-        means += [y for _, y in panel.level_line]
-        for line in panel.lines:
-            means += [mark.value.mean for mark in line.marks] + [y for _, y in line.scattered]
-            ends += [end for mark in line.marks for end in mark.value.ends or ()]
-    means += [] if content.level is None else [content.level]
+    lines = [line for panel in panels for line in panel.lines]
+    values = [mark.value for line in lines for mark in line.marks]
+    ends = [end for value in values for end in value.ends or ()]
+    means = [value.mean for value in values] + [y for line in lines for _, y in line.scattered]
+    means += [y for panel in panels for _, y in panel.level_line] + ([] if content.level is None else [content.level])
     low, high = min(means), max(means)
     space = max(high - low, 0.1 * abs(high), 1e-3)
     low = max(min([low, *ends]), low - space)
     high = min(max([high, *ends]), high + space)
     margin = 0.06 * max(high - low, 1e-3)
-    if content.from_zero:
-        return 0.0, content.scale * (high + margin)
-    return content.scale * (low - margin), content.scale * (high + margin)
+    return 0.0 if content.from_zero else content.scale * (low - margin), content.scale * (high + margin)
 
 
 def _style(method: str, methods: Sequence[str]) -> tuple[str, str]:
-    style = predictor_style(method)
-    if style.marker != predictor_style("").marker:
-        return style.colour, style.marker
+    if method in PREDICTOR_STYLES:
+        return PREDICTOR_STYLES[method].colour, PREDICTOR_STYLES[method].marker
     index = methods.index(method)
     return CYCLE[index % len(CYCLE)], MARKERS[index % len(MARKERS)]
 

@@ -1,7 +1,10 @@
-"""How a study's metrics and axes are called, and how their values are written."""
+"""How a study's metrics and axes are called, how their values are written, and means over seeds."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.metrics import METRICS, Metric
 from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.wording import ROLES
@@ -32,74 +35,65 @@ class Estimate:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
+def over_seeds(by_seed: Iterable[Sequence[float]]) -> Estimate | None:
+    """Average the finite values of each seed, then over seeds; None without any.
+
+    Only seeds count that have as many values as any seed has: a seed whose cell failed would average other settings.
+    """
+    values = list(by_seed)
+    most = max(map(len, values), default=0)
+    means = [fmean(each) for each in values if len(each) == most] if most else []
+    over = paired_difference(means, [0.0] * len(means))
+    if over is None:
+        return Estimate(means[0], None, None, 1, most) if means else None
+    return Estimate(over.mean, over.interval.low, over.interval.high, over.pairs, most)
+
+
 @dataclass(frozen=True)
 class Quantity:
-    """A metric as a study says it: shares are written, drawn and listed in percentage points."""
+    """A metric as a study says it.
+
+    `share`: written, drawn and listed in percentage points. `short_name`: in a figure's title. `unit`: what a figure's
+    vertical axis counts. `noun`: in a sentence.
+    """
 
     metric: Metric
+    share: bool
+    short_name: str
+    unit: str
+    noun: str
 
     @property
     def key(self) -> str:
         """Its column."""
         return self.metric.key
 
-    @property
-    def is_share(self) -> bool:
-        """Whether it is shown in percentage points."""
-        return self.metric.unit == "share"
-
-    @property
-    def scale(self) -> float:
-        """What values are multiplied by where they are drawn and listed."""
-        return 100.0 if self.is_share else 1.0
-
     def value(self, number: float | None) -> str:
         """Write a value without its unit."""
-        return points(number) if self.is_share else decimal(number, 3)
+        return points(number) if self.share else decimal(number, 3)
 
     def estimate(self, found: Estimate) -> str:
         """Write a mean with its unit and interval."""
-        unit = " points" if self.is_share else ""
+        unit = " points" if self.share else ""
         return f"{self.value(found.mean)}{unit} {interval(found.ends, self.value)}".strip()
-
-    @property
-    def short_name(self) -> str:
-        """What a figure's title calls it."""
-        return "Calibration error" if self.key == "rms_debiased" else self.metric.name
-
-    @property
-    def drawn_unit(self) -> str:
-        """What the vertical axis of a figure counts."""
-        if self.key == "accuracy":
-            return "%"
-        unit = "percentage points" if self.is_share else "nats per record" if self.key == "nll" else ""
-        return f"{unit}, debiased RMS" if self.key == "rms_debiased" else unit
-
-    @property
-    def heading(self) -> str:
-        """Heads the numbers of a figure."""
-        return f"{self.metric.name}, points" if self.is_share else self.metric.name
-
-    @property
-    def drawn_places(self) -> int:
-        """Decimal places in the table of a figure."""
-        return 2 if self.is_share else 4
-
-    @property
-    def noun(self) -> str:
-        """What a sentence calls it."""
-        if self.key in ("rms_debiased", "rms_true"):
-            return "the calibration error"
-        if self.key in ("ece", "ace", "sce", "mce", "auroc"):
-            return f"the {self.key.upper()}"
-        return f"the {self.metric.name[0].lower()}{self.metric.name[1:]}"
 
 
 def quantity(key: str) -> Quantity:
     """Return how a metric is called and written; an unknown one keeps its own name."""
+    metric = METRICS.get(key, Metric(key, ""))
     if key.startswith("ece_if_calibrated"):
-        return Quantity(Metric(key, "", better="", unit="share", calibration_error=True))
-    return Quantity(METRICS.get(key, Metric(key, "")))
+        metric = Metric(key, "", better="", unit="share", calibration_error=True)
+    share, name = metric.unit == "share", metric.name
+    short_name, unit, noun = name, "percentage points" if share else "", f"the {name[0].lower()}{name[1:]}"
+    if key in ("rms_debiased", "rms_true"):
+        noun = "the calibration error"
+    elif key in ("ece", "ace", "sce", "mce", "auroc"):
+        noun = f"the {key.upper()}"
+    if key == "rms_debiased":
+        short_name, unit = "Calibration error", f"{unit}, debiased RMS"
+    elif key in ("accuracy", "nll"):
+        unit = "%" if share else "nats per record"
+    return Quantity(metric, share, short_name, unit, noun)
 
 
 def axis_name(axis: str) -> str:

@@ -66,7 +66,6 @@ class StudyResults:
     record: StudyRecord
     settings: Mapping[str, Any]
     results: pd.DataFrame
-    differences: pd.DataFrame
     subgroups: pd.DataFrame
     conformal: pd.DataFrame
     shift_detection: pd.DataFrame
@@ -89,8 +88,7 @@ class StudyResults:
     @property
     def headline(self) -> pd.DataFrame:
         """The rows of the result table at the study's place."""
-        frame = self.results
-        return frame if frame.empty else frame[frame["site"] == self.record.where]
+        return rows_at(self.results, {"site": self.record.where})
 
     def focus(self, axis: str) -> dict[str, str]:
         """Return the values to which the answer keeps in what it says of an axis: never of that axis itself."""
@@ -103,10 +101,7 @@ class StudyResults:
 
     def in_focus(self, axis: str) -> pd.DataFrame:
         """Return the rows at the study's place that the answer speaks of where it speaks of an axis."""
-        frame = self.headline
-        for name, label in self.focus(axis).items() if not frame.empty else ():
-            frame = frame[frame[name] == label]
-        return frame
+        return rows_at(self.headline, self.focus(axis))
 
     @property
     def original_site(self) -> str | None:
@@ -115,28 +110,31 @@ class StudyResults:
 
     def predictors(self, frame: pd.DataFrame) -> list[str]:
         """Return the predictors of a table in reading order, point estimate first."""
-        if frame.empty or PREDICTOR not in frame.columns:
-            return []
-        found = list(dict.fromkeys(frame[PREDICTOR].dropna()))
+        found = list(dict.fromkeys(frame[PREDICTOR].dropna())) if PREDICTOR in frame.columns else []
         return [name for name in PREDICTORS if name in found] + [name for name in found if name not in PREDICTORS]
 
     def main_predictor(self) -> str | None:
         """Return the predictor that stands for a method: the averaged posterior where it was measured."""
         found = self.predictors(self.headline)
-        return "posterior" if "posterior" in found else (found[0] if found else None)
+        return "posterior" if "posterior" in found else next(iter(found), None)
 
     def words(self, axis: str, label: str) -> str:
         """Name a method: a predictor in words, or the label of an axis."""
         if axis != PREDICTOR:
             return label
-        frame = self.results
-        samples = frame[frame[PREDICTOR] == label]["samples"] if "samples" in frame.columns else pd.Series(dtype=float)
-        names = POINT_PREDICTORS if len(samples) and (samples == 1).all() else PREDICTORS
-        return names.get(label, label)
+        samples = rows_at(self.results, {PREDICTOR: label}).get("samples", ())
+        return (POINT_PREDICTORS if set(samples) == {1} else PREDICTORS).get(label, label)
 
     def methods(self, axis: str) -> list[str]:
         """Return the values of an axis, or the predictors."""
         return self.predictors(self.headline) if axis == PREDICTOR else self.axes.get(axis, [])
+
+
+def rows_at(frame: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """Select the rows that have these labels; none where the table has no such column."""
+    for name, label in labels.items():
+        frame = frame[frame[name] == label] if name in frame.columns else frame.iloc[:0]
+    return frame
 
 
 def label_text(value: object) -> str:
@@ -171,7 +169,7 @@ def read_study(folder: Path) -> StudyResults:
     except ValueError as error:
         raise UserError(f"{path} or study.toml beside it is damaged ({error}): {again}") from None
     axes = [name for name in record.axes if name not in (SEED, *SHIFT_AXES)]
-    names = ("results", "differences", "subgroups", "conformal", "shift_detection", "paper")
+    names = ("results", "subgroups", "conformal", "shift_detection", "paper")
     try:
         tables = {name: _read_table(folder / f"{name}.csv", axes) for name in names}
     except (OSError, ValueError) as error:
@@ -184,7 +182,7 @@ def _read_table(path: Path, axes: Iterable[str]) -> pd.DataFrame:
         return pd.DataFrame()
     # A label such as "none" or "null" is a label.
     frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
-    for name in (*axes, "method", "baseline", SHIFT, "value"):
+    for name in (*axes, SHIFT, "value"):
         if name in frame.columns:
             frame[name] = [label_text(value) for value in frame[name]]
     for name in NUMBERS:

@@ -1,6 +1,6 @@
 """The tables of a study's page."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from itertools import product
 from typing import Any
 
@@ -11,7 +11,7 @@ from fl_dpbayes.report.page_tables import Cell, PageTable, page_table
 from fl_dpbayes.report.study.comparisons import beside_baseline, differences, estimate, setting_words
 from fl_dpbayes.report.study.panels import PanelFigure
 from fl_dpbayes.report.study.quantities import Estimate, Quantity, axis_name, quantity
-from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text
+from fl_dpbayes.report.study.results import PREDICTOR, SEED, StudyResults, label_text, rows_at
 
 MOST_ROWS = 2_000
 ASKED = "privacy.epsilon"
@@ -82,7 +82,7 @@ def settings_table(study: StudyResults) -> PageTable:
     measured = [quantity(metric) for metric in study.record.metrics if metric in frame.columns]
     rows: list[tuple[str | Cell, ...]] = []
     for labels in product(*axes.values()):
-        here = _at(frame, dict(zip(axes, labels, strict=True)))
+        here = rows_at(frame, dict(zip(axes, labels, strict=True)))
         for predictor in study.predictors(here):
             of_predictor = here[here[PREDICTOR] == predictor]
             values = [(one, estimate(of_predictor, one.key)) for one in measured]
@@ -107,17 +107,8 @@ def paper_table(study: StudyResults) -> PageTable:
     return page_table(columns, rows, range(len(study.axes) + 3))
 
 
-def spent_table(study: StudyResults) -> PageTable:
-    """List the epsilon asked and the largest one that any site of any run spent; rounded up."""
-    return _privacy_table(study, [axis for axis in study.axes if axis == ASKED])
-
-
-def privacy_table(study: StudyResults) -> PageTable:
-    """List the epsilon asked and the largest one that any site spent, for every setting; rounded up."""
-    return _privacy_table(study, list(study.axes))
-
-
-def _privacy_table(study: StudyResults, axes: list[str]) -> PageTable:
+def privacy_table(study: StudyResults, axes: Collection[str]) -> PageTable:
+    """List the epsilon asked and the largest one that any site of any run spent, by these axes; rounded up."""
     frame = study.results
     if frame.empty or "epsilon" not in frame.columns:
         return page_table(("Setting",), [])
@@ -127,7 +118,7 @@ def _privacy_table(study: StudyResults, axes: list[str]) -> PageTable:
     rows = []
     for labels in product(*(study.axes[axis] for axis in axes)):
         setting = dict(zip(axes, labels, strict=True))
-        here = _at(cells, setting)
+        here = rows_at(cells, setting)
         if here.empty:
             continue
         rows.append(
@@ -160,10 +151,3 @@ def failures_table(study: StudyResults) -> PageTable:
         for one in study.record.failed
     ]
     return page_table(("Cell", "Error"), rows[:MOST_ROWS], range(2))
-
-
-def _at(frame: pd.DataFrame, setting: Mapping[str, str]) -> pd.DataFrame:
-    for axis, label in setting.items():
-        if axis in frame.columns:
-            frame = frame[frame[axis] == label]
-    return frame

@@ -1,10 +1,8 @@
 """The page of a study: its sentences claim what the numbers allow, its tables are the numbers of its figures."""
 
-import json
 import math
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -18,20 +16,22 @@ from fl_dpbayes.report.study.comparisons import differences, estimate, paired
 from fl_dpbayes.report.study.figures import study_figures
 from fl_dpbayes.report.study.page import write_study_report
 from fl_dpbayes.report.study.panels import MOST_PANELS, PanelFigure, draw_panels
-from fl_dpbayes.report.study.results import label_text, read_study
-from fl_dpbayes.report.study.tables import differences_table, figure_table, privacy_table, settings_table, spent_table
+from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
+from fl_dpbayes.report.study.tables import (
+    baseline_table,
+    differences_table,
+    figure_table,
+    privacy_table,
+    settings_table,
+)
 
 HALF = float(student.ppf(0.975, 2)) * 0.004 / math.sqrt(3)
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
+COMPARED = "Compared with the last iterate (3 seeds × 2 settings): the averaged posterior"
 
 
-def change(folder: Path, **changes: object) -> None:
-    path = folder / "study.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def figures_of(folder: Path) -> dict:
-    return {figure.name: figure for _, _, figures in study_figures(read_study(folder)) for figure in figures}
+def figures_of(found: StudyResults) -> dict[str, PanelFigure]:
+    return {figure.name: figure for _, _, figures in study_figures(found) for figure in figures}
 
 
 def panels_of(content: PanelFigure) -> list:
@@ -39,41 +39,31 @@ def panels_of(content: PanelFigure) -> list:
         return [axes for axes in draw_panels(content).axes if axes.get_title(loc="left")]
 
 
-def test_the_answer_opens_with_each_method_and_its_interval(tmp_path: Path, write_study) -> None:
-    answer = study_answer(read_study(write_study(tmp_path)))
+def texts_of(table) -> list[list[str]]:
+    return [[cell for cell, _ in row] for row in table.rows]
+
+
+def test_the_answer_opens_with_each_method_and_its_interval(study) -> None:
+    answer = study_answer(study())
     low, high = 100 * (0.031 - HALF), 100 * (0.031 + HALF)
     assert (f"{low:.1f}", f"{high:.1f}") == ("2.1", "4.1")
     assert answer.lead == (
         "At held-out sites the last iterate is off by 6.4 points [5.4, 7.4]; the averaged posterior by 3.1 points "
         "[2.1, 4.1]."
     )
-    assert answer.differences == (
-        "Compared with the last iterate (3 seeds × 2 settings): the averaged posterior lowers the calibration error by "
-        "3.3 points [3.3, 3.3].",
-    )
+    assert answer.differences == (f"{COMPARED} lowers the calibration error by 3.3 points [3.3, 3.3].",)
     assert answer.basis.startswith("6 of 6 cells finished; 3 seeds.")
 
 
-def test_a_difference_whose_interval_holds_0_is_not_clear(tmp_path: Path, write_study) -> None:
-    answer = study_answer(read_study(write_study(tmp_path, noise=0.0, last_noise=0.02)))
-    assert answer.differences == (
-        "Compared with the last iterate (3 seeds × 2 settings): the averaged posterior shows no clear difference, "
-        "-3.3 points [-8.3, 1.7].",
-    )
+def test_a_difference_is_said_as_its_interval_allows(study) -> None:
+    unclear = study(noise=0.0, last_noise=0.02)
+    assert study_answer(unclear).differences == (f"{COMPARED} shows no clear difference, -3.3 points [-8.3, 1.7].",)
+    worse = study(lambda table: table.assign(rms_debiased=0.2 - table["rms_debiased"]))
+    assert study_answer(worse).differences == (f"{COMPARED} raises the calibration error by 3.3 points [3.3, 3.3].",)
 
 
-def test_what_is_worse_is_said_to_raise_the_error(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path)
-    table = pd.read_csv(folder / "differences.csv")
-    ends = -table[["high", "low"]].to_numpy()
-    table["mean"], table["low"], table["high"] = -table["mean"], ends[:, 0], ends[:, 1]
-    table.to_csv(folder / "differences.csv", index=False)
-    assert "raises the calibration error by 3.3 points [3.3, 3.3]" in study_answer(read_study(folder)).differences[0]
-
-
-def test_one_seed_gives_no_interval_and_says_so(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, seeds=(2,), shifts=True)
-    answer = study_answer(read_study(folder))
+def test_one_seed_gives_no_interval_and_says_so(study) -> None:
+    answer = study_answer(study(seeds=(2,), shifts=True))
     assert answer.lead == (
         "At held-out sites the last iterate is off by 6.4 points; the averaged posterior by 3.1 points."
     )
@@ -86,50 +76,43 @@ def test_one_seed_gives_no_interval_and_says_so(tmp_path: Path, write_study) -> 
     assert "[" not in answer.lead + "".join(answer.differences) + answer.shifts
 
 
-def test_the_worst_shift_is_named_and_where_the_error_is_surely_large(tmp_path: Path, write_study) -> None:
-    answer = study_answer(read_study(write_study(tmp_path, shifts=True)))
+def test_the_worst_shift_is_named_and_where_the_error_is_surely_large(study) -> None:
     # Means at rotation: 3.1 + 2 severity, half an interval 1.0; gamma: 3.1 + 1.2 severity; noise: 3.1 + .1 severity.
-    assert answer.shifts == (
+    assert study_answer(study(shifts=True)).shifts == (
         "Under shift, the averaged posterior is worst at rotation, severity 5: 13.1 points [12.1, 14.1]; unshifted: "
         "3.1 points [2.1, 4.1]. Its whole interval lies above 5 points first at severity 2 of rotation; severity 3 of "
         "gamma. Its mean stays below 5 points at every severity of detector_noise."
     )
 
 
-def test_a_method_that_was_not_measured_everywhere_says_where(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path)
-    table = pd.read_csv(folder / "results.csv")
-    table = table[(table["predictor"] != "last") | (table["partition.alpha"] > 1)]
-    table.to_csv(folder / "results.csv", index=False)
-    lead = study_answer(read_study(folder)).lead
+def test_a_method_that_was_not_measured_everywhere_says_where(study) -> None:
+    found = study(lambda table: table[(table["predictor"] != "last") | (table["partition.alpha"] > 1)])
+    lead = study_answer(found).lead
     assert "the last iterate is off by 5.4 points [4.4, 6.4] over 1 of 2 settings;" in lead
 
 
-def test_other_metrics_are_named(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, where="away")
-    change(folder, metrics=["nll"])
-    answer = study_answer(read_study(folder))
+def test_other_metrics_are_named(study) -> None:
+    answer = study_answer(study(None, {"metrics": ["nll"]}, where="away"))
     assert answer.lead.startswith("At away the negative log-likelihood is with the last iterate 0.328 [")
     assert "lowers the negative log-likelihood by 0.066" in answer.differences[0]
-    change(folder, metrics=["rms_debiased"], where="nowhere")
-    assert study_answer(read_study(folder)).lead == "Nothing was measured by rms_debiased at nowhere."
+    assert study_answer(study(where="nowhere")).lead == "Nothing was measured by rms_debiased at nowhere."
 
 
-def test_cautions(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path)
+def test_cautions(study_folder) -> None:
+    folder = study_folder(
+        lambda table: table.assign(warnings=2 * (table["cell"] == "c1")),
+        {"cells": {"all": 8, "finished": 6, "failed": 2}, "failed": [{"labels": {"seed": 4}, "error": "lost"}]},
+        alphas=(1.0,),
+    )
     settings = {"simulation": {"insecure_seed": 3}, "configurations_tried": 12, "data": {"source": {"kind": "heart"}}}
     (folder / "study.toml").write_text(tomli_w.dumps(settings))
-    change(folder, cells={"all": 8, "finished": 6, "failed": 2}, failed=[{"labels": {"seed": 4}, "error": "lost"}])
-    table = pd.read_csv(folder / "results.csv")
-    table.loc[table["cell"] == "c1", "warnings"] = 2
-    table.to_csv(folder / "results.csv", index=False)
     answer = study_answer(read_study(folder))
     text = " ".join(answer.cautions)
     assert answer.cautions[0].startswith("Seeded: not private.")
     assert "2 cells are missing" in text
     assert "12 configurations were tried" in text
     assert "one data set (heart)" in text
-    assert "1 of 6 runs ended with warnings" in text
+    assert "1 of 3 runs ended with warnings" in text
     assert "2 failed" in answer.basis
     page = write_study_report(folder).read_text()
     assert "seed 4" in page
@@ -137,59 +120,54 @@ def test_cautions(tmp_path: Path, write_study) -> None:
 
 
 @pytest.mark.slow
-def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, shifts=True, further=True)
+def test_every_figure_that_can_be_drawn_is_drawn_saved_and_listed(study_folder) -> None:
+    folder = study_folder(shifts=True, further=True)
     page = write_study_report(folder).read_text()
     names = {
         "methods-predictor", "heterogeneity-predictor", "sites", "subgroups", "shift-predictor", "shift-detection",
         "epistemic", "conformal-coverage", "conformal-size", "truth", "seconds",
     }  # fmt: skip
-    assert set(figures_of(folder)) == names
     assert {path.stem for path in (folder / "figures").iterdir()} == names
     assert page.count("<svg") == page.count("Numbers of this figure") == len(names)
     assert len(page) < 1_000_000
 
 
-def test_figures_without_their_columns_are_left_out(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, alphas=(1.0,))
-    assert set(figures_of(folder)) == {"methods-predictor", "sites"}
-    table = pd.read_csv(folder / "results.csv").drop(columns=["seconds", "heterogeneity", "epistemic", "epsilon"])
-    table.to_csv(folder / "results.csv", index=False)
-    page = write_study_report(folder).read_text()
-    assert page.count("<svg") == 2
+def test_figures_without_their_columns_are_left_out(study) -> None:
+    assert set(figures_of(study(alphas=(1.0,)))) == {"methods-predictor", "sites"}
+    columns = ["seconds", "heterogeneity", "epistemic", "epsilon"]
+    assert set(figures_of(study(lambda table: table.drop(columns=columns)))) == {"methods-predictor", "sites"}
 
 
-def test_the_table_of_a_figure_holds_its_numbers(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, shifts=True, further=True)
-    figures = figures_of(folder)
+def test_the_table_of_a_figure_holds_its_numbers(study) -> None:
+    figures = figures_of(study(shifts=True, further=True))
 
     def rows(name: str) -> list[list[str]]:
-        return [[cell for cell, _ in row] for row in figure_table(figures[name]).rows]
+        return texts_of(figure_table(figures[name]))
 
-    methods = rows("methods-predictor")
-    assert ["Dirichlet α", "100", "last iterate", "5.40", "[4.41, 6.39]", "3", "1"] in methods
-    assert ["Dirichlet α", "0.1", "averaged posterior", "4.10", "[3.11, 5.09]", "3", "1"] in methods
-    shifts = rows("shift-predictor")
-    assert ["rotation", "5", "averaged posterior", "13.10", "[12.11, 14.09]", "3", "2"] in shifts
-    assert ["gamma", "0", "last iterate", "6.40", "[5.41, 7.39]", "3", "2"] in shifts
-    assert len(shifts) == 3 * 6 * 2
-    assert ["gamma", "5", "as calibrated", "76.0", "[76.0, 76.0]", "3", "2"] in rows("conformal-coverage")
-    assert ["sex", "male", "averaged posterior", "5.10", "[4.11, 6.09]", "3", "2"] in rows("subgroups")
     half = float(student.ppf(0.975, 2)) * 0.01 / math.sqrt(3)
-    found = ["rotation", "5", "epistemic uncertainty", "0.800", f"[{0.8 - half:.3f}, {0.8 + half:.3f}]", "3", "2"]
-    assert found in rows("shift-detection")
-    assert ["rotation", "3", "averaged posterior", "25.00", "[25.00, 25.00]", "3", "2"] in rows("epistemic")
-    assert ["Dirichlet α", "100", "seconds of a cell", "22.0", "[19.5, 24.5]", "3", "1"] in rows("seconds")
+    for name, row in (
+        ("methods-predictor", ["Dirichlet α", "100", "last iterate", "5.40", "[4.41, 6.39]", "3", "1"]),
+        ("methods-predictor", ["Dirichlet α", "0.1", "averaged posterior", "4.10", "[3.11, 5.09]", "3", "1"]),
+        ("shift-predictor", ["rotation", "5", "averaged posterior", "13.10", "[12.11, 14.09]", "3", "2"]),
+        ("shift-predictor", ["gamma", "0", "last iterate", "6.40", "[5.41, 7.39]", "3", "2"]),
+        ("conformal-coverage", ["gamma", "5", "as calibrated", "76.0", "[76.0, 76.0]", "3", "2"]),
+        ("subgroups", ["sex", "male", "averaged posterior", "5.10", "[4.11, 6.09]", "3", "2"]),
+        ("shift-detection",
+         ["rotation", "5", "epistemic uncertainty", "0.800", f"[{0.8 - half:.3f}, {0.8 + half:.3f}]", "3", "2"]),
+        ("epistemic", ["rotation", "3", "averaged posterior", "25.00", "[25.00, 25.00]", "3", "2"]),
+        ("seconds", ["Dirichlet α", "100", "seconds of a cell", "22.0", "[19.5, 24.5]", "3", "1"]),
+        ("sites", ["held-out sites", "away", "averaged posterior", "3.10", "[2.11, 4.09]", "3", "2"]),
+    ):  # fmt: skip
+        assert row in rows(name)
+    assert len(rows("shift-predictor")) == 3 * 6 * 2
     (at,) = [row for row in rows("truth") if row[:3] == ["debiased RMS", "away: 2.79", "averaged posterior"]]
     assert at[3] == "3.10"
     (at,) = [row for row in rows("heterogeneity-predictor") if row[1].startswith("0.620") and "last" in row[2]]
     assert at[3] == "7.40"
-    assert ["held-out sites", "away", "averaged posterior", "3.10", "[2.11, 4.09]", "3", "2"] in rows("sites")
 
 
-def test_a_figure_draws_what_its_table_lists(tmp_path: Path, write_study) -> None:
-    content = figures_of(write_study(tmp_path, shifts=True))["shift-predictor"]
-    panels = panels_of(content)
+def test_a_figure_draws_what_its_table_lists(study) -> None:
+    panels = panels_of(figures_of(study(shifts=True))["shift-predictor"])
     assert [axes.get_title(loc="left") for axes in panels] == ["gamma", "detector_noise", "rotation"]
     drawn = [line for line in panels[2].lines if line.get_linestyle() == "-" and len(line.get_xdata()) > 2]
     assert [list(line.get_ydata()) for line in drawn] == [
@@ -201,80 +179,68 @@ def test_a_figure_draws_what_its_table_lists(tmp_path: Path, write_study) -> Non
     assert all(axes.get_ylim() == (low, high) for axes in panels)
 
 
-def test_sites_that_change_roles_have_a_panel_each(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path)
-    table = pd.read_csv(folder / "results.csv")
-    table.loc[(table["site"] == "north") & (table["partition.alpha"] < 1), "role"] = "held_out"
-    table.to_csv(folder / "results.csv", index=False)
-    panels = {panel.title: panel for panel in figures_of(folder)["sites"].panels}
+def test_sites_that_change_roles_have_a_panel_each(study) -> None:
+    def edit(table: pd.DataFrame) -> None:
+        table.loc[(table["site"] == "north") & (table["partition.alpha"] < 1), "role"] = "held_out"
+
+    panels = {panel.title: panel for panel in figures_of(study(edit))["sites"].panels}
     assert set(panels) == {"away", "north", "south"}
     assert panels["north"].ticks == ("trains", "held out")
     assert panels["south"].ticks == ("trains",)
 
 
-def test_a_recalibration_is_compared_by_the_predictor_that_it_makes(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, extra_axes={"recalibration": ["none", "platt"]})
-    table = pd.read_csv(folder / "results.csv", keep_default_na=False, na_values=[""])
-    extra = table[(table["recalibration"] == "platt") & (table["predictor"] == "posterior")].copy()
-    extra["predictor"], extra["rms_debiased"] = "recalibrated", extra["rms_debiased"] - 0.01
-    pd.concat([table, extra]).to_csv(folder / "results.csv", index=False)
-    change(folder, compare=["predictor", "recalibration"])
-    study = read_study(folder)
-    (found,) = [one for one in differences(study, "rms_debiased") if one.axis == "recalibration"]
-    assert (found.method, found.baseline) == ("platt", "none")
-    assert found.value.mean == pytest.approx(-0.01)
-    assert (found.value.seeds, found.value.settings) == (3, 2)
-    assert (
-        "recalibration platt lowers the calibration error by 1.0 points [1.0, 1.0]"
-        in study_answer(study).differences[1]
-    )
+def test_a_recalibration_is_compared_by_the_predictor_that_it_makes(study) -> None:
+    def edit(table: pd.DataFrame) -> pd.DataFrame:
+        extra = table[(table["recalibration"] == "platt") & (table["predictor"] == "posterior")].copy()
+        extra["predictor"], extra["rms_debiased"] = "recalibrated", extra["rms_debiased"] - 0.01
+        return pd.concat([table, extra])
+
+    axes = {"recalibration": ["none", "platt"]}
+    found = study(edit, {"compare": ["predictor", "recalibration"]}, extra_axes=axes)
+    (one,) = [one for one in differences(found, "rms_debiased") if one.axis == "recalibration"]
+    assert (one.method, one.baseline, one.value.seeds, one.value.settings) == ("platt", "none", 3, 2)
+    assert one.value.mean == pytest.approx(-0.01)
+    said = "recalibration platt lowers the calibration error by 1.0 points [1.0, 1.0]"
+    assert said in study_answer(found).differences[1]
 
 
-def test_the_answer_keeps_to_the_focus_but_where_its_axis_is_compared(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path, extra_axes={"aggregation": ["fald", "mixture"]})
-    table = pd.read_csv(folder / "results.csv")
-    table.loc[table["aggregation"] == "mixture", "rms_debiased"] += 0.2
-    table.to_csv(folder / "results.csv", index=False)
-    pd.read_csv(folder / "differences.csv").assign(predictor="").to_csv(folder / "differences.csv", index=False)
-    change(folder, compare=["predictor", "aggregation"], focus={"aggregation": "fald"})
-    study = read_study(folder)
-    answer = study_answer(study)
-    assert answer.lead.startswith(
-        "At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points"
-    )
-    assert "with aggregation rule fald (3 seeds × 2 settings): the averaged posterior lowers" in answer.differences[0]
-    (predictor,) = [one.value for one in differences(study, "rms_debiased") if one.axis == "predictor"]
-    assert predictor.mean == pytest.approx(-0.033)
-    assert predictor.settings == 2
-    change(folder, compare=["aggregation", "predictor"])
-    opening = study_answer(read_study(folder)).lead
+def test_the_answer_keeps_to_the_focus_but_where_its_axis_is_compared(study) -> None:
+    def answer(compare: list[str]) -> tuple:
+        def edit(table: pd.DataFrame) -> None:
+            table.loc[table["aggregation"] == "mixture", "rms_debiased"] += 0.2
+
+        record = {"compare": compare, "focus": {"aggregation": "fald"}}
+        found = study(edit, record, extra_axes={"aggregation": ["fald", "mixture"]})
+        return study_answer(found), differences(found, "rms_debiased")
+
+    found, compared = answer(["predictor", "aggregation"])
+    assert found.lead.startswith("At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points")
+    assert "with aggregation rule fald (3 seeds × 2 settings): the averaged posterior lowers" in found.differences[0]
+    (predictor,) = [one.value for one in compared if one.axis == "predictor"]
+    assert (predictor.mean, predictor.settings) == (pytest.approx(-0.033), 2)
+    opening = answer(["aggregation", "predictor"])[0].lead
     assert opening.startswith("At held-out sites aggregation rule fald is off by 3.1 points")
     assert "aggregation rule mixture by 23.1 points" in opening
 
 
-def test_tables_of_settings_differences_and_privacy(tmp_path: Path, write_study) -> None:
-    study = read_study(write_study(tmp_path, extra_axes={"privacy.epsilon": [1.0, 8.0]}))
-    settings = settings_table(study)
+def test_tables_of_settings_differences_and_privacy(study) -> None:
+    found = study(extra_axes={"privacy.epsilon": [1.0, 8.0]})
+    settings = settings_table(found)
     assert settings.columns[:3] == ("Dirichlet α", "ε asked", "Predictor")
     assert len(settings.rows) == 8
     assert settings.rows[0][:4] == (("100", ""), ("1", ""), ("last iterate", ""), ("5.4", "[4.4, 6.4]"))
-    rows = [[cell for cell, _ in row] for row in differences_table(study).rows]
-    name = "averaged posterior – last iterate"
+    rows, name = texts_of(differences_table(found)), "averaged posterior – last iterate"
     assert ["predictor", name, "Calibration error, debiased RMS", "-3.3", "[-3.3, -3.3]", "3", "4"] in rows
     assert ["predictor", name, "Accuracy", "3.3", "[3.3, 3.3]", "3", "4"] in rows
-    assert [[cell for cell, _ in row] for row in spent_table(study).rows] == [
-        ["1.00", "3.96", "1e-4", "22", "6"], ["8.00", "3.96", "1e-4", "22", "6"],
-    ]  # fmt: skip
-    assert len(privacy_table(study).rows) == 4
+    spent = texts_of(privacy_table(found, ["privacy.epsilon"]))
+    assert spent == [["1.00", "3.96", "1e-4", "22", "6"], ["8.00", "3.96", "1e-4", "22", "6"]]
+    assert len(privacy_table(found, found.axes).rows) == 4
 
 
-def test_an_unknown_or_infinite_epsilon_is_not_hidden(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path)
-    table = pd.read_csv(folder / "results.csv")
-    for value, shown in ((math.inf, "∞"), (math.nan, "–")):
-        table.loc[table["cell"] == "c0", "epsilon"] = value
-        table.to_csv(folder / "results.csv", index=False)
-        assert spent_table(read_study(folder)).rows[0][1][0] == shown
+@pytest.mark.parametrize(("epsilon", "shown"), [(math.inf, "∞"), (math.nan, "–")])
+def test_an_unknown_or_infinite_epsilon_is_not_hidden(study, epsilon, shown) -> None:
+    found = study(lambda table: table.assign(epsilon=table["epsilon"].where(table["cell"] != "c0", epsilon)))
+    assert privacy_table(found, []).rows[0][1][0] == shown
 
 
 def test_a_mean_counts_only_seeds_with_every_setting() -> None:
@@ -318,11 +284,11 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.slow
-def test_hostile_names_stay_text_and_the_page_needs_nothing_else(tmp_path: Path, write_study) -> None:
-    folder = write_study(
-        tmp_path, question=HOSTILE, site=HOSTILE, shifts=True, further=True, extra_axes={HOSTILE: [HOSTILE, "b"]}
-    )
-    change(folder, study=HOSTILE, failed=[{"labels": {HOSTILE: HOSTILE}, "error": HOSTILE}], versions={"a": HOSTILE})
+def test_hostile_names_stay_text_and_the_page_needs_nothing_else(study_folder) -> None:
+    failed = [{"labels": {HOSTILE: HOSTILE}, "error": HOSTILE}]
+    record = {"study": HOSTILE, "question": HOSTILE, "failed": failed, "versions": {"a": HOSTILE}}
+    axes = {HOSTILE: [HOSTILE, "b"]}
+    folder = study_folder(None, record, site=HOSTILE, shifts=True, further=True, extra_axes=axes)
     page = write_study_report(folder).read_text()
     tags = Tags()
     tags.feed(page)
@@ -333,23 +299,20 @@ def test_hostile_names_stay_text_and_the_page_needs_nothing_else(tmp_path: Path,
     assert "default-src 'none'" in page
 
 
-def test_a_study_without_a_finished_cell_has_a_page(tmp_path: Path, write_study) -> None:
-    folder = write_study(tmp_path)
-    for name in ("results", "differences"):
-        (folder / f"{name}.csv").write_text("\n")
-    change(folder, cells={"all": 6, "finished": 0, "failed": 6}, focus={"partition.alpha": 0.1})
+def test_a_study_without_a_finished_cell_has_a_page(study_folder) -> None:
+    record = {"cells": {"all": 6, "finished": 0, "failed": 6}, "focus": {"partition.alpha": 0.1}}
+    folder = study_folder(None, record)
+    (folder / "results.csv").write_text("\n")
     page = write_study_report(folder).read_text()
     assert "Nothing was measured by rms_debiased at held-out sites." in page
     assert "No cell finished." in page
 
 
-def test_many_panels_are_drawn_in_part_and_listed_whole(tmp_path: Path, write_study) -> None:
-    extra = {f"axis_{number}": [1, 2] for number in range(3)}
-    content = figures_of(write_study(tmp_path, extra_axes=extra, seeds=(1, 2)))["methods-predictor"]
-    assert len(content.panels) == 4
-    many = type(content)(**{**content.__dict__, "panels": content.panels * 6})
+def test_many_panels_are_drawn_in_part_and_listed_whole(study) -> None:
+    content = figures_of(study(seeds=(1, 2)))["methods-predictor"]
+    many = type(content)(**{**content.__dict__, "panels": content.panels * (MOST_PANELS + 1)})
     assert len(panels_of(many)) == MOST_PANELS
-    assert len(figure_table(many).rows) == 6 * len(figure_table(content).rows)
+    assert len(figure_table(many).rows) == (MOST_PANELS + 1) * len(figure_table(content).rows)
 
 
 @pytest.mark.parametrize(
@@ -361,10 +324,78 @@ def test_many_panels_are_drawn_in_part_and_listed_whole(tmp_path: Path, write_st
         ("results.csv", 'a,b\n"1', "a table in"),
     ],
 )
-def test_a_damaged_folder_is_one_line(tmp_path: Path, write_study, name: str, content: str, words: str) -> None:
-    folder = write_study(tmp_path)
+def test_a_damaged_folder_is_one_line(study_folder, name: str, content: str, words: str) -> None:
+    folder = study_folder()
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=words) as caught:
         write_study_report(folder)
     assert "fl-dpbayes study --resume" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+LANGEVIN = "sampler b, the averaged posterior"
+
+
+@pytest.fixture
+def beside(study_folder):
+    """A study with a declared baseline: opposite effects at two budgets are two findings, not none."""
+
+    def edit(table: pd.DataFrame) -> None:
+        of_b, eight, mixture = table["sampler"] == "b", table["privacy.epsilon"] == 8, table["rule"] == "mixture"
+        table.loc[of_b, "rms_debiased"] += 0.02
+        table.loc[of_b & eight, "rms_debiased"] -= 0.04
+        # Another rule helps one sampler as much as it hurts the other.
+        table.loc[mixture, "rms_debiased"] += 0.1
+        table.loc[mixture & of_b, "rms_debiased"] -= 0.105
+        table.loc[eight, "epsilon"] = 7.99
+        table.loc[eight & of_b, "epsilon"] = 1.852
+
+    record = {
+        "compare": ["predictor", "sampler", "rule"], "focus": {"rule": "fald"},
+        "baseline": {"sampler": "a", "predictor": "posterior"}, "separate": ["privacy.epsilon"],
+    }  # fmt: skip
+    axes = {"sampler": ["a", "b"], "privacy.epsilon": [1, 8], "rule": ["fald", "mixture"]}
+    return study_folder(edit, record, extra_axes=axes)
+
+
+def test_each_sampler_is_held_against_averaged_descent_at_each_budget(beside) -> None:
+    found = [one for one in differences(read_study(beside), "rms_debiased") if one.method == LANGEVIN]
+    baseline = "sampler a, the averaged posterior"
+    assert [(one.at, one.baseline) for one in found] == [("ε asked 1", baseline), ("ε asked 8", baseline)]
+    assert [one.value.mean for one in found] == pytest.approx([0.02, -0.02])
+    # Two values of the axis that is neither compared nor kept apart; the focus keeps to one rule.
+    assert {(one.value.seeds, one.value.settings) for one in found} == {(3, 2)}
+
+
+def test_the_answer_names_both_directions_pools_neither_and_says_what_was_not_spent(beside) -> None:
+    answer = study_answer(read_study(beside))
+    assert answer.lead.startswith(
+        "At held-out sites, with rule fald, the baseline, sampler a, the averaged posterior, is off by 3.1 points ["
+    )
+    assert answer.lead.count("at ε asked") == 2
+    langevin = next(text for text in answer.differences if text.startswith("Sampler b, the averaged posterior"))
+    assert "+2.0 points [2.0, 2.0] at ε asked 1; -2.0 points [-2.0, -2.0] at ε asked 8." in langevin
+    rule = next(text for text in answer.differences if text.startswith("Rule mixture against rule fald"))
+    assert (rule.count("+10.0 points"), rule.count("-0.5 points")) == (2, 2)
+    assert not any(text.startswith("Compared with") for text in answer.differences)
+    assert [text for text in answer.cautions if "spent at most" in text] == [
+        "Sampler b spent at most ε 1.86 of the 8 that it was allowed: what it lost there, it did not lose to that "
+        "budget."
+    ]
+
+
+def test_tables_hold_every_method_by_setting(beside) -> None:
+    found = read_study(beside)
+    table = texts_of(baseline_table(found))
+    assert [row[:2] for row in table][:2] == [
+        ["ε asked 1", "sampler a, the last iterate"], ["ε asked 1", "sampler a, the averaged posterior"],
+    ]  # fmt: skip
+    assert len(table) == 2 * 2 * 2
+    assert [row[3] for row in table if row[1] == "sampler a, the averaged posterior"] == ["baseline"] * 2
+    assert "At" in differences_table(found).columns
+
+
+def test_the_page_has_a_baseline_only_where_one_is_declared(study_folder, study) -> None:
+    assert all(not one.at for one in differences(study(), "rms_debiased"))
+    record = {"baseline": {"predictor": "last"}, "separate": ["partition.alpha"]}
+    assert "Beside the baseline" in write_study_report(study_folder(None, record)).read_text()
