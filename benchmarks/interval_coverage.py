@@ -47,10 +47,6 @@ def _mostly_sure(generator: np.random.Generator, count: int) -> Floats:
     return np.where(sure, generator.uniform(0.95, 1, count), generator.uniform(0.5, 0.95, count))
 
 
-def _certain(generator: np.random.Generator, count: int) -> Floats:
-    return np.where(generator.random(count) < 0.8, 1.0, generator.uniform(0.6, 1, count))
-
-
 def _steepened(slope: Floats | float) -> Callable[[Floats], Floats]:
     return lambda p: expit(slope * logit(np.clip(p, 1e-12, 1 - 1e-12)))
 
@@ -61,7 +57,7 @@ CONFIDENCES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
     "top of 10, Dirichlet(.3)": lambda generator, count: generator.dirichlet(np.full(10, 0.3), count).max(axis=1),
     "Beta(8, 1)": lambda generator, count: generator.beta(8, 1, count),
     "95 % above .95": _mostly_sure,
-    "80 % at 1": _certain,
+    "80 % at 1": lambda draw, count: np.where(draw.random(count) < 0.8, 1.0, draw.uniform(0.6, 1, count)),
 }
 FREQUENCIES: Mapping[str, Callable[[Floats], Floats]] = {
     "calibrated": lambda p: p,
@@ -123,9 +119,8 @@ def measure(law: str, distortion: str, n: int, noise_std: float, replicates: int
     truth and of those that hold 0; `spread` is the standard deviation of the number of right answers. With exact
     sums also the coverage of the other metrics' intervals.
     """
-    generator = Streams.from_insecure_seed(seed, f"interval-coverage {law} n={n} noise={noise_std:g}").generator(
-        distortion
-    )
+    streams = Streams.from_insecure_seed(seed, f"interval-coverage {law} n={n} noise={noise_std:g}")
+    generator = streams.generator(distortion)
     drawn = draw_test_sets(law, distortion, n, replicates, generator)
     values = _rms(drawn, noise_std, generator)
     if noise_std == 0:
@@ -154,14 +149,10 @@ def _rms(drawn: TestSets, noise_std: float, generator: np.random.Generator) -> d
     if not ends:
         return values
     (low, high), truth = np.transpose(ends), np.array(truths)
-    return values | {
-        "truth": float(truth.mean()),
-        "coverage": float(np.mean((low <= truth + ROUNDING) & (truth <= high + ROUNDING))),
-        "above": float(np.mean(low > truth + ROUNDING)),
-        "below": float(np.mean(high < truth - ROUNDING)),
-        "width": float(np.mean(high - low)),
-        "zero": float(np.mean(low == 0)),
-    }
+    above, below = low > truth + ROUNDING, high < truth - ROUNDING
+    shares = {"truth": truth, "coverage": ~above & ~below, "above": above, "below": below, "width": high - low,
+              "zero": low == 0}  # fmt: skip
+    return values | {name: float(np.mean(of_sets)) for name, of_sets in shares.items()}
 
 
 @functools.cache
@@ -177,10 +168,8 @@ def _scores(drawn: TestSets, truth: Mapping[str, float]) -> dict[str, float]:
     """Return the coverage of the intervals of accuracy, NLL and Brier score."""
     accurate = [wilson_interval(float(right.sum()), right.size) for right in drawn.right]
     covered = {"accuracy": _share_holding(accurate, truth["accuracy"])}
-    tables = [
-        from_batch(np.column_stack([p, 1 - p]), np.where(right, 0, 1))
-        for p, right in zip(drawn.confidence, drawn.right, strict=True)
-    ]
+    classes = np.where(drawn.right, 0, 1)
+    tables = [from_batch(np.column_stack([p, 1 - p]), y) for p, y in zip(drawn.confidence, classes, strict=True)]
     for name, interval in (("nll", nll_interval), ("brier", brier_interval)):
         shown = [ends for ends in map(interval, tables) if ends is not None]
         covered |= {name: _share_holding(shown, truth[name]), f"{name} shown": len(shown) / len(tables)}

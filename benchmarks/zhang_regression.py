@@ -115,13 +115,9 @@ def draw_simulation(generator: np.random.Generator) -> Simulation:
     centre = targets[:POINTS].mean()
     function, targets = function - centre, targets - centre
     return Simulation(
-        x=x[middle, None].astype(np.float32),
-        y=targets[:POINTS][middle].astype(np.float32),
-        function=function[:POINTS][middle],
-        test_x=test[:, None].astype(np.float32),
-        test_y=targets[POINTS:],
-        test_function=function[POINTS:],
-    )
+        x=x[middle, None].astype(np.float32), y=targets[middle].astype(np.float32), function=function[middle],
+        test_x=test[:, None].astype(np.float32), test_y=targets[POINTS:], test_function=function[POINTS:],
+    )  # fmt: skip
 
 
 def output_draws(module: nn.Module, samples: Mapping[str, npt.NDArray], x: npt.NDArray[np.float32]) -> Floats:
@@ -163,14 +159,10 @@ def _trained(method: str, setting: str, run: int, data: Simulation, streams: Str
          "privacy": privacy, "chain_start": "broadcast"}
     )  # fmt: skip
     solved = solve_plan(plan, len(data.x))
-    result = run_chain(
-        module,
-        TrainingRecords(data.x, data.y, np.arange(len(data.x)), summed_gaussian_negative_log_likelihood),
-        PlannedChain(plan, len(data.x), solved.noise_multipliers),
-        range(STEPS),
-        initial_vectors(plan.sampler, to_vector(module)),
-        streams.of_chain(),
-    )
+    records = TrainingRecords(data.x, data.y, np.arange(len(data.x)), summed_gaussian_negative_log_likelihood)
+    chain = PlannedChain(plan, len(data.x), solved.noise_multipliers)
+    start = initial_vectors(plan.sampler, to_vector(module))
+    result = run_chain(module, records, chain, range(STEPS), start, streams.of_chain())
     arrays = vector_to_arrays(torch.from_numpy(result.samples), module)
     train, test = (output_draws(module, arrays, x) for x in (data.x, data.test_x))
     mean, variance = predicted(test, np.array(result.sample_weights))

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
-from clients.messages import RefusedError
+from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, privacy_statement
-from clients.request_arrays import read_predictors
+from clients.pay import SentArrays, pay, spending_of
 from fl_dpbayes.calibration.bins import REPORT_BINS, in_fixed_pieces, on_grid
 from fl_dpbayes.calibration.prior_shift import estimated_prevalence, with_prevalence
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
@@ -24,7 +24,6 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predict
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Reserved
-from fl_dpbayes.privacy.ledger.state import Spending
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.evaluate import (
     PRIOR_CORRECTED,
@@ -68,15 +67,8 @@ def evaluate_predictors(
     tables: SentArrays = {}
     for name, statistics in _measure(site_file, test, request, arrays, groups).items():
         tables |= prefixed(name, to_arrays(statistics))
-    reply = EvaluateReply(
-        run=request.run,
-        round=request.round,
-        request=request_digest(request),
-        release="public",
-        groups=groups,
-        groups_left_out=left_out,
-    )
-    return reply, tables
+    whose = {"run": request.run, "round": request.round, "request": request_digest(request), "release": "public"}
+    return EvaluateReply.model_validate(whose | {"groups": groups, "groups_left_out": left_out}), tables
 
 
 def release_noised(
@@ -98,44 +90,22 @@ def release_noised(
     if request.delta != settings.delta or not is_delta_allowed(site_file, "test", request.delta):
         raise RefusedError(RefusalCode.POLICY_DENIED, "delta")
     tables = len(request.measured)
-    spending = Spending(
-        part="test",
-        run=request.run,
-        round=request.round,
-        purpose=f"evaluate {request.round}",
-        request_digest=request_digest(request),
-        plan_digest=request_digest(request),
-        plan=(GaussianEvent(sigma, 1.0, tables),),
-        first_step=0,
-        steps=tables,
-    )
-    seeded = site_file.insecure_seed is not None
+    spending = spending_of(request, "test", f"evaluate {request.round}", (GaussianEvent(sigma, 1.0, tables),), tables)
     with open_ledger(site_file, site) as ledger:
 
-        def work(reserved: Reserved) -> tuple[EvaluateReply, SentArrays]:
+        def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
             # A budget for some of the tables is not used: which ones would be missing is nobody's choice.
             if reserved.steps < tables:
                 raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
             streams = site_streams(site_file, request.run, request.round, "evaluate")
             arrays: SentArrays = {}
-            noise_std = 0.0
             for predictor, statistics in measure().items():
                 generator, most = streams.generator(predictor), policy.max_test_records_per_unit
                 table = noised_table(statistics, REPORT_BINS, sigma, generator, most)
-                noise_std = table.noise_std
                 arrays |= prefixed(predictor, noised_to_arrays(table))
-            reply = EvaluateReply(
-                run=request.run,
-                round=request.round,
-                request=spending.request_digest,
-                release="noised",
-                noise_std=noise_std,
-                privacy=privacy_statement(ledger, "test", site.units, seeded=seeded),
-                ledger_head=reserved.head,
-            )
-            return reply, arrays
+            return {"release": "noised", "noise_std": table.noise_std}, arrays
 
-        return pay(ledger, spending, request.ledger_head, EvaluateReply, work)
+        return pay(ledger, spending, request, EvaluateReply, (site_file, site), work)
 
 
 def _measure(
@@ -146,22 +116,10 @@ def _measure(
     summed = on_grid if site_file.policy.evaluation_release == "noised" else np.asarray
     measured: Statistics = {}
     for predictor, weights in request.predictors.items():
-        prediction = predict(
-            module,
-            without_prefix(predictor, arrays),
-            np.asarray(weights),
-            part.features,
-            device=compute_device(site_file),
-        )
-        measured |= count_predictions(
-            predictor,
-            part,
-            groups,
-            summed(prediction.probabilities),
-            epistemic=prediction.epistemic,
-            aleatoric=prediction.aleatoric,
-            total=prediction.total,
-        )
+        samples, device = without_prefix(predictor, arrays), compute_device(site_file)
+        prediction = predict(module, samples, np.asarray(weights), part.features, device=device)
+        uncertainty = {key: getattr(prediction, key) for key in ("epistemic", "aleatoric", "total")}
+        measured |= count_predictions(predictor, part, groups, summed(prediction.probabilities), **uncertainty)
         if predictor == "posterior" and request.recalibration is not None:
             mapped = in_fixed_pieces(partial(recalibrate, mapping=request.recalibration), prediction.probabilities)
             measured |= count_predictions(RECALIBRATED, part, groups, summed(mapped))

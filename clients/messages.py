@@ -4,7 +4,7 @@ Flower sends the text of an exception to the server, and that text may quote a r
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 
 import numpy as np
@@ -14,11 +14,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import outside_text
+from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.models.rows import RowsDependError
 from fl_dpbayes.privacy.ledger.ledger import LedgerError
-from fl_dpbayes.protocol.arrays import read_sent_arrays
+from fl_dpbayes.protocol.arrays import Arrays, prefixed, read_sent_arrays, without_prefix
+from fl_dpbayes.protocol.evaluate import PredictorName, Weights
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
-from fl_dpbayes.protocol.wire import MessageT, read_header, write_header
+from fl_dpbayes.protocol.train import TrainRequest
+from fl_dpbayes.protocol.wire import MessageT, arrays_digest, read_header, write_header
 from fl_dpbayes.samplers.chain import ChainDivergedError
 
 Handler = Callable[[Message, Context], Message]
@@ -79,7 +84,7 @@ def read_request(message: Message, kind: type[MessageT]) -> MessageT:
         raise RefusedError(RefusalCode.BAD_REQUEST, str(error).split(":", maxsplit=1)[0]) from None
 
 
-def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[np.float32]]:
+def _read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[np.float32]]:
     """Decode the float32 arrays of a request, exactly those of the given names and shapes.
 
     Raises RefusedError BAD_REQUEST, before any array of unexpected size is decoded.
@@ -89,6 +94,36 @@ def read_arrays(message: Message, shapes: dict[str, tuple[int, ...]]) -> dict[st
         return read_sent_arrays(record, {name: (shape, np.dtype(np.float32)) for name, shape in shapes.items()})
     except ValueError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "arrays") from None
+
+
+def read_start(request: TrainRequest, message: Message, shapes: Shapes) -> Arrays:
+    """Decode and check a training request's arrays `start/<name>`.
+
+    Returns the start state `<vector>/<name>`. Raises RefusedError BAD_REQUEST with the field that does not fit.
+    """
+    arrays = _read_arrays(message, prefixed("start", request.plan.sampler.state_shapes(shapes)))
+    start = without_prefix("start", arrays)
+    if arrays_digest(start) != request.start:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "start")
+    return start
+
+
+def read_predictors(
+    message: Message, model: Model, task: Task, predictors: Mapping[PredictorName, Weights], digest: str
+) -> Arrays:
+    """Read the posterior samples of all predictors and check them against the request.
+
+    `task`: shape of a record and number of classes. `predictors`: name -> one weight per sample. Returns arrays
+    `<predictor>/<name>` of shape (M, *shape). Raises RefusedError BAD_REQUEST if names, shapes or digest differ.
+    """
+    parameter_shapes = model_shapes(model, task)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for predictor, weights in predictors.items():
+        shapes |= prefixed(predictor, {name: (len(weights), *shape) for name, shape in parameter_shapes.items()})
+    arrays = _read_arrays(message, shapes)
+    if arrays_digest(arrays) != digest:
+        raise RefusedError(RefusalCode.BAD_REQUEST, "arrays")
+    return arrays
 
 
 def reply_message(request: Message, reply: Config, arrays: dict[str, npt.NDArray]) -> Message:

@@ -3,34 +3,48 @@
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from clients.messages import RefusedError
-from fl_dpbayes.config.base import Config
-from fl_dpbayes.privacy.events import joined, write_history
+from fl_dpbayes.config.base import Config, digest
+from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.data.site import Site
+from fl_dpbayes.privacy.events import History, joined, write_history
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Part, Spending
-from fl_dpbayes.protocol.train import PrivacyStatement
-from fl_dpbayes.protocol.wire import MessageT
+from fl_dpbayes.protocol.evaluate import EvaluateRequest
+from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
+from fl_dpbayes.protocol.train import PrivacyStatement, TrainRequest
+from fl_dpbayes.protocol.wire import MessageT, request_digest
 
 SentArrays = dict[str, npt.NDArray]
+Request = TrainRequest | RecalibrateRequest | EvaluateRequest
+
+
+def spending_of(request: Request, part: Part, purpose: str, plan: History, steps: int) -> Spending:
+    """Say what a request asks to spend: so many steps of a plan; an evaluation is the whole of its own plan."""
+    asked = request_digest(request)
+    stated, first = (asked, 0) if isinstance(request, EvaluateRequest) else (digest(request.plan), request.first_step)
+    return Spending(part, request.run, request.round, purpose, asked, stated, plan, first, steps)
 
 
 def pay(
     ledger: Ledger,
     spending: Spending,
-    echoed_head: str | None,
+    request: Request,
     kind: type[MessageT],
-    work: Callable[[Reserved], tuple[MessageT, SentArrays]],
+    own: tuple[SiteFile, Site],
+    work: Callable[[Reserved], tuple[dict[str, Any], SentArrays]],
 ) -> tuple[MessageT, SentArrays]:
     """Reserve what a request asks to spend, do the work, and store its reply; the same request gets that reply again.
 
-    `kind`: of the reply, which has the field `ledger_head`. Raises RefusedError what the ledger refuses, by code
-    and field.
+    `kind`: of the reply. `own`: the site. `work` returns what is of this kind alone in the reply, and its arrays.
+    Raises RefusedError what the ledger refuses, by code and field.
     """
-    match ledger.reserve(spending, echoed_head):
+    match ledger.reserve(spending, request.ledger_head):
         case StoredReply(body):
             reply, arrays = unpack_reply(body, kind)
             head = ledger.head()
@@ -38,7 +52,8 @@ def pay(
             raise RefusedError(code, field)
         case Reserved() as reserved:
             try:
-                reply, arrays = work(reserved)
+                fields, arrays = work(reserved)
+                reply = kind.model_validate(_stated(ledger, spending, request, own, reserved) | fields)
                 head = ledger.commit(reserved.reservation, pack_reply(reply, arrays))
             except Exception:
                 # An interrupt is no failure of the work: like a kill it leaves the reservation open, to be taken over.
@@ -62,17 +77,19 @@ def unpack_reply(body: bytes, kind: type[MessageT]) -> tuple[MessageT, SentArray
     return kind.model_validate_json(metadata["reply"]), load(body)
 
 
-def privacy_statement(ledger: Ledger, part: Part, units: int, *, seeded: bool) -> PrivacyStatement:
-    """State what a part of the site's cohort has spent, from the ledger alone; infinite values are None.
+def _stated(
+    ledger: Ledger, spending: Spending, request: Request, own: tuple[SiteFile, Site], reserved: Reserved
+) -> dict[str, Any]:
+    """Write what every paid reply states: whose it is, how far it went, and what the part has spent by the ledger.
 
-    `part`: of the units; the parts are disjoint and each has the whole budget. `units`: the declared number of the
-    part's units.
+    The parts of a cohort are disjoint, so each has the whole budget. Infinite values are None.
     """
-    spent, cohort = ledger.spent(part), ledger.cohort
-    return PrivacyStatement(
+    site_file, site = own
+    spent, cohort = ledger.spent(spending.part), ledger.cohort
+    privacy = PrivacyStatement(
         cohort=cohort.name,
         unit=cohort.unit,
-        units=units,
+        units=site.recalibration_units if spending.part == "recalibration" else site.units,
         adjacency=cohort.adjacency,
         delta=cohort.delta,
         epsilon=_finite(spent.epsilon),
@@ -82,8 +99,13 @@ def privacy_statement(ledger: Ledger, part: Part, units: int, *, seeded: bool) -
         steps=spent.steps,
         budget=_finite(cohort.epsilon),
         history=tuple((sigma, rate, int(steps)) for sigma, rate, steps in write_history(joined(spent.history))),
-        seeded=seeded,
+        seeded=site_file.insecure_seed is not None,
     )
+    stated = {"run": spending.run, "round": spending.round, "request": spending.request_digest, "privacy": privacy}
+    if not isinstance(request, EvaluateRequest):
+        status = "OK" if reserved.steps == request.steps else "PARTIAL"
+        stated |= {"status": status, "first_step": request.first_step, "steps": reserved.steps}
+    return stated | {"ledger_head": reserved.head}
 
 
 def _finite(value: float) -> float | None:

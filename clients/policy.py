@@ -1,6 +1,7 @@
 """Does the site's own policy allow what a request asks for? A request is refused by field, never altered."""
 
 import math
+from collections.abc import Mapping
 
 from clients.messages import RefusedError
 from fl_dpbayes.config.errors import UserError
@@ -23,27 +24,23 @@ def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:
     cannot be built or the reply would be too large to store.
     """
     policy, privacy, settings = site_file.policy, request.plan.privacy, site_file.ledger
+    delta = privacy.delta
     if site_file.role != "train" or settings is None or site_file.units < 1:
         raise RefusedError(RefusalCode.ROLE_DENIED)
-    if privacy.delta != settings.delta or not is_delta_allowed(site_file, "train", privacy.delta):
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.delta")
-    if privacy.adjacency != settings.adjacency:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.adjacency")
-    if isinstance(privacy, NoPrivacyPlan) and not policy.allow_non_private:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.kind")
-    if privacy.epsilon > policy.max_run_epsilon:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.epsilon")
-    if privacy.clip_norm is not None and privacy.clip_norm > policy.max_clip_norm:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.privacy.clip_norm")
-    if request.plan.total_steps > policy.max_steps:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.rounds")
+    _deny({
+        "plan.privacy.delta": delta != settings.delta or not is_delta_allowed(site_file, "train", delta),
+        "plan.privacy.adjacency": privacy.adjacency != settings.adjacency,
+        "plan.privacy.kind": isinstance(privacy, NoPrivacyPlan) and not policy.allow_non_private,
+        "plan.privacy.epsilon": privacy.epsilon > policy.max_run_epsilon,
+        "plan.privacy.clip_norm": privacy.clip_norm is not None and privacy.clip_norm > policy.max_clip_norm,
+        "plan.rounds": request.plan.total_steps > policy.max_steps,
+    })  # fmt: skip
     try:
         shapes = model_shapes(request.model, request.task)
     except UserError:
         raise RefusedError(RefusalCode.BAD_REQUEST, "model") from None
     parameters = sum(math.prod(shape) for shape in shapes.values())
-    if request.plan.sampler.weight_draws * parameters > policy.max_parameters:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "model")
+    _deny({"model": request.plan.sampler.weight_draws * parameters > policy.max_parameters})
     # Found before a step is paid for: what is too large for the ledger to store could not be released.
     if reply_bytes(request.plan, request.first_step, request.steps, parameters) > MAX_REPLY_BYTES:
         raise RefusedError(RefusalCode.BAD_REQUEST, "plan.thinning")
@@ -60,15 +57,18 @@ def check_recalibration_policy(site_file: SiteFile, request: RecalibrateRequest)
     policy, plan, settings = site_file.policy, request.plan, site_file.ledger
     if settings is None or recalibration_units(site_file) < 1:
         raise RefusedError(RefusalCode.ROLE_DENIED)
-    if plan.delta != settings.delta or not is_delta_allowed(site_file, "recalibration", plan.delta):
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.delta")
-    if plan.adjacency != settings.adjacency:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.adjacency")
-    if plan.epsilon is None and not policy.allow_non_private:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.epsilon")
-    if plan.epsilon is not None and plan.epsilon > policy.max_run_epsilon:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.epsilon")
-    if isinstance(plan, RecalibrationPlan) and plan.clip_norm > policy.max_clip_norm:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.clip_norm")
-    if plan.steps > policy.max_steps:
-        raise RefusedError(RefusalCode.POLICY_DENIED, "plan.steps")
+    denied = not policy.allow_non_private if plan.epsilon is None else plan.epsilon > policy.max_run_epsilon
+    _deny({
+        "plan.delta": plan.delta != settings.delta or not is_delta_allowed(site_file, "recalibration", plan.delta),
+        "plan.adjacency": plan.adjacency != settings.adjacency,
+        "plan.epsilon": denied,
+        "plan.clip_norm": isinstance(plan, RecalibrationPlan) and plan.clip_norm > policy.max_clip_norm,
+        "plan.steps": plan.steps > policy.max_steps,
+    })  # fmt: skip
+
+
+def _deny(exceeded: Mapping[str, bool]) -> None:
+    """Refuse by the first field that exceeds the policy, if one does."""
+    for field, exceeds in exceeded.items():
+        if exceeds:
+            raise RefusedError(RefusalCode.POLICY_DENIED, field)

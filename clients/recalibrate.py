@@ -1,21 +1,20 @@
 """A site's answer to a recalibration request: reserve, run the private fit, commit, release its parameters."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message
 
-from clients.messages import RefusedError
+from clients.messages import RefusedError, read_predictors
 from clients.model_inputs import capped_units, model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, privacy_statement
+from clients.pay import SentArrays, pay, spending_of
 from clients.policy import check_recalibration_policy
-from clients.request_arrays import read_predictors
 from fl_dpbayes.calibration.recalibration.descent import Stretch, private_fit
 from fl_dpbayes.calibration.recalibration.maps import method_code
 from fl_dpbayes.calibration.release import NoisedTable, noised_to_arrays, sensitivity
-from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.recalibration import AnyRecalibrationPlan, CountingPlan
 from fl_dpbayes.config.site_file import SiteFile
@@ -25,13 +24,12 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.privacy.events import GaussianEvent
 from fl_dpbayes.privacy.ledger.ledger import Reserved
-from fl_dpbayes.privacy.ledger.state import Part, Spending
+from fl_dpbayes.privacy.ledger.state import Part
 from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from fl_dpbayes.protocol.evaluate import PredictorName
 from fl_dpbayes.protocol.recalibrate import RecalibrateReply, RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
-from fl_dpbayes.protocol.wire import request_digest
 
 PART: Part = "recalibration"
 PREDICTOR: PredictorName = "posterior"
@@ -55,52 +53,27 @@ def recalibrate_posterior(
         raise RefusedError(RefusalCode.BAD_REQUEST, "task")
     part = model_inputs(site_file, request.model, site.recalibration)
     noise_multiplier = _noise_multiplier(request.plan)
-    spending = Spending(
-        part=PART,
-        run=request.run,
-        round=request.round,
-        purpose=PURPOSE,
-        request_digest=request_digest(request),
-        plan_digest=digest(request.plan),
-        plan=(GaussianEvent(noise_multiplier, 1.0, request.plan.steps),),
-        first_step=request.first_step,
-        steps=request.steps,
-    )
+    plan = (GaussianEvent(noise_multiplier, 1.0, request.plan.steps),)
     predict = partial(_probabilities, site_file, request, samples)
     with open_ledger(site_file, site) as ledger:
 
-        def work(reserved: Reserved) -> tuple[RecalibrateReply, SentArrays]:
+        def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
             generator = site_streams(site_file, request.run, request.round, PURPOSE).generator("noise")
-            parameters, noise_std, arrays = None, None, {}
             if isinstance(request.plan, CountingPlan):
                 capped = capped_units(part, site_file.policy.max_test_records_per_unit)
                 exact = method_code(request.plan.method).count(predict(capped), capped.labels)
                 most = site_file.policy.max_test_records_per_unit
                 noise_std = noise_multiplier * sensitivity(most)
                 noised = exact + noise_std * generator.standard_normal(exact.shape)
-                arrays = noised_to_arrays(NoisedTable(noised, noise_std))
-            else:
-                units, first = site.recalibration_units, request.first_step
-                stretch = Stretch(request.plan, noise_multiplier, units, first, reserved.steps)
-                records = predict(part), part.labels, part.unit_index
-                found = private_fit(*records, stretch, start=request.start or (), generator=generator)
-                parameters = tuple(map(float, found))
-            seeded = site_file.insecure_seed is not None
-            reply = RecalibrateReply(
-                run=request.run,
-                round=request.round,
-                request=spending.request_digest,
-                status="OK" if reserved.steps == request.steps else "PARTIAL",
-                first_step=request.first_step,
-                steps=reserved.steps,
-                parameters=parameters,
-                noise_std=noise_std,
-                privacy=privacy_statement(ledger, PART, site.recalibration_units, seeded=seeded),
-                ledger_head=reserved.head,
-            )
-            return reply, arrays
+                return {"noise_std": noise_std}, noised_to_arrays(NoisedTable(noised, noise_std))
+            units, first = site.recalibration_units, request.first_step
+            stretch = Stretch(request.plan, noise_multiplier, units, first, reserved.steps)
+            records = predict(part), part.labels, part.unit_index
+            found = private_fit(*records, stretch, start=request.start or (), generator=generator)
+            return {"parameters": tuple(map(float, found))}, {}
 
-        return pay(ledger, spending, request.ledger_head, RecalibrateReply, work)
+        spending = spending_of(request, PART, PURPOSE, plan, request.steps)
+        return pay(ledger, spending, request, RecalibrateReply, (site_file, site), work)
 
 
 def _noise_multiplier(plan: AnyRecalibrationPlan) -> float:

@@ -3,18 +3,18 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Message
 from torch import nn
 
-from clients.messages import RefusedError
+from clients.messages import RefusedError, read_start
 from clients.model_inputs import model_inputs
 from clients.own_site import compute_device, site_streams
-from clients.pay import SentArrays, pay, privacy_statement
+from clients.pay import SentArrays, pay, spending_of
 from clients.policy import check_training_policy
-from clients.request_arrays import read_start
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import SiteFile
@@ -24,12 +24,11 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import vector_to_arrays
 from fl_dpbayes.privacy.events import History, history_of_steps, joined
 from fl_dpbayes.privacy.ledger.ledger import Ledger, Reserved
-from fl_dpbayes.privacy.ledger.state import Spending, slice_history
+from fl_dpbayes.privacy.ledger.state import slice_history
 from fl_dpbayes.privacy.planned_noise import chain_of_history, largest_prefix, solve_plan
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_HISTORY, TrainReply, TrainRequest
-from fl_dpbayes.protocol.wire import request_digest
 from fl_dpbayes.samplers.chain import run_chain
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
 from fl_dpbayes.samplers.minibatch import TrainingRecords
@@ -67,35 +66,14 @@ def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) ->
         available = min(request.steps, sum(event.steps for event in history) - request.first_step)
         if available < 1:
             raise RefusedError(RefusalCode.BUDGET_EXHAUSTED)
-        spending = Spending(
-            part="train",
-            run=request.run,
-            round=request.round,
-            purpose=PURPOSE,
-            request_digest=request_digest(request),
-            plan_digest=digest(request.plan),
-            plan=history,
-            first_step=request.first_step,
-            steps=available,
-        )
 
-        def work(reserved: Reserved) -> tuple[TrainReply, SentArrays]:
+        def work(reserved: Reserved) -> tuple[dict[str, Any], SentArrays]:
             chain = chain_of_history(request.plan, site.units, history)
             steps = range(request.first_step, request.first_step + reserved.steps)
-            arrays = _run(site_file, request, records, chain, steps, start)
-            reply = TrainReply(
-                run=request.run,
-                round=request.round,
-                request=spending.request_digest,
-                status="OK" if reserved.steps == request.steps else "PARTIAL",
-                first_step=request.first_step,
-                steps=reserved.steps,
-                privacy=privacy_statement(ledger, "train", site.units, seeded=site_file.insecure_seed is not None),
-                ledger_head=reserved.head,
-            )
-            return reply, arrays
+            return {}, _run(site_file, request, records, chain, steps, start)
 
-        return pay(ledger, spending, request.ledger_head, TrainReply, work)
+        spending = spending_of(request, "train", PURPOSE, history, available)
+        return pay(ledger, spending, request, TrainReply, (site_file, site), work)
 
 
 def _planned_history(ledger: Ledger, site: Site, request: TrainRequest) -> History:

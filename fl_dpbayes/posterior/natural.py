@@ -30,10 +30,6 @@ class NaturalGaussian:
         """Multiply two densities."""
         return NaturalGaussian(self.precision + other.precision, self.precision_mean + other.precision_mean)
 
-    def __sub__(self, other: "NaturalGaussian") -> "NaturalGaussian":
-        """Divide one density by another."""
-        return NaturalGaussian(self.precision - other.precision, self.precision_mean - other.precision_mean)
-
     def power(self, exponent: float) -> "NaturalGaussian":
         """Raise the density to a power."""
         return NaturalGaussian(exponent * self.precision, exponent * self.precision_mean)

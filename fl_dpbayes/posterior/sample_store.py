@@ -77,10 +77,6 @@ class PosteriorBank:
         replaces = [old.relative_to(folder).as_posix() for old in before if old != path]
         return file_entry(path.relative_to(folder).as_posix(), content, *replaces)
 
-    def sites(self) -> list[str]:
-        """Return the names of the sites that have sent a state, in alphabetical order."""
-        return sorted({path.parent.name for path in self._folder.glob("*/last-*.safetensors")})
-
     def last(self, site: str, chain: int) -> Arrays | None:
         """Return the last state of one of a site's chains, or None before its first reply in it."""
         paths = [path for path in self._last_paths(site) if _chain_of(path) == chain]

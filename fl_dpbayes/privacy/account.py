@@ -36,14 +36,7 @@ def account(history: History, delta: float, adjacency: Adjacency = "add_or_remov
 
     Raises ValueError if delta lies outside (0, 1).
     """
-    mu = gdp_mu(history, adjacency)
-    return Account(
-        delta=delta,
-        adjacency=adjacency,
-        mu=mu.mu,
-        mu_kind=mu.kind,
-        epsilon_pld=pld_epsilon(history, delta, adjacency),
-        epsilon_rdp=rdp_epsilon(history, delta, adjacency),
-        epsilon_gdp=gdp_epsilon(mu.mu, delta),
-        epsilon_small_delta=pld_epsilon(history, SMALL_DELTA, adjacency) if delta > SMALL_DELTA else None,
-    )
+    mu, pld = gdp_mu(history, adjacency), pld_epsilon(history, delta, adjacency)
+    rdp, gdp = rdp_epsilon(history, delta, adjacency), gdp_epsilon(mu.mu, delta)
+    small = pld_epsilon(history, SMALL_DELTA, adjacency) if delta > SMALL_DELTA else None
+    return Account(delta, adjacency, mu.mu, mu.kind, pld, rdp, gdp, small)

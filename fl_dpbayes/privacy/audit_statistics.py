@@ -58,7 +58,7 @@ def variance_test(total: float, degrees: float, where: str, *, kurtosis: float =
     """
     scale = 1 + kurtosis / 2
     nu = degrees / scale
-    below, above = (chi2.cdf(total / (1 - slack) / scale, nu), chi2.sf(total / (1 + slack) / scale, nu))
+    below, above = chi2.cdf(total / (1 - slack) / scale, nu), chi2.sf(total / (1 + slack) / scale, nu)
 
     def effect(level: float) -> Effect:
         ratio = math.sqrt((1 - slack) * chi2.ppf(level / 2, nu) / chi2.isf(MISS, nu))
@@ -118,14 +118,11 @@ def correlation_tests(vectors: Mapping[str, Array]) -> list[Finding]:
         found = math.sqrt(1 - betaincinv((size - 1) / 2, 0.5, level)) + float(norm.isf(MISS)) / math.sqrt(size)
         return Effect(found, f"a correlation of {found:.2g} or more" if found < 1 else "a repetition")
 
-    return [
-        Finding(
-            float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - cosines[i, j] ** 2))),
-            f"{labels[i]} and {labels[j]}, {cosines[i, j]:+.3g}",
-            effect,
-        )
-        for i, j in combinations(range(len(labels)), 2)
-    ]
+    def finding(i: int, j: int) -> Finding:
+        probability = float(betainc((size - 1) / 2, 0.5, max(0.0, 1 - cosines[i, j] ** 2)))
+        return Finding(probability, f"{labels[i]} and {labels[j]}, {cosines[i, j]:+.3g}", effect)
+
+    return [finding(i, j) for i, j in combinations(range(len(labels)), 2)]
 
 
 @dataclass(frozen=True)
@@ -231,16 +228,13 @@ def one_run_epsilon_bound(
     (m,). `guesses`: r, chosen before the scores were seen, even, at most m. `delta`: in (0, 1). `confidence`: in
     (0, 1). Returns a value that the true epsilon exceeds with the stated confidence, 0 or more.
     """
-    order = np.argsort(scores, kind="stable")
-    half = guesses // 2
+    order, half = np.argsort(scores, kind="stable"), guesses // 2
     right = int(included[order[len(order) - half :]].sum() + (~included[order[:half]]).sum())
 
     def is_rejected(epsilon: float) -> bool:
         return _chance_of_right_guesses(right, 2 * half, len(scores), epsilon, delta) < 1 - confidence
 
-    low, high = 0.0, 20.0
-    if not is_rejected(low):
-        return 0.0
+    low, high = 0.0, 20.0 if is_rejected(0.0) else 0.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if is_rejected(middle) else (low, middle)
@@ -277,14 +271,11 @@ class MembershipScore:
     advantage_bound: float
 
 
-def loss_threshold_attack(
-    member_losses: Array, other_losses: Array, *, epsilon: float, delta: float
-) -> MembershipScore:
+def loss_threshold_attack(member_losses: Array, other_losses: Array, epsilon: float, delta: float) -> MembershipScore:
     """Score the attack "a unit was trained on if its loss lies below a threshold".
 
-    Under (epsilon, delta) no attack has more advantage than (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
-
-    There is at least one unit of each kind, all of one population. The claimed epsilon may be infinite.
+    Under (epsilon, delta) no attack has more advantage than (e^epsilon - 1 + 2 delta) / (e^epsilon + 1). There is at
+    least one unit of each kind, all of one population. The claimed epsilon may be infinite.
 
     Source:
         Yeom et al. (2018) for the attack; Kairouz, Oh and Viswanath (2015), theorem 2.1, for the bound; Hanley and
@@ -295,18 +286,8 @@ def loss_threshold_attack(
     scores = -np.concatenate([member_losses, other_losses])
     false_positive, true_positive, _ = roc_curve(labels, scores)
     area = float(roc_auc_score(labels, scores))
-    return MembershipScore(
-        members=members,
-        others=others,
-        area=area,
-        area_standard_error=_standard_error(area, members, others),
-        advantage=float((true_positive - false_positive).max()),
-        advantage_bound=min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 700.0)))),
-    )
-
-
-def _standard_error(area: float, members: int, others: int) -> float:
-    pair = area / (2 - area) - area**2
-    mirrored = 2 * area**2 / (1 + area) - area**2
+    pair, mirrored = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
     variance = area * (1 - area) + (members - 1) * pair + (others - 1) * mirrored
-    return math.sqrt(max(0.0, variance) / (members * others))
+    error = math.sqrt(max(0.0, variance) / (members * others))
+    bound = min(1.0, math.tanh(epsilon / 2) + 2 * delta / (1 + math.exp(min(epsilon, 700.0))))
+    return MembershipScore(members, others, area, error, float((true_positive - false_positive).max()), bound)

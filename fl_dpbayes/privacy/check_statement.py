@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -110,12 +111,9 @@ def _as_planned(history: History, planned: History) -> History:
     """Return the steps of a history at a planned rate with hardly more noise than the planned ones at that rate."""
     most: dict[float, float] = {}
     for event in planned:
-        most[event.sampling_rate] = max(event.noise_multiplier, most.get(event.sampling_rate, 0.0))
-    return tuple(
-        event
-        for event in history
-        if event.sampling_rate in most and event.noise_multiplier <= most[event.sampling_rate] * (1 + NOISE_TOLERANCE)
-    )
+        hardly_more = event.noise_multiplier * (1 + NOISE_TOLERANCE)
+        most[event.sampling_rate] = max(hardly_more, most.get(event.sampling_rate, 0.0))
+    return tuple(event for event in history if event.noise_multiplier <= most.get(event.sampling_rate, -1.0))
 
 
 def _sorted_steps(history: History, rate: float) -> tuple[np.ndarray, np.ndarray]:
@@ -139,11 +137,10 @@ def _epsilon_range(statement: PrivacyStatement, history: History, reached: Histo
 
 def _kinds(history: History) -> tuple[dict[Kind, int], Events]:
     """Count subsampled steps by kind, and join all others into one release, which composes exactly (`levels_of`)."""
-    kinds: dict[Kind, int] = {}
+    kinds: dict[Kind, int] = Counter()
     for event in history:
         if event.sampling_rate < 1:
-            kind = (event.noise_multiplier, event.sampling_rate)
-            kinds[kind] = kinds.get(kind, 0) + event.steps
+            kinds[event.noise_multiplier, event.sampling_rate] += event.steps
     whole = tuple(event for event in history if event.sampling_rate == 1 and not event.is_free)
     if not has_noise(whole):
         return kinds, ((0.0, 1.0, 1),)
@@ -154,9 +151,9 @@ def _shared(kinds: dict[Kind, int], most: int, up: bool) -> Events:
     """Let steps share at most so many kinds, which cost less than theirs (`up`: noise up, rate down) or more."""
     rates = _rounded([rate for _, rate in kinds], min(MOST_RATES, most), not up)
     sigmas = _rounded([sigma for sigma, _ in kinds], most // len(set(rates)), up)
-    joined: dict[Kind, int] = {}
-    for kind, steps in zip(zip(sigmas, rates, strict=True), kinds.values(), strict=True):
-        joined[kind] = joined.get(kind, 0) + steps
+    joined: dict[Kind, int] = Counter()
+    for sigma, rate, steps in zip(sigmas, rates, kinds.values(), strict=True):
+        joined[sigma, rate] += steps
     return _events(joined)
 
 
@@ -165,11 +162,9 @@ def _rounded(values: list[float], most: int, up: bool) -> list[float]:
     distinct = sorted(set(values))
     if len(distinct) <= most:
         return values
-    if up:
-        edges = distinct[-1 :: -math.ceil(len(distinct) / most)][::-1]
-        return [edges[bisect_left(edges, value)] for value in values]
-    edges = distinct[:: math.ceil(len(distinct) / most)]
-    return [edges[bisect_right(edges, value) - 1] for value in values]
+    stride = math.ceil(len(distinct) / most)
+    edges = distinct[::-stride][::-1] if up else distinct[::stride]
+    return [edges[bisect_left(edges, value) if up else bisect_right(edges, value) - 1] for value in values]
 
 
 def _events(kinds: dict[Kind, int]) -> Events:
@@ -194,14 +189,10 @@ def largest_at_small_delta(rows: Sequence[dict[str, Any]], adjacency: Adjacency)
     Returns `site`, `delta`, `epsilon` (the upper one of `epsilon_bounds`); None if no site has such a row, or every
     delta is as small.
     """
-    known = [
-        row
-        for row in rows
-        if row.get("epsilon_method") == "pld" and row["delta"] > SMALL_DELTA and math.isfinite(row["epsilon"])
-    ]
-    if not known:
+    known = [row for row in rows if row.get("epsilon_method") == "pld" and row["delta"] > SMALL_DELTA]
+    largest = max((row for row in known if math.isfinite(row["epsilon"])), key=lambda row: row["epsilon"], default=None)
+    if largest is None:
         return None
-    largest = max(known, key=lambda row: row["epsilon"])
     # A site's history is its own word, and must not choose how long the server computes.
     _, epsilon = epsilon_bounds(read_history(largest["history"]), SMALL_DELTA, adjacency)
     return {"site": largest["site"], "delta": SMALL_DELTA, "epsilon": epsilon}

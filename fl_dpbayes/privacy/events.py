@@ -1,6 +1,7 @@
 """What was done to the records: the only thing that is ever turned into an epsilon."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -103,11 +104,10 @@ def levels_of(history: History) -> History:
     `history`: what was done, with noise in every step (see `has_noise`). Returns events with distinct
     (noise_multiplier, sampling_rate), at most `MOST_LEVELS` per sampling rate.
     """
-    steps: dict[tuple[float, float], int] = {}
+    steps: dict[tuple[float, float], int] = Counter()
     for event in history:
         if not event.is_free:
-            key = (event.sampling_rate, min(event.noise_multiplier, MOST_NOISE))
-            steps[key] = steps.get(key, 0) + event.steps
+            steps[event.sampling_rate, min(event.noise_multiplier, MOST_NOISE)] += event.steps
     levels = []
     for rate in sorted({q for q, _ in steps}):
         of_rate = {sigma: count for (q, sigma), count in sorted(steps.items()) if q == rate}
@@ -125,8 +125,8 @@ def _rounded_down(steps: dict[float, int]) -> dict[float, int]:
     edges = np.geomspace(min(steps), max(steps), MOST_LEVELS)
     # The first edge must not exceed the smallest noise by a rounding error.
     edges[0] = min(steps)
-    rounded: dict[float, int] = {}
+    rounded: dict[float, int] = Counter()
     below = edges[np.searchsorted(edges, list(steps), side="right") - 1]
     for edge, count in zip(below.tolist(), steps.values(), strict=True):
-        rounded[edge] = rounded.get(edge, 0) + count
+        rounded[edge] += count
     return rounded

@@ -68,11 +68,9 @@ def admitted_steps(rule: SpendingRule, spent: History, requested: History, budge
 
     Returns how many, from 0 to all.
     """
-    if rule.name == "gdp filter":
-        return _admitted_by_gdp(spent, requested, budget)
-    if rule.name == "rdp filter":
-        return _admitted_by_renyi(spent, requested, budget)
-    return _admitted_by_schedule(rule.schedule, spent, requested)
+    if rule.name == "fixed schedule":
+        return _admitted_by_schedule(rule.schedule, spent, requested)
+    return (_admitted_by_gdp if rule.name == "gdp filter" else _admitted_by_renyi)(spent, requested, budget)
 
 
 def filter_epsilon(rule: SpendingRule, spent: History, budget: Budget) -> float:
@@ -126,7 +124,7 @@ def _admitted_by_schedule(schedule: History, spent: History, requested: History)
 
     def fits(steps: int) -> bool:
         needed = np.sort(np.concatenate([used, wanted[:steps]]))
-        return len(needed) <= len(stock) and bool(np.all(needed >= stock[: len(needed)]))
+        return len(needed) <= len(stock) and bool((needed >= stock[: len(needed)]).all())
 
     return _longest(len(wanted), fits)
 

@@ -51,15 +51,9 @@ def solve_plan(plan: TrainingPlan, units: int) -> SolvedNoise:
     """
     privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
-        return SolvedNoise(
-            noise_multipliers=noise_without_privacy(plan, units),
-            noise_multiplier=None,
-            temperature=privacy.temperature,
-            history=(GaussianEvent(0.0, privacy.sampling_rate, plan.total_steps),),
-            epsilon=math.inf,
-            delta=privacy.delta,
-            adjacency=privacy.adjacency,
-        )
+        history = (GaussianEvent(0.0, privacy.sampling_rate, plan.total_steps),)
+        noise = noise_without_privacy(plan, units)
+        return SolvedNoise(noise, None, privacy.temperature, history, math.inf, privacy.delta, privacy.adjacency)
     return solve_noise(privacy, planned_step_sizes(plan), units, friction=plan.sampler.momentum_lost)
 
 
@@ -100,12 +94,9 @@ def solve_noise(plan: PrivacyPlan, step_sizes: Array, units: int, *, friction: f
 
 
 def largest_prefix(
-    noise_multipliers: Array,
-    sampling_rate: float,
-    epsilon: float,
-    delta: float,
+    noise_multipliers: Array, sampling_rate: float, epsilon: float, delta: float,
     adjacency: Adjacency = "add_or_remove_one",
-) -> int:
+) -> int:  # fmt: skip
     """Return the largest t in 0 .. T whose first t steps meet the budget by their privacy-loss distribution.
 
     `noise_multipliers` are sigma_t, shape (T,), at one sampling rate in (0, 1].
@@ -119,10 +110,7 @@ def largest_prefix(
         return fails
     while fails - fits > 1:
         middle = (fits + fails) // 2
-        if cost(middle) <= epsilon:
-            fits = middle
-        else:
-            fails = middle
+        fits, fails = (middle, fails) if cost(middle) <= epsilon else (fits, middle)
     return fits
 
 
@@ -154,10 +142,7 @@ def _solve(plan: PrivacyPlan, attempt: Callable[[float], SolvedNoise], shape: Ar
         solved = attempt(math.exp(x))
         if (1 - TOLERANCE) * plan.epsilon <= solved.epsilon <= plan.epsilon:
             return solved
-        if solved.epsilon > plan.epsilon:
-            low = x
-        else:
-            high = x
+        low, high = (x, high) if solved.epsilon > plan.epsilon else (low, x)
         following = (low + high) / 2
         if 0 < solved.epsilon < math.inf:
             gap = math.log(solved.epsilon / plan.epsilon) + TOLERANCE / 3
@@ -180,10 +165,8 @@ def _clt_guess(plan: PrivacyPlan, shape: Array) -> float:
     for _ in range(20):
         middle = (low + high) / 2
         scaled = tuple(replace(event, noise_multiplier=math.exp(middle) * event.noise_multiplier) for event in history)
-        if gdp_epsilon(gdp_mu(scaled, plan.adjacency).mu, plan.delta) > plan.epsilon:
-            low = middle
-        else:
-            high = middle
+        fits = gdp_epsilon(gdp_mu(scaled, plan.adjacency).mu, plan.delta) <= plan.epsilon
+        low, high = (low, middle) if fits else (middle, high)
     return high
 
 
@@ -199,50 +182,40 @@ def planned_chain(plan: TrainingPlan, units: int) -> PlannedChain:
     Raises UserError if no noise meets the plan's budget. Raises ValueError if a decaying step size underflows to
     zero.
     """
-    privacy, declared = plan.privacy, units
+    privacy = plan.privacy
     if isinstance(privacy, NoPrivacyPlan):
         return PlannedChain(plan, units, noise_without_privacy(plan, units))
-    sigma, temperature = privacy.noise_multiplier, privacy.temperature
-    if privacy.coupling in ("constant", "floor") and sigma is None:
-        sigma, _ = _solved(plan, units if privacy.coupling == "floor" else 1)
-    elif privacy.coupling in ("temperature", "langevin") and temperature is None:
-        _, temperature = _solved(plan, 1)
-        units = 1
-    sizes, scale = planned_step_sizes(plan), noise_scale(plan, units)
-    return PlannedChain(plan, declared, noise_multipliers(privacy.coupling, sizes, scale, sigma, temperature))
+    size, free = units, (privacy.noise_multiplier, privacy.temperature)
+    if free[0 if privacy.coupling in ("constant", "floor") else 1] is None:
+        size = units if privacy.coupling == "floor" else 1
+        free = _solved(plan, size)
+    scale = noise_scale(plan, size)
+    return PlannedChain(plan, units, noise_multipliers(privacy.coupling, planned_step_sizes(plan), scale, *free))
 
 
 def chain_of_history(plan: TrainingPlan, units: int, history: History) -> PlannedChain:
     """Return the chains whose noise a ledger's history of the plan has fixed; steps beyond it have infinite noise."""
     if isinstance(plan.privacy, NoPrivacyPlan):
         return PlannedChain(plan, units, noise_without_privacy(plan, units))
-    noise = np.full(plan.total_steps, np.inf)
     known = noise_of_steps(history)
-    noise[: len(known)] = known
-    return PlannedChain(plan, units, noise)
+    return PlannedChain(plan, units, np.pad(known, (0, plan.total_steps - len(known)), constant_values=np.inf))
 
 
-def planned_history(chain: PlannedChain, steps: range) -> History:
+def _history(chain: PlannedChain, first: int, end: int) -> History:
     """Return a stretch of the plan as the events that a ledger holds; without privacy they have no noise."""
-    rate = chain.plan.privacy.sampling_rate
-    if isinstance(chain.plan.privacy, NoPrivacyPlan):
-        return (GaussianEvent(0.0, rate, len(steps)),)
-    return history_of_steps(chain.noise_multipliers[steps.start : steps.stop], rate)
+    none = isinstance(chain.plan.privacy, NoPrivacyPlan)
+    sigmas = np.zeros(end - first) if none else chain.noise_multipliers[first:end]
+    return history_of_steps(sigmas, chain.plan.privacy.sampling_rate)
 
 
 @dataclass(frozen=True)
 class PlannedStretch:
     """Steps of a plan at a site: public constants, which the server computes and no reply states.
 
-    Attributes:
-        weights: step sizes a_t of the samples that are kept, shape (M,).
-        temperatures: T_t of these samples, 0 where the sampler has none, shape (M,).
-        step_weight: sum of a_t over the stretch.
-        temperature: mean of T_t over the stretch, weighted by a_t.
-        temperature_range: its smallest and largest T_t.
-        last_step_size: a_t of its last step.
-        history: what it does to the records, as the site's ledger holds it.
-        reached: the same of all planned steps up to its last one.
+    `weights`, `temperatures`: a_t and T_t (0 where the sampler has none) of the samples that are kept, shape (M,).
+    `step_weight`: sum of a_t over the stretch. `temperature`, `temperature_range`: mean of T_t, weighted by a_t, and
+    least and largest. `last_step_size`: a_t of its last step. `history`: what it does to the records, as the site's
+    ledger holds it. `reached`: the same of all planned steps up to its last one.
     """
 
     weights: Array
@@ -261,27 +234,23 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
     Raises UserError if no noise meets the plan's budget, so that no site can have run it. Raises ValueError if a
     decaying step size underflows to zero.
     """
-    chain = planned_chain(plan, units)
-    sizes, every = chain.step_sizes, chain.temperatures
-    end = first_step + steps
+    chain, end = planned_chain(plan, units), first_step + steps
     kept = [step for step in range(first_step, end) if plan.is_kept(step)]
-    of_steps = sizes[first_step:end], every[first_step:end]
+    sizes, temperatures = chain.step_sizes[first_step:end], chain.temperatures[first_step:end]
     return PlannedStretch(
-        weights=sizes[kept],
-        temperatures=every[kept],
-        step_weight=float(of_steps[0].sum()),
-        temperature=float(np.average(of_steps[1], weights=of_steps[0])),
-        temperature_range=(float(of_steps[1].min()), float(of_steps[1].max())),
-        last_step_size=float(sizes[end - 1]),
-        history=planned_history(chain, range(first_step, end)),
-        reached=planned_history(chain, range(end)),
+        weights=chain.step_sizes[kept],
+        temperatures=chain.temperatures[kept],
+        step_weight=float(sizes.sum()),
+        temperature=float(np.average(temperatures, weights=sizes)),
+        temperature_range=(float(temperatures.min()), float(temperatures.max())),
+        last_step_size=float(sizes[-1]),
+        history=_history(chain, first_step, end),
+        reached=_history(chain, 0, end),
     )
 
 
 @lru_cache(maxsize=1024)
 def _solved(plan: TrainingPlan, units: int) -> tuple[float | None, float | None]:
     """Solve sigma or the temperature, whichever the coupling leaves free."""
-    privacy = plan.privacy
-    assert isinstance(privacy, PrivacyPlan)
-    solved: SolvedNoise = solve_noise(privacy, planned_step_sizes(plan), units, friction=plan.sampler.momentum_lost)
+    solved = solve_plan(plan, units)
     return solved.noise_multiplier, solved.temperature

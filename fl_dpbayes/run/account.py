@@ -37,24 +37,21 @@ def account_of(
 
     Raises UserError if neither or both forms are given, or a value is out of range.
     """
-    given = [value is not None for value in (sigma, q, steps)]
-    if (history is not None) == any(given) or (any(given) and not all(given)):
-        raise UserError("give either --sigma, --q and --steps together, or --history FILE")
     if not 0 < delta < 1:
         raise UserError(f"--delta is {delta}: it must lie between 0 and 1")
-    if history is not None:
+    if history is not None and sigma is q is steps is None:
         return account(_history_in(history), delta, adjacency)
-    assert sigma is not None
-    assert q is not None
-    assert steps is not None
-    for name, value, allowed, wanted in (
-        ("--sigma", sigma, sigma >= 0, "0 or more"),
-        ("--q", q, 0 <= q <= 1, "between 0 and 1"),
-        ("--steps", steps, 0 <= steps <= MAX_ACCOUNTED_STEPS, f"from 0 to {MAX_ACCOUNTED_STEPS:.0e}"),
-    ):
-        if not allowed:
-            raise UserError(f"{name} is {value}: it must be {wanted}")
+    if history is not None or sigma is None or q is None or steps is None:
+        raise UserError("give either --sigma, --q and --steps together, or --history FILE")
+    _require("--sigma", sigma, 0, math.inf)
+    _require("--q", q, 0, 1)
+    _require("--steps", steps, 0, MAX_ACCOUNTED_STEPS)
     return account((GaussianEvent(sigma, q, steps),), delta, adjacency)
+
+
+def _require(option: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{option} is {value}: it must be from {low:g} to {high:g}")
 
 
 def _history_in(path: Path) -> History:
@@ -65,13 +62,12 @@ def _history_in(path: Path) -> History:
         events = read_history(rows)
         if sum(event.steps for event in events) > MAX_ACCOUNTED_STEPS:
             raise ValueError(f"its steps exceed {MAX_ACCOUNTED_STEPS:.0e} together: give fewer")
+        return events
     except OSError as error:
         raise UserError(f"--history {path} cannot be read: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(f"--history {path} is not JSON: {error}") from None
     except (ValueError, TypeError) as error:
-        raise UserError(f"--history {path}: {error}") from None
-    return events
+        what = "is not JSON: " if isinstance(error, json.JSONDecodeError) else ": "
+        raise UserError(f"--history {path} {what}{error}") from None
 
 
 def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:
@@ -82,15 +78,12 @@ def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> So
     cannot be met.
     """
     temperature, coupling = options["temperature"], options["coupling"]
-    if not 1 <= steps <= MAX_STEPS:
-        raise UserError(f"--steps is {steps}: it must lie between 1 and {MAX_STEPS}")
-    if units < 1:
-        raise UserError(f"--units is {units}: it must be 1 or more")
+    _require("--steps", steps, 1, MAX_STEPS)
+    _require("--units", units, 1, math.inf)
     if temperature is not None and coupling != "floor":
+        has = "has no temperature" if coupling == "constant" else "finds its own"
         raise UserError(
-            f"--temperature is {temperature}, but --coupling {coupling} "
-            + ("has no temperature" if coupling == "constant" else "finds its own")
-            + ": leave it out, or choose --coupling floor"
+            f"--temperature is {temperature}, but --coupling {coupling} {has}: leave it out, or choose --coupling floor"
         )
     if temperature is None and coupling == "floor":
         options = {**options, "temperature": 1.0}
@@ -115,12 +108,12 @@ def _schedule(text: str) -> StepSizeSchedule:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         # The first part of a place in a union is the kind that was chosen.
-        key = ".".join(str(part) for part in first["loc"][1:])
+        key, message = ".".join(str(part) for part in first["loc"][1:]), _lower(first["msg"])
         if not key:
             example = '{kind="polynomial", initial=0.1, power=0.33}'
-            raise UserError(f"--schedule is {text}: {_lower(first['msg'])}; write for example {example}") from None
+            raise UserError(f"--schedule is {text}: {message}; write for example {example}") from None
         value = "" if first["type"] == "missing" else f" is {first['input']!r}"
-        raise UserError(f"--schedule: {key}{value}: {_lower(first['msg'])}") from None
+        raise UserError(f"--schedule: {key}{value}: {message}") from None
 
 
 def _lower(message: str) -> str:
@@ -133,38 +126,26 @@ def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacen
     Raises UserError if a value is out of range, or not even one step fits.
     """
     for name, value, allowed in (
-        ("--epsilon", epsilon, epsilon > 0),
-        ("--delta", delta, 0 < delta < 1),
-        ("--q", q, 0 < q <= 1),
-        ("--sigma", sigma, 0 < sigma < float("inf")),
-    ):
+        ("--epsilon", epsilon, epsilon > 0), ("--delta", delta, 0 < delta < 1), ("--q", q, 0 < q <= 1),
+        ("--sigma", sigma, 0 < sigma < math.inf),
+    ):  # fmt: skip
         if not allowed:
             raise UserError(f"{name} is {value}: out of range; see fl-dpbayes solve --help")
     steps = largest_prefix(np.full(MAX_STEPS, sigma), q, epsilon, delta, adjacency)
     if steps == 0:
         raise UserError(f"not even one step at --sigma {sigma} fits --epsilon {epsilon}: raise one of them")
     history = (GaussianEvent(sigma, q, steps),)
-    return SolvedNoise(
-        noise_multipliers=np.full(steps, sigma),
-        noise_multiplier=sigma,
-        temperature=None,
-        history=history,
-        epsilon=pld_epsilon(history, delta, adjacency),
-        delta=delta,
-        adjacency=adjacency,
-    )
+    spent = pld_epsilon(history, delta, adjacency)
+    return SolvedNoise(np.full(steps, sigma), sigma, None, history, spent, delta, adjacency)
 
 
 def account_json(found: Account) -> dict[str, Any]:
     """Write an account as JSON values; infinite is the string "inf"."""
     epsilons = {"pld": found.epsilon_pld, "rdp": found.epsilon_rdp, "gdp": found.epsilon_gdp}
     return {
-        "delta": found.delta,
-        "adjacency": found.adjacency,
-        "mu": _json_number(found.mu),
-        "mu_kind": found.mu_kind,
+        "delta": found.delta, "adjacency": found.adjacency, "mu": _json_number(found.mu), "mu_kind": found.mu_kind,
         "epsilon": {method: _json_number(epsilon) for method, epsilon in epsilons.items()},
-    }
+    }  # fmt: skip
 
 
 def account_table(found: Account) -> Table:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPConnection
 from importlib.metadata import version
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Resources
-from fl_dpbayes.run.flower_processes import descendants, end, end_processes_of, kill, processes_of
+from fl_dpbayes.run.flower_processes import descendants, end, kill, processes_of
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events
 
 START_SECONDS = 60.0
@@ -66,7 +66,9 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
     (run_folder / HOME_FILE).write_text(str(home), encoding="utf-8")
     events = EventReader(run_folder / EVENTS_FILE, end_of_events(run_folder / EVENTS_FILE))
     try:
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
         environment = _environment(home, resources)
         _write_app(home, port)
         with _superlink(home, port, environment, run_folder / LOG_FILE):
@@ -88,45 +90,30 @@ def end_interrupted(run_folder: Path) -> None:
         left = {number for first in processes_of(home) for number in (first, *descendants(first))}
         kill(left)
         # What was started meanwhile.
-        end_processes_of(home)
+        kill(processes_of(home))
         shutil.rmtree(home, ignore_errors=True)
     note.unlink()
 
 
 def _environment(home: Path, resources: Resources) -> dict[str, str]:
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "PYTHONUNBUFFERED": "1",
+    # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its ports.
+    address, own = resources.ray_address, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    ray = {"RAY_ADDRESS": address} if address else own
+    return os.environ | ray | {
+        "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONUNBUFFERED": "1",
         # Flower's programs are looked up by name, and a user need not have activated the virtual environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
-    if resources.ray_address:
-        environment["RAY_ADDRESS"] = resources.ray_address
-    else:
-        # Ray then listens on the loopback address only: it runs the code of whoever reaches its ports.
-        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    return environment
+    }  # fmt: skip
 
 
 def _write_app(home: Path, port: int) -> None:
     app = home / "app"
     app.mkdir()
     (app / "pyproject.toml").write_text(APP_PROJECT.format(version=version("fl-dpbayes")), encoding="utf-8")
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
-        encoding="utf-8",
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    text = f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    (home / "config.toml").write_text(text, encoding="utf-8")
 
 
 @contextmanager
@@ -156,14 +143,10 @@ def _wait_until_healthy(process: subprocess.Popen, port: int, log_file: Path) ->
 
 
 def _is_healthy(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=1)
-    try:
+    with suppress(OSError), closing(HTTPConnection("127.0.0.1", port, timeout=1)) as connection:
         connection.request("GET", "/health")
         return connection.getresponse().status == HTTPStatus.OK
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    return False
 
 
 def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:
@@ -177,23 +160,16 @@ def _flwr(home: Path, environment: dict[str, str], *arguments: str) -> dict:
 
 
 def _submit(home: Path, environment: dict[str, str], run_folder: Path, sites: int, resources: Resources) -> str:
-    run_config = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
+    given = {"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder)}
     federation = {
-        "num-supernodes": sites,
-        "client-resources-num-cpus": resources.cpus_per_site,
+        "num-supernodes": sites, "client-resources-num-cpus": resources.cpus_per_site,
         "client-resources-num-gpus": resources.gpus_per_site,
-    }
-    answer = _flwr(
-        home,
-        environment,
-        "run",
-        str(home / "app"),
-        "own",
-        "--run-config",
-        " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items()),
-        "--federation-config",
-        " ".join(f"{key}={value}" for key, value in federation.items()),
+    }  # fmt: skip
+    run_config, federation_config = (
+        " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()) for config in (given, federation)
     )
+    options = ["--run-config", run_config, "--federation-config", federation_config]
+    answer = _flwr(home, environment, "run", str(home / "app"), "own", *options)
     if not answer.get("success"):
         raise UserError(f"`flwr run` was refused: {answer.get('error-message', answer)}")
     return str(answer["run-id"])

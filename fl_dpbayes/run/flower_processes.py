@@ -20,7 +20,7 @@ def end(process: subprocess.Popen, home: Path) -> None:
         if _parent_and_start(number)[1] == started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-    end_processes_of(home)
+    kill(processes_of(home))
     process.wait()
 
 
@@ -44,17 +44,12 @@ def _parent_and_start(process: int) -> tuple[int, int]:
     return int(fields[1]), int(fields[19])
 
 
-def end_processes_of(home: Path) -> None:
-    """End every process that was started with this FLWR_HOME.
+def processes_of(home: Path) -> set[int]:
+    """Return the processes that were started with this FLWR_HOME.
 
     Flower and Ray put their programs into sessions of their own and let some outlive their parents; all of them inherit
     the variable.
     """
-    kill(processes_of(home))
-
-
-def processes_of(home: Path) -> set[int]:
-    """Return the processes that were started with this FLWR_HOME."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -84,13 +84,7 @@ class InlineGrid(LocalGrid):
         super().__init__(nodes)
         self._client_app, self._stop = client_app, stop
         self._contexts = {
-            node: Context(
-                run_id=RUN_ID,
-                node_id=node,
-                node_config={"partition-id": node - 1, "num-partitions": nodes},
-                state=RecordDict(),
-                run_config={},
-            )
+            node: Context(RUN_ID, node, {"partition-id": node - 1, "num-partitions": nodes}, RecordDict(), {})
             for node in self._nodes
         }
         self._nodes = self._contexts
@@ -115,13 +109,9 @@ def run_inline(run_folder: Path, sites: int, stop: threading.Event, *, report: b
     from clients.app import app as client_app
     from server.app import app as server_app
 
-    context = Context(
-        run_id=RUN_ID,
-        node_id=0,
-        node_config={},
-        state=RecordDict(),
-        run_config={"scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder), "report": report},
-    )
+    context = Context(RUN_ID, 0, {}, RecordDict(), run_config={
+        "scenario": str(run_folder / "scenario.toml"), "output-dir": str(run_folder), "report": report,
+    })  # fmt: skip
     with task_identity(), logs_in(run_folder / LOG_FILE):
         server_app(InlineGrid(client_app, sites, stop), context)
 

@@ -20,8 +20,7 @@ class EventReader:
     """Reads the lines that were appended to an event file since the last look; one that is damaged shows nothing."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
-        self._path = path
-        self._position = position
+        self._path, self._position = path, position
 
     def new_events(self) -> list[dict[str, Any]]:
         """Return the events since the last call; a line that is still being written waits for the next."""
@@ -30,9 +29,8 @@ class EventReader:
         with self._path.open("rb") as file:
             file.seek(self._position)
             content = file.read()
-        whole = content.rpartition(b"\n")[0]
-        if whole:
-            self._position += len(whole) + 1
+        whole = content[: content.rfind(b"\n") + 1]
+        self._position += len(whole)
         return [event for line in whole.splitlines() if (event := _event(line)) is not None]
 
 
@@ -48,23 +46,13 @@ class Display:
     """Turns events into a bar and a table of sites; without a terminal, into one line per round."""
 
     def __init__(self, console: Console, rounds: int) -> None:
-        self._console = console
-        self._rounds = rounds
+        self._console, self._rounds, self._trainers = console, rounds, 0
         self._sites: dict[str, tuple[str, str, str]] = {}
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("replies"),
-            TextColumn("elapsed"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("replies elapsed"),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console,
+        )  # fmt: skip
         self._task = self._bar.add_task("starting", total=None)
-        self._trainers = 0
-        self._round = 0
 
     def show(self, event: dict[str, Any]) -> None:
         """Take in one event."""
@@ -75,14 +63,12 @@ class Display:
                 self._trainers = sum(role == "train" for role in roles.values())
                 self._bar.update(self._task, total=self._rounds * self._trainers + len(roles))
             case "train":
-                self._round = event["round"]
-                self._bar.update(
-                    self._task,
-                    description=f"round {event['round']}/{event['rounds']}",
-                    completed=(event["round"] - 1) * self._trainers,
-                )
-                for name in event["sites"]:
-                    self._set(name, "training")
+                text, done = f"round {event['round']}/{event['rounds']}", (event["round"] - 1) * self._trainers
+                self._ask(event, "training", description=text, completed=done)
+            case "recalibrate":
+                self._ask(event, "recalibrating", description=f"recalibrating {event['round']}/{event['rounds']}")
+            case "evaluate":
+                self._ask(event, "evaluating", description="evaluating", completed=self._rounds * self._trainers)
             case "site":
                 epsilon, budget = event["epsilon"], event["budget"]
                 spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else ""
@@ -91,14 +77,6 @@ class Display:
                 if not self._console.is_terminal:
                     place = f"round {event['round']}/{self._rounds}  {event['site']}"
                     self._console.print(f"{place}  {event['status']}  {event['detail'] or spent}", markup=False)
-            case "recalibrate":
-                self._bar.update(self._task, description=f"recalibrating {event['round']}/{event['rounds']}")
-                for name in event["sites"]:
-                    self._set(name, "recalibrating")
-            case "evaluate":
-                self._bar.update(self._task, description="evaluating", completed=self._rounds * self._trainers)
-                for name in event["sites"]:
-                    self._set(name, "evaluating")
             case "evaluated":
                 self._set(event["site"], event["problem"] or "done")
                 self._bar.advance(self._task)
@@ -110,6 +88,11 @@ class Display:
             # As plain text: a state may hold what a site sent, and square brackets are markup to rich.
             table.add_row(*map(Text, (name, role, state, spent)))
         return Group(self._bar, table)
+
+    def _ask(self, event: dict[str, Any], state: str, **progress: Any) -> None:
+        self._bar.update(self._task, **progress)
+        for name in event["sites"]:
+            self._set(name, state)
 
     def _set(self, name: str, state: str, spent: str | None = None) -> None:
         role, _, before = self._sites.get(name, ("", "", ""))

@@ -1,7 +1,7 @@
 """What `fl-dpbayes site ledger` makes, shows, checks, repairs and exports."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,7 @@ SQLITE_HEADER = b"SQLite format 3\0"
 
 def create_ledger(site_file: Path, console: Console) -> None:
     """Make a site's ledger and its second place, or a further cohort in it; nothing is overwritten."""
-    record = _read_site(site_file)
-    settings = _settings_of(record, site_file)
+    record, settings = _read_site(site_file)
     # Made for good, so not with what every request is refused for.
     if record.role == "train" and not is_delta_allowed(record, "train", settings.delta):
         raise UserError(
@@ -55,7 +54,7 @@ def create_ledger(site_file: Path, console: Console) -> None:
 
 def repair_ledger(site_file: Path, console: Console) -> None:
     """Make the second place of a site's ledger anew, where it is lost or unreadable or the ledger was moved."""
-    settings = _settings_of(_read_site(site_file), site_file)
+    _, settings = _read_site(site_file)
     with _as_user_errors(settings):
         repaired = repair_witness(ledger_place(settings))
     text = f"made second place {settings.witness} anew; the ledger keeps a note of it"
@@ -107,21 +106,18 @@ def export_ledger(site_file: Path) -> dict[str, Any]:
     UserError if the site has no ledger yet, or it cannot be read.
     """
     with _ledger_of(site_file) as ledger:
-        exported = {
-            "cohort": asdict(ledger.cohort),
-            "head": ledger.head(),
-            "problems": ledger.verify(),
+        values = json_values({
+            "cohort": asdict(ledger.cohort), "head": ledger.head(), "problems": ledger.verify(),
             "parts": [_spent_values(ledger.spent(part)) for part in PARTS],
             "entries": [asdict(entry) for entry in ledger.entries()],
-        }
-    values = json_values(exported)
+        })  # fmt: skip
     assert isinstance(values, dict)
     return values
 
 
 @contextmanager
 def _ledger_of(site_file: Path) -> Iterator[Ledger]:
-    settings = _settings_of(_read_site(site_file), site_file)
+    _, settings = _read_site(site_file)
     with _as_user_errors(settings), Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
         yield ledger
 
@@ -134,19 +130,17 @@ def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
         raise UserError(with_path(error, settings.path)) from error
 
 
-def _read_site(site_file: Path) -> SiteFile:
-    if _is_ledger(site_file):
-        raise UserError(
-            f"{site_file} is a ledger: give the site file that names it, in a simulation for example "
-            "RUN_DIR/sites/02-east.toml"
-        )
-    return read_site_file(site_file)
-
-
-def _settings_of(record: SiteFile, site_file: Path) -> LedgerSettings:
+def _read_site(site_file: Path) -> tuple[SiteFile, LedgerSettings]:
+    with suppress(OSError), site_file.open("rb") as file:
+        if file.read(len(SQLITE_HEADER)) == SQLITE_HEADER:
+            raise UserError(
+                f"{site_file} is a ledger: give the site file that names it, in a simulation for example "
+                "RUN_DIR/sites/02-east.toml"
+            )
+    record = read_site_file(site_file)
     if record.ledger is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
-    return record.ledger
+    return record, record.ledger
 
 
 def _budget_line(cohort: Cohort) -> str:
@@ -154,14 +148,6 @@ def _budget_line(cohort: Cohort) -> str:
         f"Cohort {cohort.name}: each part may spend epsilon {rounded_up(cohort.epsilon)} at delta {cohort.delta:g}, "
         f"unit {cohort.unit}, adjacency {cohort.adjacency}."
     )
-
-
-def _is_ledger(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(SQLITE_HEADER)) == SQLITE_HEADER
-    except OSError:
-        return False
 
 
 def _spent_table(parts: list[Spent]) -> Table:

@@ -36,19 +36,11 @@ from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.new_records import NewRecords, read_new_records
 
 METRICS = {
-    "accuracy": "accuracy",
-    "nll": "negative log likelihood (nats)",
-    "brier": "Brier score (0 to 2)",
-    "ece": "ECE, 15 bins",
-    "ece_if_calibrated": "ECE of a calibrated model at this n",
-    "rms_debiased": "calibration error, debiased RMS",
-    "mce": "MCE",
-    "ace": "ACE",
-    "sce": "SCE",
-    "auroc": "AUROC, exact",
-    "epistemic": "epistemic uncertainty (nats)",
-    "aleatoric": "aleatoric uncertainty (nats)",
-}
+    "accuracy": "accuracy", "nll": "negative log likelihood (nats)", "brier": "Brier score (0 to 2)",
+    "ece": "ECE, 15 bins", "ece_if_calibrated": "ECE of a calibrated model at this n",
+    "rms_debiased": "calibration error, debiased RMS", "mce": "MCE", "ace": "ACE", "sce": "SCE",
+    "auroc": "AUROC, exact", "epistemic": "epistemic uncertainty (nats)", "aleatoric": "aleatoric uncertainty (nats)",
+}  # fmt: skip
 
 
 def predict_records(
@@ -101,13 +93,8 @@ def evaluate_records(
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     if mapping is None:
         predictor, name = "posterior", found.point or PREDICTORS["posterior"]
-        statistics = from_batch(
-            probabilities,
-            records.labels,
-            epistemic=prediction.epistemic,
-            aleatoric=prediction.aleatoric,
-            total=prediction.total,
-        )
+        uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
+        statistics = from_batch(probabilities, records.labels, **uncertainty)
     else:
         predictor, name = RECALIBRATED, f"recalibrated {found.point}" if found.point else PREDICTORS[RECALIBRATED]
         statistics = from_batch(probabilities, records.labels)
@@ -124,16 +111,13 @@ def evaluate_records(
 
 
 def _metric_table(row: dict[str, Any], name: str) -> Table:
-    title = f"{name.capitalize()} on {row['n']} records"
-    table = terminal_table(title)
-    table.add_column("metric")
-    table.add_column("value", justify="right")
-    table.add_column("95 % interval", justify="right")
+    table = terminal_table(f"{name.capitalize()} on {row['n']} records")
+    for column in ("metric", "value", "95 % interval"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
     for metric, label in METRICS.items():
         value, ends = row[metric], row["intervals"].get(metric)
-        table.add_row(
-            label, "–" if value is None else f"{value:.4f}", f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
-        )
+        interval = f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
+        table.add_row(label, "–" if value is None else f"{value:.4f}", interval)
     return table
 
 

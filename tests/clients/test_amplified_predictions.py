@@ -52,7 +52,7 @@ def hospital(table_site):
 
 def hostile_samples(seed: int) -> dict[str, np.ndarray]:
     module = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(COLUMNS,), classes=2), seed=0)
-    amplify(module, (COLUMNS,), np.random.default_rng(seed))
+    amplify(module, np.random.default_rng(seed))
     return prefixed(
         "posterior", {name: value[None] for name, value in vector_to_arrays(to_vector(module), module).items()}
     )

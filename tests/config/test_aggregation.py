@@ -8,6 +8,7 @@ from fl_dpbayes.config.aggregation import Mixture
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, write_scenario
 from fl_dpbayes.data.simulation import run_identifier
+from tests.asking import refused
 
 RULES = {
     "mixture": (1.0, 1, "units"), "fald": (0.25, 1, "units"), "fedavg": (0.25, 1, "units"),
@@ -103,8 +104,7 @@ def test_contradiction_is_refused_in_one_line(content: str) -> None:
     ("fedpa", "sampler.prior.kind=laplace", "Gaussian prior"),
 ])  # fmt: skip
 def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        section(f"aggregation.rule={rule}", "model.kind=mlp", sampler)
+    refused(said, section, f"aggregation.rule={rule}", "model.kind=mlp", sampler)
     section("aggregation.rule=mixture", "model.kind=mlp", sampler, "privacy.coupling=constant", "privacy.temperature=")
 
 

@@ -12,6 +12,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.simulation import plan_sites, run_identifier
+from tests.asking import refused
 
 WRONG = {
     "privacy.epsilonn=2": ("unknown key 'privacy.epsilonn'", "did you mean 'epsilon'"),
@@ -109,12 +110,10 @@ def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(t
 @pytest.mark.parametrize("sampler", ["dp-adam", "dp-bbp", "dp-mc-dropout"])
 def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str) -> None:
     overrides = ["model={kind='mlp'}", "aggregation.rule=mixture", f"sampler.kind={sampler}"]
-    with pytest.raises(UserError, match=r"privacy.coupling is 'floor'.*set privacy.coupling = 'constant'"):
-        load_scenario("quickstart", overrides)
+    refused(r"privacy.coupling is 'floor'.*set privacy.coupling = 'constant'", load_scenario, "quickstart", overrides)
     load_scenario("quickstart", [*overrides, "privacy.coupling=constant", "privacy.temperature="])
     public = [*overrides[:2], "privacy.kind=none", f"sampler.kind={sampler.removeprefix('dp-')}"]
-    with pytest.raises(UserError, match=r"privacy.temperature is 1: .*remove"):
-        load_scenario("quickstart", public)
+    refused(r"privacy.temperature is 1: .*remove", load_scenario, "quickstart", public)
     load_scenario("quickstart", [*public, "privacy.temperature="])
 
 
@@ -170,8 +169,7 @@ def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_ca
 def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None:
     for name in shipped_scenarios():
         assert load_scenario(name).name == name
-    with pytest.raises(UserError, match="quickstart"):
-        load_scenario("no-such-scenario")
+    refused("quickstart", load_scenario, "no-such-scenario")
 
 
 def test_a_source_may_be_named_by_its_kind():

@@ -15,6 +15,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
 from fl_dpbayes.data.records import load_source, load_unscaled
+from tests.asking import refused
 
 LABELS = np.repeat(np.arange(10), 60)
 
@@ -165,8 +166,7 @@ def test_label_total_variation_limits():
     (ClassesPartition(classes_per_site=10), 61, "61 of them would share class ., which has 60 records: lower it"),
 ])  # fmt: skip
 def test_an_impossible_request_names_the_key_and_the_remedy(partition, sites, message):
-    with pytest.raises(UserError, match=message):
-        divide(partition, sites)
+    refused(message, divide, partition, sites)
 
 
 def test_natural_is_not_divided():
@@ -179,8 +179,7 @@ def test_images_are_scored_by_their_brightness():
     scores = feature_scores(records, None)
     assert scores.shape == (1797,)
     assert scores[7] == pytest.approx(records.features[7].mean(), rel=1e-6)
-    with pytest.raises(UserError, match=r"partition.feature is 'age', but the records are images.*remove the key"):
-        feature_scores(records, "age")
+    refused(r"partition.feature is 'age', but the records are images.*remove the key", feature_scores, records, "age")
 
 
 def test_tables_are_scored_by_the_named_column(data_folder):
@@ -190,8 +189,7 @@ def test_tables_are_scored_by_the_named_column(data_folder):
     assert set(feature_scores(records, "sex")) == {0.0, 1.0}
     assert set(feature_scores(records, "restecg=2")) == {0.0, 1.0}
     for feature in (None, "weight"):
-        with pytest.raises(UserError, match=r"partition.feature is .*: name the feature .* age, sex, trestbps"):
-            feature_scores(records, feature)
+        refused(r"partition.feature is .*: name the feature .* age, sex, trestbps", feature_scores, records, feature)
 
 
 def test_total_variation_of_a_score_by_hand():

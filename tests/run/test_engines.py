@@ -21,7 +21,7 @@ from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.run.flower_processes import end_processes_of
+from fl_dpbayes.run.flower_processes import kill, processes_of
 
 SEEDED = [
     "--set", "training={rounds=2, steps_per_round=5, burn_in=5, thinning=5}",
@@ -159,7 +159,7 @@ def environment(tmp_path: Path):
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    end_processes_of(home)
+    kill(processes_of(home))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -71,9 +72,7 @@ def ledger_problems(connection: sqlite3.Connection, cohort: str) -> list[str]:
             if found != ["the file is damaged: ok"]:
                 return found
             ledger_key(connection)
-            state = read_state(read_chain(connection), cohort)
-            over = [problem for part in PARTS for problem in _budget_problems(state, part)]
-            return [*_reply_problems(connection, state), *_takeover_problems(state), *over]
+            return list(_problems(connection, read_state(read_chain(connection), cohort)))
     except LedgerError as error:
         return [str(error)]
 
@@ -100,31 +99,18 @@ def _single_run(state: LedgerState, part: Part) -> tuple[History, int] | None:
     return state.plan_of(last), last.first_step + last.steps
 
 
-def _reply_problems(connection: sqlite3.Connection, state: LedgerState) -> list[str]:
-    problems = []
+def _problems(connection: sqlite3.Connection, state: LedgerState) -> Iterator[str]:
     for reservation in state.reply_digests:
         try:
             reply_body(connection, state, reservation)
         except LedgerError as error:
-            problems.append(str(error))
-    return problems
-
-
-def _takeover_problems(state: LedgerState) -> list[str]:
-    return [
-        f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"
-        for row in state.reservations.values()
-        if row.takeovers > MOST_TAKEOVERS
-    ]
-
-
-def _budget_problems(state: LedgerState, part: Part) -> list[str]:
-    history = state.spent_in(part)
-    if not history:
-        return []
-    budget = state.budget()
-    budget = replace(budget, epsilon=budget.epsilon * _ROUNDING)
-    steps, admitted = sum(event.steps for event in history), admitted_steps(state.rules[part], (), history, budget)
-    if admitted == steps:
-        return []
-    return [f"part {part!r} holds {steps} steps, but its {state.rules[part].name} admits only {admitted} of them"]
+            yield str(error)
+    for row in state.reservations.values():
+        if row.takeovers > MOST_TAKEOVERS:
+            yield f"reservation {row.identity} was taken over {row.takeovers} times, and {MOST_TAKEOVERS} are allowed"
+    for part in PARTS:
+        if history := state.spent_in(part):
+            budget, rule, steps = state.budget(), state.rules[part], sum(event.steps for event in history)
+            admitted = admitted_steps(rule, (), history, replace(budget, epsilon=budget.epsilon * _ROUNDING))
+            if admitted != steps:
+                yield f"part {part!r} holds {steps} steps, but its {rule.name} admits only {admitted} of them"

@@ -1,6 +1,8 @@
 """How a cohort comes into a ledger: once, by a command, and only with units that no other cohort of the ledger has."""
 
+import math
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import asdict
 
 from fl_dpbayes.config.errors import UserError
@@ -14,7 +16,7 @@ from fl_dpbayes.privacy.ledger.file import (
     read_chain,
     transaction,
 )
-from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, cohort_content, cohorts_of, read_state
+from fl_dpbayes.privacy.ledger.state import Cohort, DataVersion, cohorts_of, read_state
 from fl_dpbayes.privacy.ledger.witness import LedgerPlace, advance_witness, check_witness, write_witness
 
 SKETCH_SIZE = 256
@@ -31,9 +33,8 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
     ledger is not the one that its second place knows, cannot be read or written or is damaged, or another cohort
     has these records.
     """
-    new = not place.witness.exists()
-    connection = open_ledger_file(place.path, place.durability, create=new)
-    try:
+    new, name = not place.witness.exists(), {"cohort": cohort.name}
+    with closing(open_ledger_file(place.path, place.durability, create=new)) as connection:
         with transaction(connection):
             entries = read_chain(connection)
             if entries or not new:
@@ -42,19 +43,18 @@ def create_cohort(place: LedgerPlace, cohort: Cohort, describe: Describe | None)
                 raise UserError(
                     f"ledger {place.path} holds cohort {cohort.name!r} already: nothing is made or overwritten"
                 )
-            orders = filter_orders(cohort.epsilon, cohort.delta)
-            last = append_entry(connection, "cohort", {"cohort": cohort.name, **cohort_content(cohort, orders)})
+            settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
+            orders = list(filter_orders(cohort.epsilon, cohort.delta))
+            last = append_entry(connection, "cohort", {**name, "settings": settings, "orders": orders})
             if describe is not None:
                 version = describe(ledger_key(connection))
                 require_other_units(entries, cohort.name, version, place)
-                last = append_entry(connection, "data version", {"cohort": cohort.name, **asdict(version)})
+                last = append_entry(connection, "data version", {**name, **asdict(version)})
         with transaction(connection):
             if new:
                 write_witness(place, last.position, last.head)
             else:
                 advance_witness(place, connection)
-    finally:
-        connection.close()
 
 
 def require_other_units(entries: list[Entry], cohort: str, version: DataVersion, place: LedgerPlace) -> None:

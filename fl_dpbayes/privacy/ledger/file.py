@@ -66,15 +66,13 @@ def open_ledger_file(path: Path, durability: Durability, *, create: bool) -> sql
     if not create:
         _require_made(path)
     with ledger_errors():
-        if create:
-            path.parent.mkdir(parents=True, exist_ok=True)
         _refuse_network(path)
         if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
         path.chmod(0o600)
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=rw", timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, uri=True
-        )
+        address = f"{path.as_uri()}?mode=rw"
+        connection = sqlite3.connect(address, timeout=LOCK_TIMEOUT_SECONDS, isolation_level=None, uri=True)
     try:
         with ledger_errors():
             if not create:
@@ -116,10 +114,7 @@ def ledger_errors() -> Iterator[None]:
 
 
 def ledger_key(connection: sqlite3.Connection) -> bytes:
-    """Return the secret key that a ledger was made with.
-
-    Raises LedgerError if it is gone.
-    """
+    """Return the secret key that a ledger was made with; raises LedgerError if it is gone."""
     row = connection.execute("SELECT key FROM secret").fetchone()
     if row is None or not isinstance(row[0], bytes) or len(row[0]) != KEY_BYTES:
         raise LedgerError(f"the ledger's secret key is missing or was changed: {PUT_BACK}")
@@ -163,10 +158,7 @@ def network_file_system(path: Path, mounts: str) -> str | None:
     `mounts` is the text of /proc/self/mounts.
     """
     best, kind = -1, ""
-    for line in mounts.splitlines():
-        fields = line.split(" ")
-        if len(fields) < 3:
-            continue
+    for fields in (line.split(" ") for line in mounts.splitlines() if line.count(" ") > 1):
         # The kernel writes a blank in a mount point as \040.
         point = Path(fields[1].encode().decode("unicode_escape"))
         if path.is_relative_to(point) and len(point.parts) >= best:
@@ -202,12 +194,10 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 def _require_made(path: Path) -> None:
     # Opening it would turn an empty file into a database.
-    found = path.stat().st_size if path.exists() else None
-    if not found:
-        state = "does not exist" if found is None else "is empty"
+    if not path.exists() or not path.stat().st_size:
         raise LedgerError(
-            f"ledger {path} {state}: no request makes one. Put its newest copy back; a new site makes it once, with  "
-            f"{HOW_TO_MAKE}"
+            f"ledger {path} {'is empty' if path.exists() else 'does not exist'}: no request makes one. Put its newest "
+            f"copy back; a new site makes it once, with  {HOW_TO_MAKE}"
         )
 
 

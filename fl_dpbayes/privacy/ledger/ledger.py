@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.privacy.events import write_history
 from fl_dpbayes.privacy.filter import admitted_steps, choose_rule
 from fl_dpbayes.privacy.ledger.account import Spent, ledger_problems, reply_body, spent
 from fl_dpbayes.privacy.ledger.cohort_creation import Describe, create_cohort, require_other_units
@@ -38,10 +38,7 @@ from fl_dpbayes.privacy.ledger.state import (
     Spending,
     StoredPlan,
     cohorts_of,
-    plan_content,
     read_state,
-    reservation_content,
-    rule_content,
     slice_history,
 )
 from fl_dpbayes.privacy.ledger.takeover import is_worked_on, may_take_over, this_process
@@ -80,9 +77,7 @@ class Ledger:
     """The ledger of one cohort; a context manager, safe across processes and not shared between threads."""
 
     def __init__(self, connection: sqlite3.Connection, cohort: Cohort, place: LedgerPlace) -> None:
-        self._connection = connection
-        self._place = place
-        self._held: set[int] = set()
+        self._connection, self._place, self._held = connection, place, set[int]()
         self.cohort = cohort
 
     @classmethod
@@ -139,13 +134,11 @@ class Ledger:
     def __enter__(self) -> "Ledger":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if error is not None:
-                # The interrupt itself must come through; without the note its request waits until this process ends.
-                with suppress(LedgerError):
+            # The interrupt itself must come through; without the note its request waits until this process ends.
+            with suppress(LedgerError):
+                if error is not None:
                     self._note_interrupted()
         finally:
             self.close()
@@ -281,14 +274,12 @@ class Ledger:
                 return StoredReply(reply_body(self._connection, state, earlier.identity))
         if any(is_worked_on(earlier) for earlier in same):
             return Refused(RefusalCode.ALREADY_RESERVED, "round")
-        open_to_all = next((earlier for earlier in same if may_take_over(earlier)), None)
-        return None if open_to_all is None else self._take_over(open_to_all)
-
-    def _take_over(self, earlier: Reservation) -> Reserved:
-        holder = {"process": this_process(), "durability": self._place.durability}
-        entry = self._append("taken over", {"reservation": earlier.identity, **holder})
-        self._held.add(earlier.identity)
-        return Reserved(earlier.identity, earlier.steps, entry.head)
+        for left in filter(may_take_over, same):
+            holder = {"process": this_process(), "durability": self._place.durability}
+            entry = self._append("taken over", {"reservation": left.identity, **holder})
+            self._held.add(left.identity)
+            return Reserved(left.identity, left.steps, entry.head)
+        return None
 
     def _reserve_new(self, state: LedgerState, spending: Spending) -> Reserved | Refused:
         part, budget = spending.part, state.budget()
@@ -298,11 +289,14 @@ class Ledger:
         if steps == 0:
             return Refused(RefusalCode.BUDGET_EXHAUSTED)
         if part not in state.rules:
-            self._append("rule", rule_content(part, rule))
-        if (part, spending.run, spending.purpose) not in state.plans:
-            self._append("plan", plan_content(spending))
-        content = reservation_content(spending, steps, this_process(), self._place.durability)
-        entry = self._append("reserved", content)
+            self._append("rule", {"part": part, "rule": rule.name, "schedule": write_history(rule.schedule)})
+        about = {"part": part, "run": spending.run, "purpose": spending.purpose}
+        if tuple(about.values()) not in state.plans:
+            self._append("plan", {**about, "digest": spending.plan_digest, "history": write_history(spending.plan)})
+        entry = self._append("reserved", {
+            **about, "round": spending.round, "request_digest": spending.request_digest, "steps": steps,
+            "first_step": spending.first_step, "process": this_process(), "durability": self._place.durability,
+        })  # fmt: skip
         self._held.add(entry.position)
         return Reserved(entry.position, steps, entry.head)
 

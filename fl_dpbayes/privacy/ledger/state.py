@@ -1,13 +1,12 @@
 """What the entries of a ledger add up to for one cohort: plans, rules and reservations."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
 
 from fl_dpbayes.config.plan import Adjacency
-from fl_dpbayes.privacy.events import History, read_history, write_history
+from fl_dpbayes.privacy.events import History, read_history
 from fl_dpbayes.privacy.filter import Budget, SpendingRule
 from fl_dpbayes.privacy.ledger.file import Durability, Entry, LedgerError
 
@@ -67,16 +66,11 @@ class Spending:
 class Reservation:
     """Steps that were set aside for a request before they ran; they count whatever became of them.
 
-    Attributes:
-        identity: position of its entry in the chain.
-        time: when, ISO 8601.
-        part: as in `Spending`, and so are `run`, `round`, `purpose`, `request_digest` and `first_step`.
-        steps: how many were admitted.
-        process: which process works on it, or did last.
-        state: `reserved` until the reply is stored (`done`) or the work is given up (`failed`).
-        takeovers: how often a process went on with what a dead one had left open.
-        durability: of that process's changes to the ledger; where none was noted, the weaker one.
-        interrupted: whether an interrupt ended the work in that process, which may live on.
+    `identity`: position of its entry in the chain. `time`: ISO 8601. `part` to `first_step`: as in `Spending`.
+    `steps`: how many were admitted. `process`: which process works on it, or did last. `state`: `reserved` until the
+    reply is stored (`done`) or the work is given up (`failed`). `takeovers`: how often a process went on with what a
+    dead one had left open. `durability`: of that process's changes to the ledger; where none was noted, the weaker
+    one. `interrupted`: whether an interrupt ended the work in that process, which may live on.
     """
 
     identity: int
@@ -96,10 +90,8 @@ class Reservation:
 
     def overlaps(self, spending: Spending) -> bool:
         """Say whether a step set aside here is asked for again."""
-        return (
-            self.first_step < spending.first_step + spending.steps
-            and spending.first_step < self.first_step + self.steps
-        )
+        ends = self.first_step + self.steps, spending.first_step + spending.steps
+        return max(self.first_step, spending.first_step) < min(ends)
 
 
 @dataclass(frozen=True)
@@ -179,34 +171,6 @@ def read_state(entries: Iterable[Entry], cohort: str) -> LedgerState:
     return state
 
 
-def cohort_content(cohort: Cohort, orders: tuple[float, ...]) -> dict[str, Any]:
-    """Write the entry that opens a cohort."""
-    settings = asdict(cohort) | ({"epsilon": "inf"} if math.isinf(cohort.epsilon) else {})
-    return {"settings": settings, "orders": list(orders)}
-
-
-def plan_content(spending: Spending) -> dict[str, Any]:
-    """Write the entry that fixes a run's plan."""
-    return {
-        "part": spending.part, "run": spending.run, "purpose": spending.purpose, "digest": spending.plan_digest,
-        "history": write_history(spending.plan),
-    }  # fmt: skip
-
-
-def rule_content(part: Part, rule: SpendingRule) -> dict[str, Any]:
-    """Write the entry that fixes a part's rule."""
-    return {"part": part, "rule": rule.name, "schedule": write_history(rule.schedule)}
-
-
-def reservation_content(spending: Spending, steps: int, process: str, durability: Durability) -> dict[str, Any]:
-    """Write the entry that sets steps aside."""
-    return {
-        "part": spending.part, "run": spending.run, "round": spending.round, "purpose": spending.purpose,
-        "request_digest": spending.request_digest, "first_step": spending.first_step, "steps": steps,
-        "process": process, "durability": durability,
-    }  # fmt: skip
-
-
 def _add(state: LedgerState, entry: Entry) -> None:
     content = entry.content
     changes: dict[str, Any] = {}
@@ -229,12 +193,10 @@ def _add(state: LedgerState, entry: Entry) -> None:
             # An older ledger does not tell the durability: the weaker one is taken.
             durability = content.get("durability", "normal")
             takeovers = _open_reservation(state, entry).takeovers + 1
-            changes = {"process": content["process"], "takeovers": takeovers, "durability": durability}
-            changes["interrupted"] = False
-        case "done":
-            changes = {"state": "done"}
-        case "failed":
-            changes = {"state": "failed"}
+            changes = {"process": content["process"], "takeovers": takeovers, "durability": durability,
+                       "interrupted": False}  # fmt: skip
+        case "done" | "failed":
+            changes = {"state": content["kind"]}
         case "interrupted":
             changes = {"interrupted": True}
         case kind:

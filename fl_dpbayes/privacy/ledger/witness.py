@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,10 +83,7 @@ def advance_witness(place: LedgerPlace, connection: sqlite3.Connection) -> None:
 
 
 def read_witness(place: LedgerPlace) -> Seen:
-    """Read a second place.
-
-    Raises LedgerError if it is missing or unreadable.
-    """
+    """Read a second place; raises LedgerError if it is missing or unreadable."""
     remedy = (
         "put it back; only if it is lost and the ledger is surely the newest, move what lies there away and run  "
         "fl-dpbayes site ledger repair SITE_FILE  (docs/ledger.md says what that gives up)"
@@ -127,17 +125,11 @@ def repair_witness(place: LedgerPlace) -> bool:
 
     Raises LedgerError if the ledger is missing or damaged, or is behind its second place, or that is unreadable.
     """
-    connection = open_ledger_file(place.path, place.durability, create=False)
-    try:
+    with closing(open_ledger_file(place.path, place.durability, create=False)) as connection:
         with transaction(connection):
             read_chain(connection)
-            try:
+            if place.witness.exists():
                 seen = read_witness(place)
-            except LedgerError:
-                if place.witness.exists():
-                    raise
-                seen = None
-            if seen is not None:
                 _require_not_behind(place, connection, seen)
                 if seen.ledger == _seen_from(place):
                     return False
@@ -145,8 +137,6 @@ def repair_witness(place: LedgerPlace) -> bool:
         with transaction(connection):
             write_witness(place, entry.position, entry.head)
         return True
-    finally:
-        connection.close()
 
 
 def _parsed(text: bytes) -> Seen | None:

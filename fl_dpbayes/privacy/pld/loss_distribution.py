@@ -4,7 +4,7 @@ docs/proofs/privacy-loss-distribution.md says what the bound consists of.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -89,13 +89,9 @@ class Direction:
             wrapped = np.bincount(index % self.size, weights=tilted / total, minlength=self.size)
             transform = rfft(wrapped)
             spectrum = self.spectrum * (transform if steps == 1 else transform**steps)
-        return replace(
-            self,
-            spectrum=spectrum,
-            cumulant=self.cumulant + steps * (float(largest) + math.log(total)),
-            infinite=self.infinite + steps * loss.infinite,
-            steps=self.steps + steps,
-        )
+        cumulant = self.cumulant + steps * (float(largest) + math.log(total))
+        infinite = self.infinite + steps * loss.infinite
+        return Direction(self.order, spectrum, self.size, cumulant, infinite, self.steps + steps)
 
     def epsilon(self, delta: float, spacing: float) -> float:
         """Return the smallest epsilon in the window whose delta, errors included, is at most delta; else infinity."""

@@ -82,15 +82,13 @@ def run_audit(scenario: Scenario, folder: Path, data_dir: Path | None, on_part: 
     units = min(site.train_units for site in planned.sites if site.spec.role == "train")
     checks: list[Check] = []
     with logs_in(folder / "audit.log"):
-        for attacked in (
-            lambda: audit_noise(scenario, folder / "noise", units),
-            lambda: audit_sums(scenario, folder / "sums", generator),
-            lambda: audit_alone(scenario, folder / "alone", generator),
-            lambda: audit_counts(scenario, folder / "counts", generator),
-            lambda: audit_rounding(scenario),
-        ):
-            checks += attacked()
+        checks += audit_noise(scenario, folder / "noise", units)
+        on_part()
+        for part, attack in {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}.items():
+            checks += attack(scenario, folder / part, generator)
             on_part()
+        checks += audit_rounding(scenario)
+        on_part()
         canaries = audit_canaries(scenario, folder / "epsilon", generator)
         on_part()
         membership = attack_membership(scenario, planned, folder / "membership", on_part)
@@ -160,22 +158,19 @@ def audit_json(scenario: Scenario, audit: Audit) -> dict[str, Any]:
 
     Infinite values are the string `"inf"`, undefined ones null.
     """
+
+    def values(check: Check) -> dict[str, Any]:
+        return asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
+
+    epsilon = asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE}
     return {
-        "passed": audit.passed,
-        "checks": [
-            asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
-            for check in audit.checks
-        ],
-        "epsilon": asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE},
-        "membership": asdict(audit.membership),
-        "not_looked_at": not_looked_at(scenario),
-    }
+        "passed": audit.passed, "checks": list(map(values, audit.checks)), "epsilon": epsilon,
+        "membership": asdict(audit.membership), "not_looked_at": not_looked_at(scenario),
+    }  # fmt: skip
 
 
 def _check_table(checks: Sequence[Check]) -> Table:
-    table = _table("Checks")
-    for name in ("part", "check", "value", "allowed", "verdict", "finds, but for 1 in 1000"):
-        table.add_column(name, justify="right" if name in ("value", "allowed") else "left")
+    table = _table("Checks", "part", "check", "value", "allowed", "verdict", "finds, but for 1 in 1000")
     for check in checks:
         unit, sign = ("p ", ">=") if check.relation == "at least" else ("", "<=")
         verdict = "[green]ok[/green]" if check.passed else "[bold red]FAULT[/bold red]"
@@ -184,26 +179,25 @@ def _check_table(checks: Sequence[Check]) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, *names: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right" if name in ("value", "allowed", "epsilon") else "left")
+    return table
 
 
 def _epsilon_table(canaries: CanaryAudit) -> Table:
-    table = _table(f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps")
-    for name in ("quantity", "epsilon", "what it is"):
-        table.add_column(name, justify="right" if name == "epsilon" else "left")
+    title = f"Epsilon at delta = {canaries.delta:g}, first {canaries.steps} steps"
+    table = _table(title, "quantity", "epsilon", "what it is")
     certainty = "a proof, as every record is in every batch" if canaries.certified else "a fault detector, as q < 1"
-    table.add_row("claimed", f"{canaries.claimed:.4g}", "upper bound, from the audited site's own ledger")
-    table.add_row(
-        f"at least ({CONFIDENCE:.3%})",
-        f"{canaries.gaussian_bound:.4g}",
-        f"canaries, Gaussian trade-off with Clopper-Pearson limits: {certainty}",
-    )
-    table.add_row(
-        f"at least ({CONFIDENCE:.3%})",
-        f"{canaries.one_run_bound:.4g}",
-        "canaries, one-run bound: holds for any mechanism, loose",
-    )
+    at_least = f"at least ({CONFIDENCE:.3%})"
+    for quantity, epsilon, meaning in (
+        ("claimed", canaries.claimed, "upper bound, from the audited site's own ledger"),
+        (at_least, canaries.gaussian_bound,
+         f"canaries, Gaussian trade-off with Clopper-Pearson limits: {certainty}"),
+        (at_least, canaries.one_run_bound, "canaries, one-run bound: holds for any mechanism, loose"),
+    ):  # fmt: skip
+        table.add_row(quantity, f"{epsilon:.4g}", meaning)
     return table
 
 

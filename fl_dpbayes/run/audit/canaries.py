@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from fl_dpbayes.config.plan import FLAT, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, GaussianPrior
@@ -20,7 +19,7 @@ from fl_dpbayes.config.scenario import Scenario, training_plan
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.data.simulation import SITES_FOLDER, prepare_simulation
-from fl_dpbayes.data.site import SiteSplit, load_site
+from fl_dpbayes.data.site import load_site
 from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.models.build import build_model, model_shapes
 from fl_dpbayes.models.parameters import to_vector
@@ -83,10 +82,11 @@ class CanaryAudit:
     @property
     def checks(self) -> list[Check]:
         """That no bound exceeds the claim."""
-        bounds = (("Gaussian trade-off", self.gaussian_bound), ("one run", self.one_run_bound))
+        bounds, what = (self.gaussian_bound, self.one_run_bound), "lower bound on epsilon ({})"
+        names = ("Gaussian trade-off", "one run")
         return [
-            Check("epsilon", f"lower bound on epsilon ({name})", bound, self.claimed, "at most")
-            for name, bound in bounds
+            Check("epsilon", what.format(name), bound, self.claimed, "at most")
+            for name, bound in zip(names, bounds, strict=True)
         ]
 
 
@@ -111,26 +111,17 @@ def audit_canaries(
     # The weights before and after each step, shape (steps + 1, 2, inputs).
     states = np.concatenate([start[WEIGHT][None], released[f"samples/{WEIGHT}"]]).astype(np.float64)
     scores = _scores(reply, states, plan, canaries, length)
-    delta, claimed = plan.privacy.delta, reply.privacy.epsilon
     certified = plan.privacy.sampling_rate == 1
     # A proof needs a threshold that was fixed beforehand. Under subsampling less noise than claimed lowers all ratios
     # together, and the middle of the scores follows them.
     threshold = 0.0 if certified else float(np.median(scores))
+    at = {"delta": plan.privacy.delta, "confidence": CONFIDENCE}
     return CanaryAudit(
-        canaries=canaries,
-        units=units,
-        steps=reply.steps,
-        planned_steps=plan.total_steps,
-        delta=delta,
-        claimed=math.inf if claimed is None else claimed,
-        gaussian_bound=gaussian_epsilon_bound(
-            scores, included, threshold=threshold, delta=delta, confidence=CONFIDENCE
-        ),
-        one_run_bound=one_run_epsilon_bound(
-            scores, included, guesses=canaries // 2, delta=delta, confidence=CONFIDENCE
-        ),
-        certified=certified,
-    )
+        canaries, units, reply.steps, plan.total_steps, plan.privacy.delta,
+        claimed=math.inf if reply.privacy.epsilon is None else reply.privacy.epsilon,
+        gaussian_bound=gaussian_epsilon_bound(scores, included, threshold=threshold, **at),
+        one_run_bound=one_run_epsilon_bound(scores, included, guesses=canaries // 2, **at), certified=certified,
+    )  # fmt: skip
 
 
 def _sizes(delta: float, most: int) -> tuple[int, int, int]:
@@ -163,8 +154,8 @@ def _records(included: npt.NDArray[np.bool_], silent: int, length: float) -> Can
 
 
 def _audited_steps(plan: TrainingPlan, sigmas: Array) -> int:
-    rate = plan.privacy.sampling_rate
-    squares = np.cumsum([gdp_mu((GaussianEvent(float(sigma), rate, 1),)).mu ** 2 for sigma in sigmas[:MOST_STEPS]])
+    rate, most = plan.privacy.sampling_rate, min(MOST_STEPS, plan.chain_steps)
+    squares = np.cumsum([gdp_mu((GaussianEvent(float(sigma), rate, 1),)).mu ** 2 for sigma in sigmas[:most]])
     return max(1, int(np.searchsorted(squares, LARGEST_MU**2, side="right")))
 
 
@@ -223,11 +214,9 @@ def attack_membership(
     module = build_model(scenario.model, site.task, seed=scenario.seed)
     last = state_arrays(initial_vectors(plan.sampler, to_vector(module)), module)
     samples: list[Arrays] = []
-    weights, sizes = list[float](), planned_step_sizes(plan)
-    epsilon: float | None = None
+    weights, sizes, steps = list[float](), planned_step_sizes(plan), plan.steps_per_round
     course = Course(CanarySite(path, site_file, site.task), scenario.model, plan, 1)
     for round_number in range(1, plan.total_rounds + 1):
-        steps = plan.steps_per_round
         reply, arrays = train(course, last, round_number, (round_number - 1) * steps, steps)
         last, epsilon = without_prefix("last", arrays), reply.privacy.epsilon
         stretch = range(reply.first_step, reply.first_step + reply.steps)
@@ -237,21 +226,15 @@ def attack_membership(
         on_round()
         if reply.status == "PARTIAL":
             break
-    if samples:
-        posterior = {name: np.concatenate([part[name] for part in samples]) for name in samples[0]}
-    else:
-        posterior, weights = {n: array[None] for n, array in without_prefix("parameters", last).items()}, [1.0]
+    if not samples:
+        samples, weights = [{n: array[None] for n, array in without_prefix("parameters", last).items()}], [1.0]
+    posterior = {name: np.concatenate([part[name] for part in samples]) for name in samples[0]}
     from clients.model_inputs import model_inputs
 
-    parts = [model_inputs(site_file, scenario.model, part) for part in (site.train, site.test)]
-    losses = [_losses(module, posterior, np.array(weights), part) for part in parts]
-    return loss_threshold_attack(
-        *losses, epsilon=math.inf if epsilon is None else epsilon, delta=scenario.privacy.delta
-    )
-
-
-def _losses(module: nn.Module, posterior: Arrays, weights: Array, part: SiteSplit) -> Array:
-    probabilities = predictive_probabilities(module, posterior, weights, part.features)
-    of_label = probabilities[np.arange(len(part.labels)), part.labels]
-    losses = -np.log(np.maximum(of_label, LEAST_PROBABILITY))
-    return np.bincount(part.unit_index, losses, part.unit_count).astype(np.float64)
+    losses = []
+    for part in (model_inputs(site_file, scenario.model, part) for part in (site.train, site.test)):
+        probabilities = predictive_probabilities(module, posterior, np.array(weights), part.features)
+        of_label = np.maximum(probabilities[np.arange(len(part.labels)), part.labels], LEAST_PROBABILITY)
+        losses.append(np.bincount(part.unit_index, -np.log(of_label), part.unit_count).astype(np.float64))
+    claimed = math.inf if epsilon is None else epsilon
+    return loss_threshold_attack(losses[0], losses[1], claimed, scenario.privacy.delta)

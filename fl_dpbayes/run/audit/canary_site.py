@@ -37,9 +37,8 @@ MOST_COLUMNS = 256
 class CanaryRecords:
     """Records of a canary site.
 
-    `task`: shape of a record and number of classes. `levels`: whole numbers 0 to 255, shape (N, *shape). `labels`:
-    shape (N,). `units`: name of each record's privacy unit, N texts. `scale`: what levels are divided by; 255 where
-    the records are images.
+    `levels`: whole numbers 0 to 255, shape (N, *shape). `labels`: shape (N,). `units`: name of each record's privacy
+    unit, N texts. `scale`: what levels are divided by; 255 where the records are images.
     """
 
     task: Task
@@ -67,41 +66,24 @@ def canary_task(scenario: Scenario) -> Task:
 
 
 def write_canary_site(
-    folder: Path,
-    scenario: Scenario,
-    records: CanaryRecords,
-    units: int,
-    *,
-    delta: float = DELTA,
-    policy: Policy | None = None,
-    split: Split | None = None,
-) -> CanarySite:
+    folder: Path, scenario: Scenario, records: CanaryRecords, units: int, *, delta: float = DELTA,
+    policy: Policy | None = None, split: Split | None = None,
+) -> CanarySite:  # fmt: skip
     """Write records as a hospital would hold them, and its site file, and make its ledger.
 
     `units`: n, the declared number of training units, within 20 % of the real one. `policy`: of the site; None:
     whatever the scenario asks for. `split`: shares of the units for testing and recalibration; None: all train.
     """
     folder.mkdir(parents=True)
+    ledger = LedgerSettings(
+        path=folder / "ledger.sqlite", witness=folder / "witness" / "ledger.json", cohort="audit", epsilon=UNLIMITED,
+        delta=delta, adjacency=scenario.privacy.adjacency, durability="normal",
+    )  # fmt: skip
     file = SiteFile(
-        name=folder.name,
-        role="train",
-        source=_write_records(folder, records),
-        units=units,
-        split=split or whole_for_training(),
-        ledger=LedgerSettings(
-            path=folder / "ledger.sqlite",
-            witness=folder / "witness" / "ledger.json",
-            cohort="audit",
-            epsilon=UNLIMITED,
-            delta=delta,
-            adjacency=scenario.privacy.adjacency,
-            durability="normal",
-        ),
-        policy=policy or willing(),
-        threads=scenario.resources.threads_per_site,
-        device=scenario.resources.device,
-        insecure_seed=scenario.simulation.insecure_seed,
-    )
+        name=folder.name, role="train", source=_write_records(folder, records), units=units, ledger=ledger,
+        split=split or whole_for_training(), policy=policy or willing(), device=scenario.resources.device,
+        threads=scenario.resources.threads_per_site, insecure_seed=scenario.simulation.insecure_seed,
+    )  # fmt: skip
     path = folder / "site.toml"
     write_site_file(file, path)
     create_ledger(file).close()
@@ -110,9 +92,8 @@ def write_canary_site(
 
 def willing(**changes: object) -> Policy:
     """Return a policy that allows whatever the scenario asks for, with changes."""
-    return Policy(max_run_epsilon=UNLIMITED, max_clip_norm=UNLIMITED, max_steps=10**6, allow_downloads=True).model_copy(
-        update=changes
-    )
+    policy = Policy(max_run_epsilon=UNLIMITED, max_clip_norm=UNLIMITED, max_steps=10**6, allow_downloads=True)
+    return policy.model_copy(update=changes)
 
 
 def whole_for_training() -> Split:
@@ -142,19 +123,11 @@ def ask(
 
     with task_identity():
         message = request_message(
-            request,
-            encoded(dict(arrays)),
-            node_id=1,
-            message_type=message_type,
-            round_number=1,
-            time_to_live=3600.0,
+            request, encoded(dict(arrays)), node_id=1, message_type=message_type, round_number=1, time_to_live=3600.0,
             simulation_folder="",
-        )
+        )  # fmt: skip
         message.metadata.__dict__["_message_id"] = "audit"
-        context = Context(
-            run_id=1, node_id=1, node_config={"site-file": str(site.path)}, state=RecordDict(), run_config={}
-        )
-        answer = app(message, context)
+        answer = app(message, Context(1, 1, {"site-file": str(site.path)}, state=RecordDict(), run_config={}))
     config = answer.content.config_records["config"]
     if "refusal" in config:
         raise UserError(f"the audited site {site.file.name!r} did not {message_type}: {config['refusal']!s}")
@@ -169,16 +142,9 @@ def _write_records(folder: Path, records: CanaryRecords) -> Source:
     rows = records.levels.reshape(len(records.labels), -1)
     names = tuple(f"x{column}" for column in range(rows.shape[1]))
     table = pandas.DataFrame(rows, columns=list(names)).assign(label=records.labels, unit=list(records.units))
-    path = folder / "records.csv"
-    table.to_csv(path, index=False)
-    return Table(
-        path=path,
-        label="label",
-        classes=task.classes,
-        features=names,
-        scales=(records.scale,) * len(names),
-        unit_column="unit",
-    )
+    table.to_csv(path := folder / "records.csv", index=False)
+    scales = (records.scale,) * len(names)
+    return Table(path=path, label="label", classes=task.classes, features=names, scales=scales, unit_column="unit")
 
 
 def _write_images(folder: Path, records: CanaryRecords) -> Source:
@@ -186,11 +152,8 @@ def _write_images(folder: Path, records: CanaryRecords) -> Source:
 
     channels, height, width = records.task.input_shape
     kinds = {"image": datasets.Image(), "label": datasets.Value("int64"), "unit": datasets.Value("string")}
-    columns = {
-        "image": [{"bytes": _png(pixels), "path": None} for pixels in records.levels],
-        "label": records.labels.tolist(),
-        "unit": list(records.units),
-    }
+    pictures = [{"bytes": _png(pixels), "path": None} for pixels in records.levels]
+    columns = {"image": pictures, "label": records.labels.tolist(), "unit": list(records.units)}
     folder.mkdir()
     shown = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
@@ -200,15 +163,9 @@ def _write_images(folder: Path, records: CanaryRecords) -> Source:
         if not shown:
             datasets.enable_progress_bars()
     return HuggingFace(
-        path=folder,
-        features="image",
-        label="label",
-        classes=records.task.classes,
-        height=height,
-        width=width,
-        channels=1 if channels == 1 else 3,
-        unit_column="unit",
-    )
+        path=folder, features="image", label="label", classes=records.task.classes, height=height, width=width,
+        channels=1 if channels == 1 else 3, unit_column="unit",
+    )  # fmt: skip
 
 
 def _png(pixels: npt.NDArray[np.uint8]) -> bytes:

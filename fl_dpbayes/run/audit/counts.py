@@ -115,15 +115,10 @@ def _parts(scenario: Scenario, folder: Path, generator: np.random.Generator) -> 
     kinds = [kind for kind, part in enumerate(SHARES) for _ in range(len(names[part]) * RECORDS_PER_UNIT)]
     units = [name for part in SHARES for name in names[part] for _ in range(RECORDS_PER_UNIT)]
     delta = min(scenario.privacy.delta, 0.5 / UNITS)
-    site = write_canary_site(
-        folder / "parts",
-        scenario,
-        CanaryRecords(task, levels[kinds], labels[kinds], units),
-        units=UNITS,
-        policy=willing(evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1),
-        split=Split(test_fraction=0.3, recalibration_fraction=0.3, key=KEY),
-        delta=delta,
-    )
+    policy = willing(evaluation_release="noised", max_test_records_per_unit=CAP, min_evaluation_noise_multiplier=0.1)
+    split = Split(test_fraction=0.3, recalibration_fraction=0.3, key=KEY)
+    held = CanaryRecords(task, levels[kinds], labels[kinds], units)
+    site = write_canary_site(folder / "parts", scenario, held, UNITS, policy=policy, split=split, delta=delta)
     module = build_model(scenario.model, task, seed=0)
     samples = {name: array[None] for name, array in vector_to_arrays(vector, module).items()}
     predictions, outcomes = (dict(zip(SHARES, values, strict=True)) for values in (probabilities, labels.tolist()))
@@ -236,11 +231,9 @@ def _descent_questions(parts: Parts) -> Questions:
     """
     section = parts.scenario.recalibration
     section = section if isinstance(section, Recalibration) else Recalibration(method="vector")
-    gradients = {
-        part: RECORDS_PER_UNIT * _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES
-    }
-    own = gradients["recalibration"]
-    clip_norm = 0.7 * min(float(np.linalg.norm(each)) for each in gradients.values())
+    gradients = {part: _gradient(section, parts.predictions[part], parts.labels[part]) for part in SHARES}
+    own = RECORDS_PER_UNIT * gradients["recalibration"]
+    clip_norm = 0.7 * min(float(np.linalg.norm(RECORDS_PER_UNIT * each)) for each in gradients.values())
     stretches = math.ceil(NUMBERS / len(own) / len(DESCENTS))
     steps = sum(DESCENTS) * stretches
     plan = recalibration_plan(section, parts.scenario.privacy).model_copy(

@@ -50,16 +50,11 @@ def model_features(scenario: Scenario, folder: Path, levels: npt.NDArray[np.uint
     features = levels.astype(np.float32) / np.float32(GREY_LEVELS)
     count = len(features)
     part = SiteSplit(features, np.zeros(count, np.int64), np.arange(count), count)
+    source = Table(path=folder, label="label", classes=2, features=("x",))
     site_file = SiteFile(
-        name="auditor",
-        role="train",
-        source=Table(path=folder, label="label", classes=2, features=("x",)),
-        units=count,
-        split=whole_for_training(),
-        policy=willing(),
-        device=scenario.resources.device,
-        cache_folder=folder / "auditor-cache",
-    )
+        name="auditor", role="train", source=source, units=count, split=whole_for_training(), policy=willing(),
+        device=scenario.resources.device, cache_folder=folder / "auditor-cache",
+    )  # fmt: skip
     return model_inputs(site_file, scenario.model, part).features
 
 
@@ -74,12 +69,9 @@ def unit_gradient(scenario: Scenario, folder: Path, start: Array, levels: npt.ND
 
 
 def reaching_start(
-    scenario: Scenario,
-    folder: Path,
-    generator: np.random.Generator,
-    levels: npt.NDArray[np.uint8],
+    scenario: Scenario, folder: Path, generator: np.random.Generator, levels: npt.NDArray[np.uint8],
     labels: npt.NDArray[np.int64],
-) -> Array:
+) -> Array:  # fmt: skip
     """Draw start states until the records' gradients reach every tensor: hidden units may all be silent.
 
     Raises UserError if no start is found, so that faults of some layer would be missed.

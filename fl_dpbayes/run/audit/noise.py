@@ -16,7 +16,7 @@ from fl_dpbayes.config.plan import PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import vector_views
-from fl_dpbayes.privacy.audit_statistics import Check, Questions, correlation_tests, variance_test, verdicts
+from fl_dpbayes.privacy.audit_statistics import Check, Finding, Questions, correlation_tests, variance_test, verdicts
 from fl_dpbayes.privacy.planned_noise import solve_plan
 from fl_dpbayes.run.audit.canary_site import CanaryRecords, CanarySite, canary_task, write_canary_site
 from fl_dpbayes.run.audit.reading import Course, Reading, own_plan, read_stretch, with_step_size
@@ -92,9 +92,8 @@ def _size(scenario: Scenario) -> int:
 
 def _silent_start(scenario: Scenario, others: bool) -> dict[str, Array]:
     vector = np.full(_size(scenario), START)
-    classes = canary_task(scenario).classes
     # The last parameter is the output layer's bias; every record is of class 0.
-    bias = vector[-classes:]
+    bias = vector[-canary_task(scenario).classes :]
     if others:
         bias[1:] = -SILENT_LOGIT
     else:
@@ -129,26 +128,20 @@ def _questions(readings: dict[str, Reading], scenario: Scenario) -> Questions:
     # Where the steps of a stretch shared their noise, its deviations would add up instead of its variances.
     together = [label for label, each in readings.items() if len(each.weights) > 1]
     thirds |= {"steps asked for together": together} if together else {}
-    pooled, alone = (
-        [
-            variance_test(
-                sum(float(noise[label] @ noise[label]) for label in labels),
-                sum(int(tested[label].sum()) for label in labels),
-                where,
-            )
-            for where, labels in groups.items()
-        ]
-        for groups in (thirds, {label: [label] for label in noise})
-    )
-    tensors = []
+
+    def pooled(where: str, labels: list[str]) -> Finding:
+        squares = sum(float(noise[label] @ noise[label]) for label in labels)
+        return variance_test(squares, sum(int(tested[label].sum()) for label in labels), where)
+
+    early_middle_late, tensors = [pooled(*each) for each in thirds.items()], []
     for name, columns in _columns(scenario).items():
         numbers = sum(int(tested[label][columns].sum()) for label in noise)
         if numbers:
             tensors.append(variance_test(sum(float(z[columns] @ z[columns]) for z in noise.values()), numbers, name))
     correlations = correlation_tests({label: z[common] for label, z in noise.items()})
     return {
-        "noise has the accounted deviation, early, middle and late in every chain": pooled,
-        "noise has the accounted deviation in every single request": alone,
+        "noise has the accounted deviation, early, middle and late in every chain": early_middle_late,
+        "noise has the accounted deviation in every single request": [pooled(label, [label]) for label in noise],
         "noise has the accounted deviation on every tensor": tensors,
         "no two steps, rounds, chains, runs or sites share noise": correlations,
     }

@@ -43,15 +43,9 @@ START_STATES = 4
 
 
 def worst_movement(
-    module: nn.Module,
-    input_shape: tuple[int, ...],
-    classes: int,
-    sizes: Sequence[int],
-    *,
-    loss: RecordLoss = summed_cross_entropy,
-    records_per_unit: int = 1,
-    pre_noise: float = 0.0,
-) -> float:
+    module: nn.Module, input_shape: tuple[int, ...], classes: int, sizes: Sequence[int], *,
+    loss: RecordLoss = summed_cross_entropy, records_per_unit: int = 1, pre_noise: float = 0.0,
+) -> float:  # fmt: skip
     """Return how far one more unit moves the clipped sum under amplifying start states, in clip norms.
 
         max |G(n + 1) - G(n)| / C    over start states, sizes n, and the newcomer first and last
@@ -68,41 +62,34 @@ def worst_movement(
     for seed in range(START_STATES):
         generator = np.random.default_rng(seed)
         records = _records(module, input_shape, max(sizes) + 1, records_per_unit, generator)
-        amplify(module, input_shape, generator)
+        amplify(module, generator)
         labels = generator.integers(0, classes, len(records))
         for newcomer_first in orders:
             rows = slice(None, None, -1 if newcomer_first else 1)
             totals: dict[int, Tensor] = {}
             for size in sorted({n + extra for n in sizes for extra in (0, 1)}):
                 count = size * records_per_unit
-                some = TrainingRecords(
-                    np.ascontiguousarray(records[:count][rows]),
-                    np.ascontiguousarray(labels[:count][rows]),
-                    np.repeat(np.arange(size), records_per_unit),
-                    loss,
-                )
+                shown, told = np.ascontiguousarray(records[:count][rows]), np.ascontiguousarray(labels[:count][rows])
+                some = TrainingRecords(shown, told, np.repeat(np.arange(size), records_per_unit), loss)
                 streams = ChainStreams(*map(np.random.default_rng, (0, 3, 1, 2)))
-                gradient = BatchGradient(module, some, privacy, max(sizes), streams)
-                totals[size] = gradient().total.double()
+                totals[size] = BatchGradient(module, some, privacy, max(sizes), streams)().total.double()
             moves = [float((totals[n + 1] - totals[n]).norm()) for n in sizes]
             largest = max(largest, *moves)
     return largest
 
 
-def amplify(module: nn.Module, input_shape: tuple[int, ...], generator: np.random.Generator) -> None:
+def amplify(module: nn.Module, generator: np.random.Generator) -> None:
     """Overwrite a module's parameters so that its logits are rounding errors of float32, scaled up.
 
     Several layers: one of them has units (or channels) w, u and w + u of positive integers, the next their sum
     h_0 + h_1 - h_2 and its negative, the layers behind carry both on, and those in front are positive integers. One
     layer: weights of equal columns cancel. Modules of other parts get random integers.
-
-    `input_shape`: shape of one record.
     """
-    if isinstance(module, VariationalModule):
-        for value in module.spread.parameters():
-            value.data.fill_(NO_SPREAD)
-        return amplify(module.mean, input_shape, generator)
     with torch.no_grad():
+        if isinstance(module, VariationalModule):
+            for value in module.spread.parameters():
+                value.fill_(NO_SPREAD)
+            module = module.mean
         for value in module.parameters():
             value.zero_()
         layers = _layers(module)
@@ -114,7 +101,6 @@ def amplify(module: nn.Module, input_shape: tuple[int, ...], generator: np.rando
         else:
             for value in module.parameters():
                 value.copy_(_integers(value, -LARGEST_INTEGER, generator))
-    return None
 
 
 def _layers(module: nn.Module) -> list[nn.Linear | nn.Conv2d]:
@@ -198,25 +184,14 @@ def audit_alone(scenario: Scenario, folder: Path, generator: np.random.Generator
     lengths = tensor_lengths(gradient, scenario)
     length = float(np.linalg.norm(gradient)) if isinstance(rule, GlobalClipping) else min(lengths)
     plan = loud_plan(
-        own_plan(scenario),
-        clip_norm=clip_norm_for(private_settings(scenario), length),
-        sampling_rate=1.0,
-        noise_multiplier=NOISE,
-        move=1.0,
-        rounds=REQUESTS,
-        steps_per_round=1,
-    )
-    findings = []
+        own_plan(scenario), clip_norm=clip_norm_for(private_settings(scenario), length), sampling_rate=1.0,
+        noise_multiplier=NOISE, move=1.0, rounds=REQUESTS, steps_per_round=1,
+    )  # fmt: skip
+    findings, vectors = [], {"parameters": start, "spread": np.full(len(start), SPREAD)}
     for records in RECORDS_PER_UNIT:
-        site = write_canary_site(
-            folder / f"alone-{records}",
-            scenario,
-            CanaryRecords(task, levels.repeat(records, axis=0), labels.repeat(records), ["unit-1"] * records),
-            units=1,
-        )
-        course = Course(site, scenario.model, plan, 1)
-        vectors = {"parameters": start, "spread": np.full(len(start), SPREAD)}
-        sums = [reading.mean for reading in read_all(course, vectors, 1)]
+        unit = CanaryRecords(task, levels.repeat(records, axis=0), labels.repeat(records), ["unit-1"] * records)
+        site = write_canary_site(folder / f"alone-{records}", scenario, unit, units=1)
+        sums = [reading.mean for reading in read_all(Course(site, scenario.model, plan, 1), vectors, 1)]
         size = len(sums[0])
         squared = float(np.mean([y @ y for y in sums])) - size * NOISE**2
         deviation = NOISE * math.sqrt((2 * size * NOISE**2 + 4) / len(sums))
@@ -235,23 +210,10 @@ def audit_rounding(scenario: Scenario) -> list[Check]:
     for records in RECORDS_PER_UNIT:
         algorithm = build_algorithm(scenario.sampler, build_model(scenario.model, task, seed=0))
         moves[records] = worst_movement(
-            algorithm.module,
-            model_input_shape(scenario.model, task),
-            task.classes,
-            SIZES,
-            loss=algorithm.record_loss(summed_cross_entropy),
-            records_per_unit=records,
-            pre_noise=private_settings(scenario).pre_noise,
-        )
+            algorithm.module, model_input_shape(scenario.model, task), task.classes, SIZES, records_per_unit=records,
+            loss=algorithm.record_loss(summed_cross_entropy), pre_noise=private_settings(scenario).pre_noise,
+        )  # fmt: skip
     worst = max(moves, key=lambda records: moves[records])
-    return [
-        Check(
-            "rounding",
-            "one more unit moves the sum by at most C from start states that amplify rounding",
-            moves[worst],
-            1 + TOLERANCE,
-            "at most",
-            f"units of {worst} record{'s'[: worst - 1]}",
-            f"more than C at {', '.join(map(str, SIZES))} units",
-        )
-    ]
+    what = "one more unit moves the sum by at most C from start states that amplify rounding"
+    where, finds = f"units of {worst} record{'s'[: worst - 1]}", f"more than C at {', '.join(map(str, SIZES))} units"
+    return [Check("rounding", what, moves[worst], 1 + TOLERANCE, "at most", where, finds)]

@@ -58,15 +58,9 @@ def with_step_size(plan: TrainingPlan, step_size: StepSizeSchedule) -> TrainingP
 
 
 def loud_plan(
-    plan: TrainingPlan,
-    *,
-    clip_norm: float,
-    sampling_rate: float,
-    noise_multiplier: float,
-    move: float,
-    rounds: int,
+    plan: TrainingPlan, *, clip_norm: float, sampling_rate: float, noise_multiplier: float, move: float, rounds: int,
     steps_per_round: int,
-) -> TrainingPlan:
+) -> TrainingPlan:  # fmt: skip
     """Return a plan of the same sampler, prior, clipping rule and chains with little noise, to read sums by.
 
     Its whole cost is admitted. The bound of global clipping keeps its ratio to C. A step moves the state by about
@@ -132,15 +126,9 @@ def train(course: Course, start: Arrays, round_number: int, first_step: int, ste
     Raises UserError if the site does not train.
     """
     request = TrainRequest(
-        run=f"{course.run:032x}",
-        round=round_number,
-        task=course.site.task,
-        model=course.model,
-        plan=course.plan,
-        first_step=first_step,
-        steps=steps,
-        start=arrays_digest(start),
-    )
+        run=f"{course.run:032x}", round=round_number, task=course.site.task, model=course.model, plan=course.plan,
+        first_step=first_step, steps=steps, start=arrays_digest(start),
+    )  # fmt: skip
     return ask(course.site, "train", request, prefixed("start", start), TrainReply)
 
 

@@ -112,12 +112,8 @@ def _crowd(scenario: Scenario, folder: Path, generator: np.random.Generator, rec
     each = math.ceil(min(MOST_UNITS, max(LEAST_UNITS, units)) / len(chosen))
     rows = np.repeat(chosen, each * records)
     names = [f"unit-{number // records}" for number in range(len(rows))]
-    site = write_canary_site(
-        folder / "site",
-        scenario,
-        CanaryRecords(task, levels[rows], labels[rows], names),
-        units=round(DECLARED * each * len(chosen)),
-    )
+    held, declared = CanaryRecords(task, levels[rows], labels[rows], names), round(DECLARED * each * len(chosen))
+    site = write_canary_site(folder / "site", scenario, held, units=declared)
     # Weight draws of no spread are the means themselves.
     vectors = {"parameters": start, "spread": np.full(len(start), -20.0)}
     return Crowd(site, vectors, clip_norm, np.full(len(chosen), float(each)), all_shares[chosen])
@@ -137,15 +133,11 @@ def _counts(crowd: Crowd, scenario: Scenario, rate: float, run: int, lengths: tu
     inverse = np.linalg.pinv(crowd.shares)
     found: list[list[Count]] = []
     for number, length in enumerate(lengths):
+        noise, move = NOISE_SAMPLED if rate < 1 else NOISE_FULL, MOVE_ALONE if length == 1 else MOVE_TOGETHER
         plan = loud_plan(
-            own_plan(scenario, pre_noise=0.0),
-            clip_norm=crowd.clip_norm,
-            sampling_rate=rate,
-            noise_multiplier=NOISE_SAMPLED if rate < 1 else NOISE_FULL,
-            move=MOVE_ALONE if length == 1 else MOVE_TOGETHER,
-            rounds=REQUESTS,
-            steps_per_round=length,
-        )
+            own_plan(scenario, pre_noise=0.0), clip_norm=crowd.clip_norm, sampling_rate=rate, noise_multiplier=noise,
+            move=move, rounds=REQUESTS, steps_per_round=length,
+        )  # fmt: skip
         rows = []
         for reading in read_all(Course(crowd.site, scenario.model, plan, run + number), crowd.start, length):
             counts = reading.mean @ inverse
@@ -181,20 +173,17 @@ def _sampling(crowd: Crowd, counted: list[list[Count]]) -> Questions:
     sizes = sum(float(each.sum()) ** 2 / v for each, v in zip(deviations, variances, strict=True))
     whitened = [each @ np.linalg.solve(covariance(row), each) for each, row in zip(deviations, rows, strict=True)]
     pairs = [pair for group in counted for pair in zip(group[0::2], group[1::2], strict=False)]
-    apart = [
-        float((a.counts - b.counts) @ np.linalg.solve(covariance(a) + covariance(b), a.counts - b.counts))
-        for a, b in pairs
-    ]
+    differences = [(a.counts - b.counts, covariance(a) + covariance(b)) for a, b in pairs]
+    apart = [float(difference @ np.linalg.solve(both, difference)) for difference, both in differences]
     groups, slack = len(crowd.sizes), SLACK_OF_MEAN * expected
     squares = [
         variance_test(sizes, len(rows), "sizes of batches", kurtosis=excess),
         variance_test(float(np.sum(whitened)), len(rows) * groups, "groups of units", kurtosis=group_excess),
         variance_test(sum(apart), len(pairs) * groups, "batches apart", kurtosis=group_excess / 2),
     ]
+    joined = mean_test(mean, deviation, "all batches", unit=expected, slack=slack)
     return {
-        "units join with the accounted probability": [
-            mean_test(mean, deviation, "all batches", unit=expected, slack=slack)
-        ],
+        "units join with the accounted probability": [joined],
         "units join independently, batches of one stretch and of several too": squares,
     }
 
@@ -205,16 +194,10 @@ def _contributions(crowd: Crowd, counted: list[list[Count]]) -> Questions:
     spread = np.linalg.inv(crowd.shares @ crowd.shares.T)
     counts = np.mean([row.counts for row in rows], axis=0) - crowd.sizes
     noise = math.sqrt(sum(row.reading.noise_std**2 for row in rows)) / len(rows)
-    amounts: list[Finding] = [
-        mean_test(
-            float(counts[group]),
-            noise * math.sqrt(spread[group, group]),
-            f"group {group + 1}",
-            unit=float(crowd.sizes[group]),
-            slack=SLACK_OF_MEAN * float(crowd.sizes[group]),
-        )
-        for group in range(len(crowd.sizes))
-    ]
+    amounts: list[Finding] = []
+    for group, size in enumerate(crowd.sizes.tolist()):
+        deviation, where = noise * math.sqrt(spread[group, group]), f"group {group + 1}"
+        amounts.append(mean_test(float(counts[group]), deviation, where, unit=size, slack=SLACK_OF_MEAN * size))
     degrees = len(rows) * (crowd.shares.shape[1] - len(crowd.sizes))
     left = variance_test(sum(row.left for row in rows), degrees, "what is left", slack=SLACK_OF_SQUARES)
     return {

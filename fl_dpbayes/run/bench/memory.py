@@ -9,16 +9,25 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from rich.console import Console
 from rich.table import Table
 
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import Scenario, read_scenario
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import model_shapes
+from fl_dpbayes.protocol.card import SiteCard
+from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from fl_dpbayes.protocol.train import PrivacyStatement, TrainReply, TrainRequest
+from fl_dpbayes.protocol.wire import read_header, request_digest, write_header
+from fl_dpbayes.run.inline_engine import LocalGrid, logs_in, task_identity
 
 TASK = Task(input_shape=(64,), classes=10)
 MEBIBYTE = 2**20
+UNITS = 1000
 
 
 def bench_memory(console: Console, *, sites: int, samples: int, parameters: int, folder: Path | None) -> None:
@@ -50,12 +59,8 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         run_folder = Path(made, "run")
         run_folder.mkdir()
         arguments = [str(run_folder), str(sites), str(samples), str(parameters)]
-        done = subprocess.run(
-            [sys.executable, "-m", "fl_dpbayes.run.bench.memory", *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, "-m", "fl_dpbayes.run.bench.memory", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - start
         if done.returncode:
             raise UserError(f"the measured process failed: {done.stderr.strip()[-500:]}")
@@ -78,14 +83,67 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
 
 def serve(run_folder: Path, sites: int, samples: int, parameters: int) -> dict[str, int]:
     """Run the server over made-up sites in this process and an empty folder."""
-    from fl_dpbayes.run.inline_engine import logs_in, task_identity
-    from fl_dpbayes.run.synthetic_grid import SyntheticGrid
     from server.federation import run_federation
 
     scenario, before = _scenario(sites, samples, parameters), _peak_bytes()
     with task_identity(), logs_in(run_folder / "flower.log"):
-        run_federation(SyntheticGrid(sites, TASK, scenario.seed), scenario, run_folder, "")
+        run_federation(SyntheticGrid(sites, scenario.seed), scenario, run_folder, "")
     return {"before": before, "peak": _peak_bytes()}
+
+
+class SyntheticGrid(LocalGrid):
+    """Nodes 1 .. K, each a site whose samples are standard normal draws; a reply is made when it is pulled.
+
+    Of a request only its header is kept, as on a server whose messages leave the process.
+    """
+
+    def __init__(self, sites: int, seed: int) -> None:
+        super().__init__(sites)
+        self._generator = np.random.default_rng(seed)
+
+    def kept(self, message: Message) -> Message:
+        """Return the header alone."""
+        given, header = message.metadata, RecordDict({"config": message.content.config_records["config"]})
+        return Message(header, given.dst_node_id, given.message_type, ttl=given.ttl, group_id=given.group_id)
+
+    def answer(self, asked: Message) -> Message:
+        """Make up a reply."""
+        content = RecordDict()
+        reply: Config = Refusal(code=RefusalCode.NOT_SENT)
+        if asked.metadata.message_type == "query":
+            reply = SiteCard(
+                name=f"site-{asked.metadata.dst_node_id:04d}", role="train", task=TASK, units=UNITS, unit="record",
+                evaluation_release="none", seeded=True,
+            )  # fmt: skip
+        elif asked.metadata.message_type == "train":
+            request = read_header(TrainRequest, asked.content.config_records["config"]["record"])
+            reply, content["arrays"] = _train_reply(request), self._arrays(request)
+        key = "refusal" if isinstance(reply, Refusal) else "record"
+        content["config"] = ConfigRecord({key: write_header(reply)})
+        return Message(content, reply_to=asked)
+
+    def _arrays(self, request: TrainRequest) -> ArrayRecord:
+        steps = range(request.first_step, request.first_step + request.steps)
+        record, count = ArrayRecord(), sum(map(request.plan.is_kept, steps))
+        for name, shape in model_shapes(request.model, request.task).items():
+            draws = self._generator.standard_normal((count, *shape), dtype=np.float32)
+            record[f"last/parameters/{name}"] = Array(np.ascontiguousarray(draws[-1]))
+            record[f"samples/{name}"] = Array(draws)
+        return record
+
+
+def _train_reply(request: TrainRequest) -> TrainReply:
+    plan, reached = request.plan, request.first_step + request.steps
+    rate = plan.privacy.sampling_rate
+    statement = PrivacyStatement(
+        cohort="made up", unit="record", units=UNITS, adjacency=plan.privacy.adjacency, delta=plan.privacy.delta,
+        epsilon=None, epsilon_method="pld", mu=None, mu_kind="exact" if rate == 1 else "clt", steps=reached,
+        budget=None, history=((0.0, rate, reached),), seeded=True,
+    )  # fmt: skip
+    return TrainReply(
+        run=request.run, round=request.round, request=request_digest(request), status="OK", privacy=statement,
+        first_step=request.first_step, steps=request.steps, ledger_head="0" * 64,
+    )  # fmt: skip
 
 
 def _peak_bytes() -> int:
@@ -97,19 +155,15 @@ def _peak_bytes() -> int:
 def _scenario(sites: int, samples: int, parameters: int) -> Scenario:
     # Two hidden layers of width h between 64 inputs and 10 classes have h^2 + 76 h + 10 parameters.
     width = max(1, round(math.sqrt(38**2 + max(0, parameters - 10)) - 38))
-    return read_scenario(
-        {
-            "name": "bench-memory",
-            "data": {"source": {"kind": "digits"}},
-            "sites": {f"site-{number:04d}": {"role": "train"} for number in range(1, sites + 1)},
-            "model": MLPModel(hidden=(width, width)).model_dump(exclude_none=True),
-            "sampler": {"kind": "sgld", "step_size": {"kind": "constant", "initial": 0.1}},
-            "training": {"rounds": 1, "steps_per_round": samples, "thinning": 1},
-            "privacy": {"kind": "none", "sampling_rate": 1.0, "temperature": 1.0},
-            "aggregation": {"rule": "mixture"},
-        },
-        "the benchmark's scenario",
-    )
+    scenario = {
+        "name": "bench-memory", "data": {"source": {"kind": "digits"}}, "aggregation": {"rule": "mixture"},
+        "sites": {f"site-{number:04d}": {"role": "train"} for number in range(1, sites + 1)},
+        "model": MLPModel(hidden=(width, width)).model_dump(exclude_none=True),
+        "sampler": {"kind": "sgld", "step_size": {"kind": "constant", "initial": 0.1}},
+        "training": {"rounds": 1, "steps_per_round": samples, "thinning": 1},
+        "privacy": {"kind": "none", "sampling_rate": 1.0, "temperature": 1.0},
+    }  # fmt: skip
+    return read_scenario(scenario, "the benchmark's scenario")
 
 
 if __name__ == "__main__":

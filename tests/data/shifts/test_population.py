@@ -6,7 +6,6 @@ import pytest
 from pydantic import ValidationError
 
 from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shift, SiteSpec
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, Logistic2D, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records, load_source
@@ -21,6 +20,7 @@ from fl_dpbayes.data.shifts.apply import (
     prevalence_indices,
     tilt_indices,
 )
+from tests.asking import refused
 
 
 def table(count=500, classes=2, truth=False):
@@ -191,8 +191,7 @@ def test_a_tables_columns_can_be_tilted_by(tmp_path, deal):
 ])  # fmt: skip
 def test_a_shift_that_cannot_be_is_refused_before_any_site_starts(data_folder, shift, message, deal):
     sites = {"a": SiteSpec(role="train"), "b": SiteSpec(role="shifted", records=80, shift=shift)}
-    with pytest.raises(UserError, match=message):
-        deal(sites, IIDPartition(), DataSpec(source="heart"), data_folder)
+    refused(message, deal, sites, IIDPartition(), DataSpec(source="heart"), data_folder)
 
 
 def constant():
@@ -218,5 +217,4 @@ NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
     (lambda: table().subset(np.arange(0)), Shift(kind="tilt", feature="age"), "no records"),
 ])  # fmt: skip
 def test_a_shift_that_the_records_do_not_allow_is_refused(records, shift, message):
-    with pytest.raises(UserError, match=message):
-        apply_shift(records(), shift, np.random.default_rng(0))
+    refused(message, apply_shift, records(), shift, np.random.default_rng(0))

@@ -6,6 +6,7 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_source, load_unscaled
+from tests.asking import refused
 
 
 def test_digits_golden():
@@ -47,8 +48,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path,
     with (tmp_path / name).open("r+b") as file:
         file.seek(-1000, 2)
         file.write(b"\x01\x02\x03" * 20)
-    with pytest.raises(UserError, match="damaged"):
-        load_unscaled(source, "test")
+    refused("damaged", load_unscaled, source, "test")
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,9 @@ def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_fold
     assert len(load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")) == 624
     arrays["test_images"][0, 0, 0] ^= 1
     np.savez(tmp_path / "pneumoniamnist.npz", **arrays)
-    with pytest.raises(UserError, match=r"damaged or another file .*zenodo"):
-        load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused(r"damaged or another file .*zenodo", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
     (tmp_path / "pneumoniamnist.npz").write_bytes(b"<html>not found</html>")
-    with pytest.raises(UserError, match="damaged or another file"):
-        load_source(BuiltIn(kind="pneumonia", folder=tmp_path), "test")
+    refused("damaged or another file", load_source, BuiltIn(kind="pneumonia", folder=tmp_path), "test")
 
 
 def test_heart_golden_counts_and_prevalence(data_folder):
@@ -126,19 +124,15 @@ def test_a_cut_file_is_refused(data_folder, tmp_path):
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
 def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"does not exist: get it from .*--data-dir"):
-        load_source(BuiltIn(kind=kind, folder=tmp_path), "train")
+    refused(r"does not exist: get it from .*--data-dir", load_source, BuiltIn(kind=kind, folder=tmp_path), "train")
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
-    with pytest.raises(UserError, match=r"--data-dir DIR or set FL_DPBAYES_DATA"):
-        load_source(BuiltIn(kind=kind), "train")
+    refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_source, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=str(tmp_path)):
-        load_source(BuiltIn(kind=kind), "train")
+    refused(str(tmp_path), load_source, BuiltIn(kind=kind), "train")
 
 
 @pytest.mark.parametrize(
     ("kind", "part", "allowed"), [("digits", "test", "train"), ("mnist", "validation", "train or")]
 )
 def test_a_source_without_that_part_is_refused(kind, part, allowed):
-    with pytest.raises(UserError, match=f"has no part '{part}': choose {allowed}"):
-        load_source(BuiltIn(kind=kind), part)
+    refused(f"has no part '{part}': choose {allowed}", load_source, BuiltIn(kind=kind), part)

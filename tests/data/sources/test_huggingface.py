@@ -12,6 +12,7 @@ from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.sources import huggingface
+from tests.asking import refused
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TRAIN = SiteSpec(role="train")
@@ -120,8 +121,7 @@ def test_a_folder_becomes_sites(tmp_path, deal):
     ({"config": "small"}, "cannot be had.*check source.config"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
-    with pytest.raises(UserError, match=message):
-        load_source(images(image_folder(tmp_path / "scans"), **changes), "train")
+    refused(message, load_source, images(image_folder(tmp_path / "scans"), **changes), "train")
 
 
 @pytest.mark.parametrize(("column", "values", "message"), [
@@ -133,22 +133,18 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 ])  # fmt: skip
 def test_a_bad_value_is_named(tmp_path, column, values, message):
     source = table(table_folder(tmp_path / "t", **{column: values}), unit_column="patient", site_column="site")
-    with pytest.raises(UserError, match=message):
-        load_source(source, "train")
+    refused(message, load_source, source, "train")
 
 
 def test_a_part_without_a_split_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no part 'test': choose train"):
-        load_source(images(image_folder(tmp_path / "scans")), "test")
+    refused("no part 'test': choose train", load_source, images(image_folder(tmp_path / "scans")), "test")
 
 
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "MAX_GREY_LEVELS", 39 * 120)
-    with pytest.raises(UserError, match="has more than 39 records"):
-        load_source(images(image_folder(tmp_path / "scans")), "train")
+    refused("has more than 39 records", load_source, images(image_folder(tmp_path / "scans")), "train")
     monkeypatch.setattr(huggingface, "MAX_NUMBERS", 5)
-    with pytest.raises(UserError, match="has more than 2 records"):
-        load_source(table(table_folder(tmp_path / "t")), "train")
+    refused("has more than 2 records", load_source, table(table_folder(tmp_path / "t")), "train")
 
 
 @pytest.mark.parametrize(("name", "message"), [
@@ -159,14 +155,12 @@ def test_a_folder_without_data_in_parquet_is_refused(tmp_path, name, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "train.csv").write_text("age,sex,sick\n1,1,0\n")
-    with pytest.raises(UserError, match=message):
-        load_source(table(tmp_path / name), "train")
+    refused(message, load_source, table(tmp_path / name), "train")
 
 
 def test_a_data_set_of_the_hub_that_is_not_here_names_the_remedies():
     source = images(None, path=None, name="owner/scans", revision=COMMIT)
-    with pytest.raises(UserError, match=r"owner/scans: it cannot be had .*download it beforehand.*source.path"):
-        load_source(source, "train")
+    refused(r"owner/scans: it cannot be had .*download it beforehand.*source.path", load_source, source, "train")
 
 
 def test_a_download_of_the_hub_is_used_offline_if_it_is_of_that_commit(tmp_path, cache):
@@ -208,12 +202,9 @@ def write_rows(folder, rows):
 def test_a_row_that_names_a_file_of_this_machine_and_a_broken_or_a_huge_picture_are_refused(tmp_path, monkeypatch):
     Image.new("L", (12, 10)).save(tmp_path / "secret.png")
     named = write_rows(tmp_path / "named", [{"bytes": None, "path": str(tmp_path / "secret.png")}])
-    with pytest.raises(UserError, match="image in row 1 is not inside the Parquet file"):
-        load_source(named, "train")
+    refused("image in row 1 is not inside the Parquet file", load_source, named, "train")
     good = {"bytes": (tmp_path / "secret.png").read_bytes(), "path": None}
     broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
-    with pytest.raises(UserError, match="image in row 2 cannot be read"):
-        load_source(broken, "train")
+    refused("image in row 2 cannot be read", load_source, broken, "train")
     monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
-    with pytest.raises(UserError, match="image in row 1 has more than 119 pixels"):
-        load_source(broken, "train")
+    refused("image in row 1 has more than 119 pixels", load_source, broken, "train")

@@ -7,6 +7,7 @@ from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import ImageFolder
 from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.site import load_site
+from tests.asking import refused
 
 
 @pytest.fixture
@@ -40,19 +41,15 @@ def test_an_empty_class_counts(folder):
 
 def test_a_damaged_image_is_named(folder):
     (folder / "sick" / "9.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"image .*9\.png cannot be read"):
-        load_source(ImageFolder(path=folder, height=6, width=4), "train")
+    refused(r"image .*9\.png cannot be read", load_source, ImageFolder(path=folder, height=6, width=4), "train")
 
 
 def test_a_folder_without_classes_or_images_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        load_source(ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
+    refused("does not exist", load_source, ImageFolder(path=tmp_path / "none", height=6, width=4), "train")
     (tmp_path / "only").mkdir()
-    with pytest.raises(UserError, match="has 1 sub-folders"):
-        load_source(ImageFolder(path=tmp_path, height=6, width=4), "train")
+    refused("has 1 sub-folders", load_source, ImageFolder(path=tmp_path, height=6, width=4), "train")
     (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match="has no images"):
-        load_source(ImageFolder(path=tmp_path, height=6, width=4), "train")
+    refused("has no images", load_source, ImageFolder(path=tmp_path, height=6, width=4), "train")
 
 
 def patients(folder, pattern):
@@ -94,8 +91,7 @@ def test_no_patient_lies_in_training_and_test(tmp_path):
 def test_an_image_that_names_no_patient_is_named_with_the_remedy(folder):
     with pytest.raises(UserError, match=r"image .*healthy/0\.png names no patient.* rename or remove"):
         load_source(patients(folder, "^(P[0-9]+)_"), "train")
-    with pytest.raises(UserError, match="names no patient"):
-        load_source(patients(folder, "^([A-Z]*)"), "train")
+    refused("names no patient", load_source, patients(folder, "^([A-Z]*)"), "train")
 
 
 @pytest.mark.parametrize(("pattern", "said"), [("P[0-9]+", "has 0 groups"), ("(a)(b)", "has 2"), ("(", "no regular")])

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 from sklearn.metrics import roc_auc_score
 
 from fl_dpbayes.config.data import DataSpec, DirichletPartition, IIDPartition, NaturalPartition, Shift, SiteSpec
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import Logistic2D, Radiographs
 from fl_dpbayes.data.records import load_source, load_unscaled
 from fl_dpbayes.data.sources import radiographs
 from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
+from tests.asking import refused
 
 SOURCES = [
     Logistic2D(records=3000, test_records=600, sites=3, seed=1),
@@ -42,8 +42,7 @@ def test_equal_seeds_give_equal_records_and_parts_differ(source):
     other = load_source(source.model_copy(update={"seed": 2}), "train")
     assert not np.array_equal(first.labels, other.labels)
     assert not np.array_equal(first.labels[:600], load_source(source, "test").labels)
-    with pytest.raises(UserError, match="has no part 'validation': choose train or test"):
-        load_source(source, "validation")
+    refused("has no part 'validation': choose train or test", load_source, source, "validation")
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)

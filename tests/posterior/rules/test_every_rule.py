@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.posterior.averages import average_states
-from fl_dpbayes.posterior.natural import NaturalGaussian
 from fl_dpbayes.posterior.rules.combine import Aggregate
+from fl_dpbayes.posterior.rules.fald import averaged_temperature
 from fl_dpbayes.posterior.rules.fedpa import server_step
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.analytic_targets import as_samples, combined, exact_samples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
-PRIOR = NaturalGaussian(np.full(DIMENSION, SCALE**-2), np.zeros(DIMENSION))
 EQUAL = dict.fromkeys(SITES, 1.0)
 # Rule -> share of the prior that each of K sites targets.
 WIDE = {
@@ -148,3 +147,10 @@ def test_averaged_langevin_chains_without_records_keep_the_prior() -> None:
     expected = SCALE**2 / (1 - step / SCALE**2 / 2)
     assert abs(state.mean()) < 4 * np.sqrt(expected / chains)
     assert abs(state.var() / expected - 1) < 4 * np.sqrt(2 / chains)
+
+
+def test_temperature_of_averaged_chains_golden() -> None:
+    heat, units = {"a": 2.0, "b": 6.0}, {"a": 30, "b": 10}
+    assert averaged_temperature(heat, {"a": 3.0, "b": 1.0}, units) == pytest.approx(3.0)
+    # N (w_a^2 T_a / n_a + w_b^2 T_b / n_b) = 40 (2 / 30 + 6 / 10) / 4
+    assert averaged_temperature(heat, {"a": 1.0, "b": 1.0}, units) == pytest.approx(20 / 3)
