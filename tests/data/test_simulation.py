@@ -1,6 +1,7 @@
 """From a scenario to virtual sites: whose records are whose, what is checked first, and what is written down."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,6 @@ from fl_dpbayes.data.partition import label_total_variation
 from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import cohort_of, ledger_place
-from fl_dpbayes.models.backbone import _sha256
 from fl_dpbayes.privacy.ledger.ledger import Ledger
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.run.stored_posterior import predict_records
@@ -327,7 +327,7 @@ def weights(folder: Path) -> str:
     (folder / "backbones").mkdir(parents=True)
     path = folder / "backbones" / "body.safetensors"
     safetensors.torch.save_file({"1.weight": torch.ones(5, 64), "1.bias": torch.zeros(5)}, path)
-    return _sha256(path)
+    return sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("made", [True, False])
