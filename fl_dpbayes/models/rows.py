@@ -85,7 +85,18 @@ def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -
     key = (key, rows, torch.get_num_threads(), torch.__version__)
     if key not in _known:
         tried = (rows, 2 * rows, 4 * rows) if rows > 1 else ()
-        _known[key] = next(filter(stand_alone, tried), 0) or _one_row(rows, stand_alone)
+        found = next(filter(stand_alone, (*tried, 1)), None)
+        if found is None:
+            raise RowsDependError(
+                "this model gives one record different results when it is computed twice on this device: use another "
+                "device, or a model without such operations"
+            )
+        if found == 1 < rows:
+            said = (
+                "rows of a pass depend on each other on this device (tried %d, %d and %d rows): records are computed "
+            )
+            logger.warning(said + "one by one, which is slow", *tried)
+        _known[key] = found
     return _known[key]
 
 
@@ -150,23 +161,6 @@ def structure(module: nn.Module) -> Hashable:
         for name, value in (*module.named_parameters(), *module.named_buffers())
     ]
     return tuple(layers), tuple(values)
-
-
-def _one_row(rows: int, stand_alone: Callable[[int], bool]) -> int:
-    if not stand_alone(1):
-        raise RowsDependError(
-            "this model gives one record different results when it is computed twice on this device: use another "
-            "device, or a model without such operations"
-        )
-    if rows > 1:
-        logger.warning(
-            "rows of a pass depend on each other on this device (tried %d, %d and %d rows): records are computed one "
-            "by one, which is slow",
-            rows,
-            2 * rows,
-            4 * rows,
-        )
-    return 1
 
 
 def _same_bits(first: Tensor, second: Tensor) -> bool:

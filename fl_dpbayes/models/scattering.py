@@ -33,14 +33,11 @@ class Scattering:
     Source: Bruna and Mallat, Invariant scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, Deep
     roto-translation scattering for object classification, CVPR 2015.
 
-    `height`: of the images, in pixels. `width`: of the images, in pixels. `padding`: pixels by which an image is
-    mirrored outwards (left, right, top, bottom). `wavelets`: by (resolution j, scale i), (L, height / 2^j, width /
-    2^j), real: spectra of the wavelets. `averages`: by resolution j, matrices of shapes (rows, height / 2^j) and
-    (columns, width / 2^j). `scales`: J.
+    `padding`: pixels by which an image is mirrored outwards (left, right, top, bottom). `wavelets`: by (resolution j,
+    scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets. `averages`: by resolution j, matrices of
+    shapes (rows, height / 2^j) and (columns, width / 2^j). `scales`: J.
     """
 
-    height: int
-    width: int
     padding: tuple[int, int, int, int]
     wavelets: dict[tuple[int, int], Tensor]
     averages: dict[int, tuple[Tensor, Tensor]]
@@ -89,7 +86,7 @@ def scattering(height: int, width: int, *, scales: int, angles: int, device: str
         for scale in range(resolution + 1 if resolution else 0, scales):
             bank = [_morlet_spectrum(rows, columns, scale - resolution, k, angles) for k in range(angles)]
             wavelets[resolution, scale] = torch.stack(bank).to(device)
-    return Scattering(height, width, (left, right, top, bottom), wavelets, averages, scales)
+    return Scattering((left, right, top, bottom), wavelets, averages, scales)
 
 
 def normalised(groups: list[Tensor]) -> Tensor:

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
 from fl_dpbayes.calibration.conformal import measure_sets, set_thresholds
-from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence, prevalence_from_means
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from fl_dpbayes.calibration.prior_shift import label_shift_weights, prevalence_from_means
+from fl_dpbayes.calibration.statistics import empty, from_batch
 from tests.counted import binary
 
 
@@ -19,22 +19,8 @@ def draw(generator, count, shares):
     return probabilities / probabilities.sum(axis=1, keepdims=True), labels
 
 
-@pytest.mark.parametrize(("count", "rank"), [(9, 9), (19, 18), (100, 91), (104, 95)])
-def test_rank_golden(count, rank):
-    bins = 500 + 3 * np.arange(count)  # p_label of each record in a bin of its own
-    statistics = binary((bins + 0.5) / FINE_BINS, np.ones(count, np.int64))
-    assert set_thresholds(statistics, 0.9).tolist() == [bins[count - rank]] * 2
-
-
-def test_too_few_records_give_the_full_set_golden():
-    for count in range(9):
-        statistics = binary(np.full(count, 0.9), np.ones(count, np.int64))
-        assert set_thresholds(statistics, 0.9).tolist() == [0, 0]
-    assert measure_sets(binary([0.2, 0.7], [0, 1]), np.zeros(2, np.int64)).size == 2
-
-
-@settings(deadline=None, derandomize=True, max_examples=30)
-@given(st.integers(0, 10_000), st.integers(20, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(st.integers(0, 10_000), st.integers(1, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
 def test_threshold_property_is_the_exact_one_rounded_down_to_an_edge(seed, count, level):
     generator = np.random.default_rng(seed)
     probabilities, labels = draw(generator, count, [0.5, 0.3, 0.2])
@@ -93,15 +79,6 @@ def test_weighted_sets_cover_under_label_shift_and_plain_ones_do_not(count):
     error = np.hypot(np.std(weighted) / seeds**0.5, (0.09 / 50_000) ** 0.5)
     assert np.mean(weighted) >= level - 3 * error
     assert np.mean(plain) < level - 3 * np.std(plain) / seeds**0.5
-
-
-def test_merged_sites_are_the_pool_and_equal_weights_change_nothing():
-    probabilities, labels = draw(np.random.default_rng(8), 120, [0.4, 0.3, 0.3])
-    pool = from_batch(probabilities, labels)
-    merged = merge(from_batch(probabilities[:30], labels[:30]), from_batch(probabilities[30:], labels[30:]))
-    weights = label_shift_weights(prevalence(pool), prevalence(pool))
-    for found in (set_thresholds(merged, 0.9), set_thresholds(pool, 0.9, weights)):
-        np.testing.assert_array_equal(found, set_thresholds(pool, 0.9))
 
 
 def test_prevalence_from_means_recovers_the_truth_without_labels():

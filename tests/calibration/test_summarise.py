@@ -6,7 +6,7 @@ import pytest
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.release import NoisedTable, noised_table
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from fl_dpbayes.calibration.statistics import empty, from_batch
 from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
 
@@ -52,13 +52,6 @@ def test_without_records_all_undefined_and_of_one_most_limit():
     assert summary.ece == pytest.approx(0.3)
     assert summary.auroc is None
     assert set(summary.intervals) == {"accuracy", "rms_debiased"}
-
-
-def test_summary_of_merged_sites_is_that_of_the_pool():
-    sites = [random_statistics(seed, count) for seed, count in ((1, 50), (2, 120))]
-    first = summarise(merge(*sites), np.random.default_rng(0)).as_row()
-    second = summarise(merge(*reversed(sites)), np.random.default_rng(0)).as_row()
-    assert first == second
 
 
 def test_two_classes_have_a_line_and_a_decision_curve():

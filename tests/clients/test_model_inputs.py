@@ -22,6 +22,7 @@ from fl_dpbayes.models import feature_map as feature_map_module
 from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from tests.asking import refused
 
 MODEL = LogisticModel(features=ScatteringFeatures())
 TASK = Task(input_shape=(1, 8, 8), classes=10)
@@ -62,8 +63,7 @@ def test_records_without_such_features_are_refused_by_field(site_file):
 def test_a_backbone_is_looked_for_in_the_sites_own_folder_only(site_file, tmp_path):
     part = load_site(site_file).train
     model = LogisticModel(features=BackboneFeatures(weights="0" * 64))
-    with pytest.raises(UserError, match="set backbone_folder"):
-        model_inputs(site_file, model, part)
+    refused("set backbone_folder", model_inputs, site_file, model, part)
     with pytest.raises(UserError, match="none of the 0 weight files"):
         model_inputs(site_file.model_copy(update={"backbone_folder": Path(tmp_path)}), model, part)
 

@@ -75,13 +75,11 @@ def test_planted_dependence_is_found(module) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        nn.Linear(5, 3),
-        nn.Linear(5, 1),
-        nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
+        nn.Linear(5, 3), nn.Linear(5, 1), nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
         nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)),
     ],
     ids=["linear", "one unit", "vector tails", "normalised"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 64, 256])
 def test_plain_layers_stand_alone_at_multiples_of_64(module, rows) -> None:
     assert stands_alone(module, rows)

@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.answer import Answer, answer
-from fl_dpbayes.report.headline import headline_rows, key_figures, median_rows
+from fl_dpbayes.report.answer import Answer, answer, headline_rows, key_figures, median_rows
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.page_tables import all_metrics_table, facts, metric_table, privacy_table
 from fl_dpbayes.report.run_files import write_summary

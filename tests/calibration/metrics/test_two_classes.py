@@ -78,14 +78,6 @@ def test_interval_is_wide_where_errors_are_rare_and_none_was_seen_limit():
     assert intercept.interval.high - intercept.interval.low > 5
 
 
-def test_merged_sites_are_the_pool():
-    score, y = draw(9, 400, 1.5, expit)
-    p = expit(score)
-    merged = merge(binary(p[:90], y[:90]), binary(p[90:], y[90:]))
-    for estimate in (calibration_slope, calibration_intercept):
-        assert estimate(merged).value == pytest.approx(estimate(binary(p, y)).value, abs=1e-9)
-
-
 def test_undefined_limit():
     for statistics in (empty(2), binary([0.2, 0.7], [1, 1]), from_batch([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1]], [0, 1])):
         assert calibration_intercept(statistics) is calibration_slope(statistics) is None
