@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
@@ -46,6 +48,22 @@ SCENARIOS = {
         "evaluation={release='noised', noise_multiplier=2.0}",
     ],
 }
+
+
+def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
+    """Write a table of two features and classes; return it, its labels, and settings by which four sites hold it."""
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 2, 900)
+    rows = generator.normal(size=(900, 2)) + np.where(labels == 1, 1, -1)[:, None] * [1.2, -0.6]
+    patients = folder / "patients.csv"
+    pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels}).to_csv(patients, index=False)
+    settings = [
+        *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")), "partition={kind='iid'}",
+        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, features=['x','y']}}",
+        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}", "sampler.step_size.initial=0.5",
+        "privacy.epsilon=20",
+    ]  # fmt: skip
+    return patients, labels, settings
 
 
 class Answering:

@@ -93,11 +93,6 @@ def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: 
     assert "Platt scaling with scale" in " ".join(capsys.readouterr().err.split())
 
 
-def test_platt_scaling_of_ten_classes_is_refused_before_anything_runs(federation) -> None:
-    with pytest.raises(UserError, match=r"recalibration: method 'platt' is for two classes, here are 10: .*'vector'"):
-        federation("recalibration={method='platt'}")
-
-
 @pytest.mark.parametrize("scope", ["federated", "site"])
 def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str) -> None:
     # A cohort without a budget, as a run without privacy asks for none.
@@ -169,26 +164,9 @@ def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
     assert abs(values.std() - 1) < 4 / np.sqrt(180)
 
 
-def test_repeated_request_for_counts_gets_the_stored_reply_and_costs_nothing(hospitals) -> None:
-    run = hospitals(ISOTONIC, "simulation.insecure_seed=").run()
-    message = run.requests("train.recalibrate")[0]
-    with run.ledger("a") as ledger:
-        before = ledger.rows()
-    tables = []
-    for _ in range(2):
-        (identifier,) = run.grid.push_messages([message])
-        (reply,) = run.grid.pull_messages([identifier])
-        tables.append(reply.content["arrays"]["noised"].numpy())
-    assert np.array_equal(*tables)
-    with run.ledger("a") as ledger:
-        assert ledger.rows() == before
-
-
 HOSTILE = {
     "huge": lambda record, table: table.__imul__(1e7),
     "less noise": lambda record, table: record.update(noise_std=record["noise_std"] / 2),
-    "no number": lambda record, table: table.fill(np.nan),
-    "parameters": lambda record, table: record.update(noise_std=None, parameters=[0.0]),
 }
 
 
@@ -292,9 +270,16 @@ def test_prevalence_that_makes_no_sense_is_refused(overrides: list[str], problem
         load_scenario("quickstart", overrides)
 
 
-def test_prevalence_of_too_few_classes_is_refused_before_anything_runs(federation) -> None:
-    with pytest.raises(UserError, match=r"data\.prevalence has 2 shares, the records have 10 classes"):
-        federation("data.prevalence=[0.5,0.5]")
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.prevalence=[0.5,0.5]", r"data\.prevalence has 2 shares, the records have 10 classes"),
+        ("recalibration={method='platt'}", "method 'platt' is for two classes, here are 10: .*'vector'"),
+    ],
+)
+def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        federation(override)
 
 
 def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
