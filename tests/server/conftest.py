@@ -19,8 +19,9 @@ from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
-from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.store import load_posterior, save_posterior
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 from server.evaluation import EvaluationStage
@@ -64,6 +65,17 @@ def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
         "privacy.epsilon=20",
     ]  # fmt: skip
     return patients, labels, settings
+
+
+def predictions(run, features: np.ndarray) -> np.ndarray:
+    """What the stored posterior of a run predicts, without its map."""
+    stored = load_posterior(run.folder / "posterior.safetensors")
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    return predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, features)
+
+
+class Cut(BaseException):
+    """Ends a run as a kill does: no handler of the apps catches it."""
 
 
 class Answering:

@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from rich.console import Console
 
 from fl_dpbayes.calibration.recalibration.isotonic import count, fit
-from fl_dpbayes.calibration.recalibration.maps import recalibrate
 from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
@@ -141,13 +140,6 @@ def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic, tmp_
     printed = capsys.readouterr()
     assert json.loads(printed.out)["predictor"] == "recalibrated"
     assert "isotonic map on 15 merged bins" in " ".join(printed.err.split())
-    predict_records(run.folder, data, tmp_path / "predictions.csv", Console(quiet=True))
-    stored = load_posterior(run.folder / "posterior.safetensors")
-    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
-    features = np.array([[-0.8, -0.8], [0.2, 1.2]], np.float32)
-    plain = predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, features)
-    written = pandas.read_csv(tmp_path / "predictions.csv").filter(like="probability_").to_numpy()
-    assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
 
 
 def test_counts_carry_the_noise_that_they_state(isotonic) -> None:

@@ -15,6 +15,7 @@ from fl_dpbayes.privacy.ledger.ledger import Ledger
 from server.checkpoint import CHECKPOINT_FILE, read_checkpoint, write_checkpoint
 from server.run_record import RunRecord
 from server.strategies.strategy import PosteriorStrategy
+from tests.server.conftest import Cut
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -32,10 +33,6 @@ STRICT = ["resources.min_sites=4", "resources.start_nodes=5", "resources.round_t
 @pytest.fixture(scope="module")
 def unbroken(federations):
     return federations(*STRICT, name="unbroken").run()
-
-
-class Cut(BaseException):
-    """Ends a run as a kill does: no handler of the apps catches it."""
 
 
 def cut_after(run, messages: int) -> None:
