@@ -1,6 +1,7 @@
 """A site's side: what it answers to repeated, changed and hostile requests."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -66,23 +67,16 @@ def test_request_that_does_not_fit_is_refused_by_field(run, first, changes: dict
     assert rows_of(run.ledger("north")) == before
 
 
-def raiser(error: BaseException):
-    def fail(*arguments, **rest):
-        raise error
-
-    return fail
-
-
 def test_text_of_an_exception_never_leaves_the_site(first, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (RuntimeError(CANARY), SystemExit(CANARY), MemoryError(CANARY)):
-        monkeypatch.setattr("clients.train.load_site", raiser(error))
+        monkeypatch.setattr("clients.train.load_site", Mock(side_effect=error))
         reply = ask(changed(first))
         assert refusal_of(reply) == ("INTERNAL", "")
         assert CANARY not in str(dict(reply.content["config"]))
 
 
 def test_failed_training_counts_as_spent(run, first, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.train.run_chain", raiser(RuntimeError(CANARY)))
+    monkeypatch.setattr("clients.train.run_chain", Mock(side_effect=RuntimeError(CANARY)))
     assert refusal_of(ask(changed(first, run="ab" * 16))) == ("INTERNAL", "")
     assert [row.state for row in rows_of(run.ledger("north"))] == ["done", "done", "failed"]
 

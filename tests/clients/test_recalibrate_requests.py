@@ -1,5 +1,7 @@
 """A site's answer to recalibration requests: repeated, changed, refused, failed."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
@@ -81,10 +83,7 @@ def test_site_that_keeps_no_share_for_it_refuses(federation, message) -> None:
 
 
 def test_failed_fit_counts_as_spent_and_its_text_stays_at_the_site(run, message, monkeypatch) -> None:
-    def fail(*arguments, **more):
-        raise RuntimeError("patient 4711")
-
-    monkeypatch.setattr("clients.recalibrate.private_fit", fail)
+    monkeypatch.setattr("clients.recalibrate.private_fit", Mock(side_effect=RuntimeError("patient 4711")))
     reply = ask(changed(message, run="ef" * 16, plan__epsilon=1.0))
     assert refusal_of(reply) == ("INTERNAL", "")
     assert "4711" not in str(dict(reply.content["config"]))
