@@ -123,15 +123,6 @@ def test_ledgers_are_made_with_the_sites_and_stay_unless_their_making_was_cut_of
     assert heads[0] == heads[1] != heads[2]
 
 
-def test_feature_skew_is_recorded(deal):
-    strict = deal(SITES, divided("feature", strictness=1.0)).plan
-    # Of ten bins a third of the pool fills .3, .3, .3, .1 or .2, .3, .3, .2 of a site, which is .6 away either way.
-    assert strict.feature_total_variation == pytest.approx(0.6, abs=0.02)
-    brightness = load_source(BuiltIn(kind="digits"), "train").features.mean(axis=(1, 2, 3))
-    means = [brightness[site.indices].mean() for site in strict.sites if site.spec.role == "train"]
-    assert means == sorted(means)
-
-
 def test_patients_stay_whole_however_many_records_are_used(tmp_path, deal):
     generator = np.random.default_rng(0)
     table = pandas.DataFrame({"patient": generator.integers(0, 150, 900), "x": generator.normal(size=900)})
@@ -270,10 +261,14 @@ def test_a_name_that_cannot_be_copied_is_refused(other, message):
         check_shared_records({"a": TRAIN, "held": HELD, "held-2": copy("blur", 2), "x": other})
 
 
-def test_other_keys_must_fit():
+def test_keys_of_a_site_must_fit_each_other_and_its_role():
     for keys in ({"role": "train"}, {"role": "held_out", "records": 5}, {"role": "shifted", "part": "test"}):
         with pytest.raises(ValidationError, match="records_of"):
             SiteSpec(records_of="held", **keys)
+    for keys in ({"part": "test"}, {"records": 10}):
+        with pytest.raises(ValidationError, match="held_out and shifted"):
+            SiteSpec(role="train", **keys)
+        assert SiteSpec(role="held_out", **keys)
 
 
 def test_roles_that_must_not_be_pooled():

@@ -148,7 +148,7 @@ def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
     assert train.units == train.train.unit_count == dealt.plan.sites[0].train_units < 303 * 0.8
     assert shifted.units == shifted.test.unit_count == dealt.plan.sites[1].test_units < 130
     assert shifted.shift == f"tilt by {feature} (severity 4)"
-    assert missing.test.unit_count == 261
+    assert (missing.shift, missing.test.unit_count) == ("missing_features (severity 5)", 261)
 
 
 @pytest.mark.parametrize(("shift", "message"), [
