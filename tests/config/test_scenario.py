@@ -56,14 +56,6 @@ def test_example_for_a_missing_key_is_one() -> None:
     assert rule.public.pattern == "strokes"
 
 
-def test_resolved_scenario_reads_back_as_itself(tmp_path: Path) -> None:
-    scenario = load_scenario("quickstart", ["privacy.epsilon=3", "seed=7"])
-    write_scenario(scenario, tmp_path / "scenario.toml")
-    again = load_scenario(str(tmp_path / "scenario.toml"))
-    assert again == scenario
-    assert digest(again) == digest(scenario)
-
-
 def table_scenario(folder: Path, path: str) -> Path:
     source = f'data.source={{kind="table", path="{path}", label="y", classes=2, features=["x"]}}'
     scenario = load_scenario("quickstart", [source, "simulation.insecure_seed=1"])

@@ -12,15 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from fl_dpbayes.config.data import (
-    DataSpec,
-    IIDPartition,
-    Partition,
-    Shift,
-    SiteSpec,
-    check_shared_records,
-    roles_sharing_records,
-)
+from fl_dpbayes.config.data import DataSpec, Partition, Shift, SiteSpec, check_shared_records, roles_sharing_records
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
@@ -41,7 +33,6 @@ SITES = {
     "blurred": SiteSpec(role="shifted", records=100, shift=Shift(kind="blur")), "basel": TRAIN,
 }  # fmt: skip
 HEART = DataSpec(source="heart")
-IID = IIDPartition()
 HOSPITALS = dict.fromkeys(("cleveland", "va", "hungarian"), TRAIN) | {"switzerland": SiteSpec(role="held_out")}
 
 
@@ -49,7 +40,7 @@ def divided(kind, **keys):
     return TypeAdapter(Partition).validate_python({"kind": kind, **keys})
 
 
-NATURAL = divided("natural")
+IID, NATURAL = divided("iid"), divided("natural")
 KINDS = {"iid": {}, "dirichlet": {"alpha": 0.5}, "classes": {"classes_per_site": 6}, "quantity": {"alpha": 1.0},
          "feature": {"strictness": 0.8}}  # fmt: skip
 
