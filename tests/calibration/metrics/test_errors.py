@@ -60,12 +60,6 @@ def test_closed_last_bin_and_documented_examples_golden():
     assert found == pytest.approx((several["l1"], several["max"]), abs=5e-5)
 
 
-def test_opposite_sites_cancel_golden():
-    sites = [binary(np.full(100, 0.75), np.arange(100) < right) for right in (95, 55)]
-    assert [errors.ece(site) for site in sites] == pytest.approx([0.2, 0.2], abs=1e-12)
-    assert errors.ece(merge(*sites)) == pytest.approx(0, abs=1e-12)
-
-
 def test_ece_agrees_with_its_definition():
     generator = np.random.default_rng(5)
     probabilities, labels = generator.dirichlet(np.ones(4), 500), generator.integers(0, 4, 500)
@@ -97,16 +91,6 @@ def test_binary_view_is_not_the_top_label_golden():
     assert errors.ece(statistics, 5) == pytest.approx(0.3, abs=1e-12)
     assert errors.ece_binary(statistics, 5) == pytest.approx(0.5, abs=1e-12)
     assert errors.ece_binary(from_batch([[0.2, 0.7, 0.1]], [0])) is None
-
-
-def test_debiased_square_of_a_calibrated_model_has_mean_zero():
-    generator = np.random.default_rng(8)
-    values = []
-    for _ in range(400):
-        p = generator.uniform(0.5, 1, 200)
-        statistics = binary(p, generator.random(200) < p)
-        values.append(debiased_mean_square_gap(coarsen(statistics.top_label, 15)))
-    assert abs(np.mean(values)) < 4 * np.std(values) / 20
 
 
 def test_debiased_square_of_single_records_is_zero_and_of_a_negative_one_the_root_limit():

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
-from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.calibration.recalibration.descent import Stretch, log_probabilities, private_fit, record_gradients
@@ -13,15 +12,6 @@ from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from tests.counted import best_fit, map_loss, overconfident
 
 METHODS = pytest.mark.parametrize(("method", "classes"), [("temperature", 3), ("vector", 3), ("platt", 2)])
-
-
-def test_temperature_of_a_constant_margin_golden():
-    # Margin z, accuracy a: T = z / logit(a).
-    right = expit(3.0)
-    probabilities = np.tile([right, 1 - right], (10, 1))
-    labels = np.array([0] * 8 + [1] * 2)
-    temperature = np.exp(best_fit("temperature", probabilities, labels).parameters[0])
-    assert temperature == pytest.approx(2.1640425613, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["vector", "platt"])
