@@ -192,17 +192,11 @@ def test_top_label_confidence_below_chance_is_refused():
 
 
 @pytest.mark.parametrize(
-    "forge",
-    [
-        lambda arrays: arrays.pop("scalars"),
-        lambda arrays: arrays.update(extra=np.zeros(3)),
-        lambda arrays: arrays.update(top_label=np.zeros((3, 5))),
-        lambda arrays: arrays.update(scalars=arrays["scalars"].astype(np.float32)),
-        lambda arrays: arrays.update(scalars=arrays["scalars"].astype(object)),
-    ],
+    ("name", "array"),
+    [("extra", np.zeros(3)), ("top_label", np.zeros((3, 5))), ("scalars", None)]
+    + [("scalars", np.zeros(len(SCALARS), kind)) for kind in (np.float32, object)],
 )
-def test_other_names_shapes_and_types_are_refused(forge):
-    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None)))
-    forge(arrays)
+def test_other_names_shapes_and_types_are_refused(name, array):
+    arrays = to_arrays(counted(with_parts(3, 50, 3), slice(None))) | {name: array}
     with pytest.raises(ValueError, match=r"statistics hold|float64"):
-        from_arrays(arrays, 3)
+        from_arrays({name: array for name, array in arrays.items() if array is not None}, 3)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors
@@ -194,20 +195,8 @@ def test_bars_by_hand():
     assert rows[7].model_dump() | {"confidence": 0.7} == {
         "low": 0.7, "high": 0.8, "n": 1, "confidence": 0.7, "accuracy": 1.0, "band_low": 0.0, "band_high": 1.0,
     }  # fmt: skip
+    likely = reliability_bins(from_batch([[0.75, 0.25]] * 40, [0] * 40))[11]
+    assert (likely.band_low, likely.band_high) == tuple(binom.ppf([0.025, 0.975], 40, 0.75) / 40)
     # The band of certain predictions is certain.
     last = reliability_bins(from_batch([[1.0, 0.0]] * 4, [0, 0, 0, 1]))[-1]
     assert (last.band_low, last.band_high, last.accuracy) == (1.0, 1.0, 0.75)
-
-
-def test_band_holds_calibrated_accuracies():
-    generator = np.random.default_rng(31)
-    outside = bins = 0
-    for _ in range(60):
-        p = generator.uniform(0.5, 1, 2000)
-        statistics = from_batch(np.stack([p, 1 - p], axis=1), np.where(generator.random(2000) < p, 0, 1))
-        for row in reliability_bins(statistics):
-            if row.n:
-                bins += 1
-                outside += not row.band_low <= row.accuracy <= row.band_high
-    assert outside / bins < 0.05 + 3 * np.sqrt(0.05 * 0.95 / bins)
-    assert outside / bins > 0.02
