@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,9 +32,7 @@ def read(path, task=PIXELS, *, most=100, labelled=False):
 def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
     path = archive(tmp_path, features=GOOD, labels=np.array([0, 2, 1]))
     records = read(path, labelled=True, most=2)
-    assert records.features.shape == (2, 1, 2, 2)
-    assert records.features.dtype == np.float32
-    assert records.labels is not None
+    assert (records.features.shape, records.features.dtype) == ((2, 1, 2, 2), np.float32)
     assert records.labels.tolist() == [0, 2]
     shaped = read(archive(tmp_path, features=GOOD.reshape(3, 1, 2, 2)))
     np.testing.assert_array_equal(shaped.features[:2], records.features)
@@ -76,12 +75,16 @@ def test_labels_matter_only_where_asked_for(tmp_path, labels, said):
     refused(said, read, path, labelled=True)
 
 
+def zipped(path, content: bytes):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("features.npy", content)
+    return path
+
+
 def test_header_that_claims_too_much_is_refused_before_memory_is_taken(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
-    path = tmp_path / "public.npz"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("features.npy", header.getvalue())
+    path = zipped(tmp_path / "public.npz", header.getvalue())
     refused("at most 268435456 numbers are read", read, path)
 
 
@@ -91,9 +94,7 @@ def test_damaged_or_missing_archive_is_refused(tmp_path, content):
     refused("does not exist", read, path)
     path.write_bytes(content)
     refused("cannot be read", read, path)
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("features.npy", content)
-    refused("cannot be read", read, path)
+    refused("cannot be read", read, zipped(path, content))
     other = path.rename(tmp_path / "public.pkl")
     refused(r"give a \.npz file", read, other)
 
@@ -104,21 +105,17 @@ def test_no_crafted_archive_ends_in_another_error(tmp_path):
     content, generator = path.read_bytes(), np.random.default_rng(0)
     header = io.BytesIO()
     np.save(header, GOOD)
-    refused = 0
+    count = 0
     for trial in range(400):
         damaged = bytearray(content if trial % 2 else header.getvalue())
         for place in generator.integers(len(damaged), size=3):
             damaged[place] = generator.integers(256)
-        if trial % 2:
-            path.write_bytes(damaged)
-        else:
-            with zipfile.ZipFile(path, "w") as file:
-                file.writestr("features.npy", bytes(damaged))
+        (path.write_bytes if trial % 2 else partial(zipped, path))(bytes(damaged))
         try:
             read(path)
         except UserError:
-            refused += 1
-    assert refused > 200
+            count += 1
+    assert count > 200
 
 
 def folder_of_images(folder, per_class=2):
@@ -132,7 +129,6 @@ def folder_of_images(folder, per_class=2):
 def test_folder_of_images_with_and_without_labels(tmp_path):
     folder = folder_of_images(tmp_path)
     records = read(folder, labelled=True)
-    assert records.labels is not None
     assert records.labels.tolist() == [0, 0, 1, 1, 2, 2]
     np.testing.assert_allclose(records.features[:, 0, 0, 0] * 255, [0, 0, 100, 100, 200, 200], atol=1e-3)
     assert len(read(folder, most=3).features) == 3

@@ -26,9 +26,7 @@ def combine(rule: Consensus, released: Released) -> Aggregate:
     unbiased for a site's effective number of draws. `uniform`: W_k = I, which gives mean (1/K) sum_k m_k and covariance
     (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
     repeat some.
-
-    References:
-        Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
+    Source: Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
 
     Returns draws at temperature 1. Raises ValueError if a site has too few samples, a parameter that does not vary,
     or a singular covariance.

@@ -22,6 +22,11 @@ from fl_dpbayes.data.shifts.apply import (
 )
 
 
+@pytest.fixture(params=[2, 5])
+def classes(request):
+    return request.param
+
+
 def synthetic(count, classes=2, seed=0, side=0):
     """Records drawn from their truth; pictures of `side` pixels, or a table."""
     generator = np.random.default_rng(seed)
@@ -41,34 +46,23 @@ def within(share, rate, count):
     return abs(share - rate) < 4 * np.sqrt(rate * (1 - rate) / count)
 
 
-@pytest.mark.parametrize("classes", [2, 10])
-def test_labels_flip_at_the_stated_rate_and_stay_flipped(classes):
+def test_labels_flip_and_positives_go_unreported_at_the_stated_rate_and_stay_so(classes):
     labels = np.arange(20_000) % classes
-    before = labels
+    flipped_before, missed_before = labels, labels
     for severity, rate in enumerate(FLIP_RATES, start=1):
         flipped = flip_labels(labels, classes, severity, np.random.default_rng(0))
+        missed = under_report(labels, severity, np.random.default_rng(0))
         assert within((flipped != labels).mean(), rate, 20_000)
+        assert within((missed != labels)[labels > 0].mean(), rate, (labels > 0).sum())
         assert 0 <= flipped.min() <= flipped.max() < classes
-        changed = before != labels
-        assert np.array_equal(before[changed], flipped[changed])
-        before = flipped
+        assert (missed[missed != labels] == 0).all()
+        for before, after in ((flipped_before, flipped), (missed_before, missed)):
+            changed = before != labels
+            assert np.array_equal(before[changed], after[changed])
+            assert changed.sum() < (after != labels).sum()
+        flipped_before, missed_before = flipped, missed
 
 
-@pytest.mark.parametrize("classes", [2, 5])
-def test_only_positives_go_unreported_at_the_stated_rate(classes):
-    labels = np.arange(20_000) % classes
-    positives, missed_before = labels > 0, np.zeros(len(labels), dtype=bool)
-    for severity, rate in enumerate(FLIP_RATES, start=1):
-        recorded = under_report(labels, severity, np.random.default_rng(0))
-        missed = recorded != labels
-        assert (recorded[missed] == 0).all()
-        assert within(missed[positives].mean(), rate, positives.sum())
-        assert (missed_before <= missed).all()
-        assert missed.sum() > missed_before.sum()
-        missed_before = missed
-
-
-@pytest.mark.parametrize("classes", [2, 5])
 def test_flips_at_the_boundary_are_nested_and_nearest_it(classes):
     records = synthetic(20_000, classes, seed=10)
     highest = np.sort(records.truth, axis=1)

@@ -6,7 +6,7 @@ from PIL import Image
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, SiteSpec
+from fl_dpbayes.config.data import DataSpec, NaturalPartition, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
@@ -15,7 +15,6 @@ from fl_dpbayes.data.sources import huggingface
 from tests.asking import refused
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-TRAIN = SiteSpec(role="train")
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +38,9 @@ def image_folder(folder, **columns):
     for split, count in (("train", 40), ("test", 9)):
         rows = {"scan": pictures(count, seed=count)[1], "sick": np.arange(count) % 2}
         rows |= {name: make(count) for name, make in columns.items()}
-        types = datasets.Features(
-            {"scan": datasets.Image(), "sick": names} | {name: datasets.Value("string") for name in columns}
-        )
-        table = datasets.Dataset.from_dict(rows, features=types)
-        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        types = {"scan": datasets.Image(), "sick": names} | dict.fromkeys(columns, datasets.Value("string"))
+        written = datasets.Dataset.from_dict(rows, features=datasets.Features(types))
+        written.to_parquet(folder / f"{split}-00000-of-00001.parquet")
     return folder
 
 
@@ -75,14 +72,11 @@ def test_images_of_a_local_folder(tmp_path, cache):
         assert records.units.tolist() == list(range(count))
         assert records.task == source.task == Task(input_shape=(1, 10, 12), classes=2)
         assert records.unit == source.unit == "image"
+    small = load_source(images(tmp_path / "scans", height=5, width=4, channels=3), "train").features
+    assert small.shape == (40, 3, 5, 4)
+    assert 0 <= small.min() < small.max() <= 1
     # A hospital's records are not copied into its user's home.
     assert not list(cache.rglob("*.arrow"))
-
-
-def test_images_are_resized_and_given_channels(tmp_path):
-    records = load_source(images(image_folder(tmp_path / "scans"), height=5, width=4, channels=3), "train")
-    assert records.features.shape == (40, 3, 5, 4)
-    assert 0 <= records.features.min() < records.features.max() <= 1
 
 
 def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
@@ -99,17 +93,13 @@ def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
 
 
 def test_a_folder_becomes_sites(tmp_path, deal):
-    folder = image_folder(
-        tmp_path / "scans", hospital=lambda count: [("rome", "oslo")[i % 3 > 1] for i in range(count)]
-    )
+    hospitals = {"hospital": lambda count: [("rome", "oslo")[i % 3 > 1] for i in range(count)]}
+    folder = image_folder(tmp_path / "scans", **hospitals)
     natural = images(folder, site_column="hospital", splits={"train": "train", "test": "test"})
-    sites = {"rome": TRAIN, "oslo": SiteSpec(role="held_out", part="test")}
-    for partition, names in ((NaturalPartition(), sites), (IIDPartition(), {"a": TRAIN, "b": TRAIN})):
-        dealt = deal(names, partition, DataSpec(source=natural))
-        loaded = dealt.load(tmp_path / partition.kind)
-        assert [site.name for site in loaded] == list(names)
-        if partition.kind == "natural":
-            assert [len(site.indices) for site in dealt.plan.sites] == [27, 3]
+    sites = {"rome": SiteSpec(role="train"), "oslo": SiteSpec(role="held_out", part="test")}
+    dealt = deal(sites, NaturalPartition(), DataSpec(source=natural))
+    assert [site.name for site in dealt.load(tmp_path)] == ["rome", "oslo"]
+    assert [len(site.indices) for site in dealt.plan.sites] == [27, 3]
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -119,6 +109,7 @@ def test_a_folder_becomes_sites(tmp_path, deal):
     ({"site_column": "hospital"}, "has no column 'hospital'"),
     ({"splits": {"train": "training"}}, "has no split 'training': set source.splits to some of train, test"),
     ({"config": "small"}, "cannot be had.*check source.config"),
+    ({"splits": {"test": "test"}}, "no part 'train': choose test"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
     refused(message, load_source, images(image_folder(tmp_path / "scans"), **changes), "train")
@@ -136,10 +127,6 @@ def test_a_bad_value_is_named(tmp_path, column, values, message):
     refused(message, load_source, source, "train")
 
 
-def test_a_part_without_a_split_is_refused(tmp_path):
-    refused("no part 'test': choose train", load_source, images(image_folder(tmp_path / "scans")), "test")
-
-
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "MAX_GREY_LEVELS", 39 * 120)
     refused("has more than 39 records", load_source, images(image_folder(tmp_path / "scans")), "train")
@@ -147,15 +134,13 @@ def test_too_many_records_are_refused(tmp_path, monkeypatch):
     refused("has more than 2 records", load_source, table(table_folder(tmp_path / "t")), "train")
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("nowhere", "no such folder"), ("empty", "cannot be had"),
-    ("csv", "not in Parquet, the only format that is read"),
-])  # fmt: skip
-def test_a_folder_without_data_in_parquet_is_refused(tmp_path, name, message):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "csv").mkdir()
+def test_a_folder_without_data_in_parquet_is_refused(tmp_path):
+    for name in ("empty", "csv"):
+        (tmp_path / name).mkdir()
     (tmp_path / "csv" / "train.csv").write_text("age,sex,sick\n1,1,0\n")
-    refused(message, load_source, table(tmp_path / name), "train")
+    reasons = {"nowhere": "no such folder", "empty": "cannot be had", "csv": "not in Parquet, the only format"}
+    for name, message in reasons.items():
+        refused(message, load_source, table(tmp_path / name), "train")
 
 
 def test_a_data_set_of_the_hub_that_is_not_here_names_the_remedies():

@@ -32,16 +32,12 @@ def test_images_are_resized_and_labelled_by_folder(folder, channels):
     assert records.units.tolist()[:3] == ["healthy/0.png", "healthy/1.png", "sick/0.png"]
 
 
-def test_an_empty_class_counts(folder):
+def test_an_empty_class_counts_and_a_damaged_image_is_named(folder):
     (folder / "unseen").mkdir()
     source = ImageFolder(path=folder, height=6, width=4)
-    assert source.task.classes == 3
-    assert load_source(source, "train").task.classes == 3
-
-
-def test_a_damaged_image_is_named(folder):
+    assert source.task.classes == load_source(source, "train").task.classes == 3
     (folder / "sick" / "9.png").write_bytes(b"no image")
-    refused(r"image .*9\.png cannot be read", load_source, ImageFolder(path=folder, height=6, width=4), "train")
+    refused(r"image .*9\.png cannot be read", load_source, source, "train")
 
 
 def test_a_folder_without_classes_or_images_is_refused(tmp_path):

@@ -116,13 +116,6 @@ def test_sites_without_a_sample_are_passed_over(orthogonal, rule: str) -> None:
         combine(rule, {"c": more["c"]}, 4)
 
 
-@pytest.mark.parametrize("rule", ["mixture", "fedavg", "fedbe"])
-def test_weights_that_are_all_zero_are_refused(orthogonal, rule: str) -> None:
-    samples = {"a": exact_samples(orthogonal.moments("a", 1.0), 10)}
-    with pytest.raises(ValueError, match="no site with a positive weight"):
-        combined(rule, samples, weights={"a": 0.0}, **SETTINGS[rule])
-
-
 def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not_matter() -> None:
     generator = np.random.default_rng(1)
     states = {site: {"w": generator.normal(size=5).astype(np.float32) + seed} for seed, site in enumerate(SITES)}
