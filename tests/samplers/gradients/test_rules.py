@@ -14,10 +14,7 @@ from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients, weighted_sum
-from fl_dpbayes.samplers.gradients.loss import (
-    summed_cross_entropy,
-    summed_gaussian_negative_log_likelihood,
-)
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy, summed_gaussian_negative_log_likelihood
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from tests.samplers.gradients import one_by_one
 
