@@ -12,6 +12,7 @@ from flwr.app import Message
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR
+from fl_dpbayes.posterior.averages import distance
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch
@@ -39,11 +40,6 @@ class CheckedReply:
     last_step: int
     stretch: PlannedStretch
     privacy: PrivacyStatement
-
-    def without_arrays(self) -> "CheckedReply":
-        """Drop the samples and the last state, which the bank holds on disk."""
-        empty = PosteriorSamples(arrays={}, weights=np.zeros(0), temperatures=np.zeros(0))
-        return replace(self, samples=empty, last={})
 
 
 def check_train_reply(
@@ -99,9 +95,9 @@ def check_displacement(reply: CheckedReply, request: TrainRequest, units: int, s
     kept = [step for step in range(steps) if request.plan.is_kept(request.first_step + step)]
     for index, row in enumerate(kept):
         sample = {name: array[index] for name, array in reply.samples.arrays.items()}
-        _check(f"sample {index + 1}", _distance(sample, began), bound[row, 0])
+        _check(f"sample {index + 1}", distance(sample, began), bound[row, 0])
     last = {name: without_prefix(name, reply.last) for name in ("parameters", "momentum")}
-    _check("its last state", _distance(last["parameters"], began), bound[-1, 0])
+    _check("its last state", distance(last["parameters"], began), bound[-1, 0])
     _check("its momentum", _norm(last["momentum"].values()), bound[-1, 1])
 
 
@@ -136,10 +132,6 @@ def displacements(request: TrainRequest, units: int, start: Arrays, steps: int) 
 def _check(what: str, distance: float, bound: float) -> None:
     if distance > ROUNDING * bound:
         raise ValueError(f"{what} lies {distance:.3g} from the start, farther than any chain's {bound:.3g}")
-
-
-def _distance(state: Arrays, start: Arrays) -> float:
-    return _norm(state[name].astype(np.float64) - start[name] for name in start)
 
 
 def _norm(arrays: Iterable[npt.NDArray]) -> float:

@@ -47,17 +47,10 @@ _KEY = "checkpoint"
 class Checkpoint(Config):
     """Everything but the arrays.
 
-    Attributes:
-        scenario: digest of the scenario.
-        run: our run id, by which the sites' ledgers know what they have answered.
-        round: the last round that is complete; 0 before the first.
-        cards: of the roster's members, in its order.
-        left_out: the roster's warnings of nodes that did not join.
-        ledger_heads: site -> last head seen.
-        planned_sites: number of training sites when the run began, which the plan is made for.
-        participation: who joined late, fell silent or has finished.
-        journal: how far the journal belongs to these rounds.
-        seconds: stage -> seconds so far.
+    `scenario`: digest of the scenario. `run`: our run id, by which the sites' ledgers know what they have answered.
+    `round`: the last round that is complete; 0 before the first. `cards` and `left_out`: of the roster, in its order.
+    `ledger_heads`: site -> last head seen. `planned_sites`: number of training sites when the run began, which the plan
+    is made for. `journal`: how far the journal belongs to these rounds. `seconds`: stage -> seconds so far.
     """
 
     format: Literal[2] = 2

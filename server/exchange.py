@@ -40,10 +40,6 @@ class Answer(Generic[CheckedT]):
         """Whether the stage may use what the site sent."""
         return self.status in ("OK", "PARTIAL")
 
-    def describe(self) -> str:
-        """Say in a few words what happened."""
-        return f"{self.site}: {self.status} {self.detail}".strip()
-
     @property
     def problem(self) -> str:
         """Why there is nothing of the site after the training, empty if there is something."""

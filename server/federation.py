@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
@@ -50,7 +51,7 @@ def run_federation(
     journal, entries = read_run_journal(run_folder, checkpoint)
     if checkpoint is not None:
         check_run_files(run_folder, entries, checkpoint)
-    ordered = OrderedGrid(grid)
+    ordered = cast(Grid, OrderedGrid(grid))
     record = RunRecord(run_folder, journal, tempered=scenario.sampler.has_temperature)
     record.begin("roster")
     roster = _roster(ordered, scenario, simulation_folder, checkpoint)
@@ -95,7 +96,7 @@ def run_federation(
         raise problem
 
 
-def _roster(grid: OrderedGrid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
+def _roster(grid: Grid, scenario: Scenario, simulation_folder: str, checkpoint: Checkpoint | None) -> Roster:
     if checkpoint is None:
         expected = scenario.resources.start_nodes or len(scenario.sites)
         node_ids = connected_nodes(grid, expected, SETTLED_SECONDS)

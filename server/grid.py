@@ -18,8 +18,8 @@ POLL_SECONDS = 0.05
 UNREADABLE = (AttributeError, DecodeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
-class OrderedGrid(Grid):
-    """Wraps a Grid so that replies are pulled one at a time in the order in which requests were pushed.
+class OrderedGrid:
+    """Wraps a Grid, whose methods it has, so that replies are pulled one by one in the order of their requests.
 
     Strategies that fold replies as they iterate over them then hold one reply in memory, and equal seeds give equal
     results whichever site answers first. A request without a reply at the deadline is passed over.
@@ -28,30 +28,8 @@ class OrderedGrid(Grid):
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def set_run(self, run) -> None:  # type: ignore[no-untyped-def]
-        """Set the run of the wrapped grid."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self):  # type: ignore[no-untyped-def]
-        """Run of the wrapped grid."""
-        return self._grid.run
-
-    def create_message(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        """Create a message through the wrapped grid."""
-        return self._grid.create_message(*args, **kwargs)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the node ids of the wrapped grid."""
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages through the wrapped grid."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull messages through the wrapped grid."""
-        return self._grid.pull_messages(message_ids)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Push all messages, then yield their replies one by one in the same order.

@@ -61,17 +61,11 @@ def request_message(
     time_to_live: float,
     simulation_folder: str,
 ) -> Message:
-    """Build the message that carries a request to a node.
+    """Build the message that carries a request and its encoded arrays to a node; None asks but who the site is.
 
-    Args:
-        record: the request; None for a query, which asks nothing but who the site is.
-        arrays: its arrays, encoded.
-        node_id: the receiving node.
-        message_type: Flower's `query`, `train` or `evaluate`, perhaps with a name after a dot.
-        round_number: the round, used as Flower's group.
-        time_to_live: seconds after which the message is dropped.
-        simulation_folder: where a virtual site finds its site file; empty in deployment, and never read by a node
-            that has a site file of its own.
+    `message_type`: Flower's `query`, `train` or `evaluate`, perhaps with a name after a dot. `round_number`: used as
+    Flower's group. `time_to_live`: seconds after which the message is dropped. `simulation_folder`: where a virtual
+    site finds its site file; empty in deployment, and never read by a node that has a site file of its own.
     """
     config = ConfigRecord({"simulation-folder": simulation_folder})
     if record is not None:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from server.check_reply import CheckedReply
 from server.exchange import Answer
 
 EVENTS_FILE = "events.jsonl"
+# The least usual last.
 STATUSES = ("OK", "PARTIAL", "REFUSED", "FAILED", "REJECTED")
 NOT_ASKED = "NOT ASKED"
 
@@ -204,29 +206,27 @@ class RunRecord:
 
     def status(self, site: str) -> str:
         """Say how a site's rounds went, the least usual first."""
-        outcomes = self.outcomes.get(site, {}).values()
-        for status in ("REJECTED", "FAILED", "REFUSED", "PARTIAL"):
-            for outcome in outcomes:
-                if outcome.status == status:
-                    return f"{status} {outcome.detail}".strip()
-        return "OK" if outcomes else NOT_ASKED
+        outcomes = list(self.outcomes.get(site, {}).values())
+        said = {outcome.status: f"{outcome.status} {outcome.detail}".strip() for outcome in reversed(outcomes)}
+        return next((said[status] for status in reversed(STATUSES) if status in said), NOT_ASKED)
 
     def rounds_used(self, site: str) -> int:
         """Count the rounds in which a site gave a usable reply."""
         return sum(outcome.reply is not None for outcome in self.outcomes.get(site, {}).values())
 
-    def participation(self, site: str) -> list[str]:
+    def participation(self, site: str) -> tuple[str, ...]:
         """Return a site's status in every round so far; it was not asked after its last, or before it joined."""
         outcomes = self.outcomes.get(site, {})
         numbers = (row["round"] for row in self.round_rows)
-        return [outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers]
+        return tuple(outcomes[number].status if number in outcomes else NOT_ASKED for number in numbers)
 
     def _entry(self, answer: Answer[CheckedReply]) -> _OutcomeEntry:
         reply = None
         if answer.checked is not None:
             stretch, privacy = answer.checked.stretch, answer.checked.privacy
             known = self.statements.get(answer.site)
-            kept = _common(known.history, privacy.history) if known else 0
+            rows = zip(known.history if known else (), privacy.history, strict=False)
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], rows))
             reply = _ReplyEntry(
                 samples=len(stretch.weights),
                 temperature=(stretch.step_weight, stretch.temperature, *stretch.temperature_range),
@@ -257,18 +257,13 @@ class RunRecord:
         )
 
     def _add_privacy(self, round_number: int, outcome: _OutcomeEntry) -> None:
-        row: dict[str, Any] = {
-            "site": outcome.site,
-            "round": round_number,
-            "status": outcome.status,
-            "reason": outcome.detail,
-            "purpose": "training",
-        }
+        row: dict[str, Any] = {"site": outcome.site, "round": round_number, "purpose": "training"}
+        row |= {"status": outcome.status, "reason": outcome.detail}
         reply = outcome.reply
         if reply is not None:
             before = self.statements[outcome.site].history[: reply.kept] if reply.kept else ()
-            # It was validated when it came.
             stated: dict[str, Any] = {**reply.privacy, "history": (*before, *reply.history)}
+            # It was validated when it came.
             statement = PrivacyStatement.model_construct(**stated)
             self.statements[outcome.site] = statement
             row |= cost_cells(statement) | {"temperature": reply.temperature[1] if self._tempered else None}
@@ -277,10 +272,3 @@ class RunRecord:
     def _write_tables(self) -> None:
         write_csv(self.run_folder / PRIVACY_FILE, self.privacy_rows, PRIVACY_COLUMNS)
         write_csv(self.run_folder / ROUNDS_FILE, self.round_rows, ROUND_COLUMNS)
-
-
-def _common(first: Sequence[object], second: Sequence[object]) -> int:
-    """Count the rows in which two histories begin alike."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )

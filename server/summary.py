@@ -58,7 +58,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     variation between training sites' labels and the pooled ones, and `feature_total_variation`, where known.
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
-    scenario, members = federation.scenario, federation.roster.members
+    scenario, cards = federation.scenario, [member.card for member in federation.roster.members]
     bank, chains = strategy.bank, strategy.chain_names()
     trainers = [member.card.name for member in federation.roster.training]
     hot = temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
@@ -67,58 +67,45 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     statements = evaluation.statements if evaluation else {}
     tested = {row["site"]: row["n"] for row in calibration}
     privacy = [_privacy(site, record, recalibration) for site in trainers]
-    found = Summary(
+    tested_costs = [{"site": site, "unit": said.unit} | cost_cells(said) for site, said in statements.items()]
+    versions = {
+        "fl-dpbayes": fl_dpbayes.__version__, "python": platform.python_version(), "torch": torch.__version__,
+        "numpy": np.__version__, "flwr": importlib.metadata.version("flwr"),
+    }  # fmt: skip
+    sites = tuple(
+        SiteRecord(name=c.name, role=c.role, n=c.units, unit=c.unit, shift=c.shift, test_n=tested.get(c.name))
+        for c in cards
+    )
+    return Summary(
         scenario=scenario.name,
         description=scenario.description,
         seed=scenario.seed,
         run=federation.run,
         resumed_after=tuple(record.resumed_after),
-        versions={
-            "fl-dpbayes": fl_dpbayes.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "flwr": importlib.metadata.version("flwr"),
-        },
+        versions=versions,
         adjacency=scenario.privacy.adjacency,
-        seeded=any(member.card.seeded for member in members)
-        or any(statement.seeded for statement in record.statements.values()),
+        seeded=any(card.seeded for card in cards) or any(statement.seeded for statement in record.statements.values()),
         private=scenario.privacy.kind == "dp",
         settings=settings_table(scenario, record.aggregation_inputs),
         sampler=scenario.sampler.kind,
         chains=scenario.training.chains,
         aggregation=scenario.aggregation.rule,
         aggregation_inputs=_optional(AggregationInputs, record.aggregation_inputs),
-        sites=tuple(
-            SiteRecord(
-                name=member.card.name,
-                role=member.card.role,
-                n=member.card.units,
-                unit=member.card.unit,
-                shift=member.card.shift,
-                test_n=tested.get(member.card.name),
-            )
-            for member in members
-        ),
+        sites=sites,
         clipped=scenario.privacy.clip_norm is not None,
         averaged_temperature=strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
         privacy=_all(PrivacyRecord, privacy),
         small_delta=_optional(SmallDeltaRecord, largest_at_small_delta(privacy, scenario.privacy.adjacency)),
-        participation=tuple(
-            ParticipationRecord(site=site, statuses=tuple(record.participation(site))) for site in trainers
-        ),
+        participation=tuple(ParticipationRecord(site=name, statuses=record.participation(name)) for name in trainers),
         recalibration=_recalibration(recalibration),
         calibration=_all(CalibrationRecord, calibration),
         reliability=_all(ReliabilityRecord, reliability),
         subgroups=_all(SubgroupRecord, evaluation.subgroup_rows() if evaluation else []),
         shift_detection=_all(ShiftDetectionRecord, evaluation.shift_detection_rows() if evaluation else []),
         conformal=_all(ConformalRecord, evaluation.conformal() if evaluation else []),
-        evaluation_privacy=_all(EvaluationPrivacyRecord, (_tested(*item) for item in statements.items())),
+        evaluation_privacy=_all(EvaluationPrivacyRecord, tested_costs),
         releases=(*_releases(federation, recalibration), *(_paid_evaluation(*item) for item in statements.items())),
-        bytes=Traffic(
-            up=tuple(row["bytes_up"] for row in record.round_rows),
-            down=tuple(row["bytes_down"] for row in record.round_rows),
-        ),
+        bytes=Traffic(**{way: tuple(row[f"bytes_{way}"] for row in record.round_rows) for way in ("up", "down")}),
         seconds={stage: round(seconds, 3) for stage, seconds in record.seconds.items()},
         configurations_tried=scenario.configurations_tried,
         convergence=tuple(row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence),
@@ -132,9 +119,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
             *map(sentence, hot),
         ),
         heterogeneity=partition.get("label_total_variation"),
+        **{name: partition[name] for name in ("feature_total_variation",) if name in partition},
     )
-    known = {name: partition[name] for name in ("feature_total_variation",) if name in partition}
-    return found.model_copy(update=known) if known else found
 
 
 def _all(kind: type[PartT], rows: Iterable[Mapping[str, Any]]) -> tuple[PartT, ...]:
@@ -153,13 +139,10 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         # Of a part of its own, so beside the training's epsilon and not on top of it.
         epsilon = recalibration.statements[site].epsilon
         row["recalibration_epsilon"] = float("inf") if epsilon is None else epsilon
-    if statement is None:
-        return row
-    return (
-        row
-        | cost_cells(statement)
-        | {"history": statement.history, "rounds": record.rounds_used(site), "unit": statement.unit}
-    )
+    if statement is not None:
+        row |= cost_cells(statement)
+        row |= {"history": statement.history, "rounds": record.rounds_used(site), "unit": statement.unit}
+    return row
 
 
 def _recalibration(recalibration: Recalibration | None) -> RecalibrationRecord | None:
@@ -173,10 +156,6 @@ def _recalibration(recalibration: Recalibration | None) -> RecalibrationRecord |
     )
 
 
-def _tested(site: str, statement: PrivacyStatement) -> dict[str, Any]:
-    return {"site": site, "unit": statement.unit} | cost_cells(statement)
-
-
 def _paid_evaluation(site: str, statement: PrivacyStatement) -> ReleaseRecord:
     epsilon = "inf" if statement.epsilon is None else f"{math.ceil(statement.epsilon * 1000) / 1000:.3f}"
     budget = float("inf") if statement.budget is None else statement.budget
@@ -184,26 +163,21 @@ def _paid_evaluation(site: str, statement: PrivacyStatement) -> ReleaseRecord:
     return ReleaseRecord(item=item, how=PAID)
 
 
-def _prevalences(federation: Federation) -> dict[str, str]:
-    cards = [member.card for member in federation.roster.members]
-    declared = [card.name for card in cards if isinstance(card.prevalence, tuple)]
-    estimated = [card.name for card in cards if card.prevalence == "estimated"]
-    places = [*(["the training population"] if federation.scenario.data.prevalence else []), *declared]
-    return ({f"prevalence of the classes: {', '.join(places)}": PUBLIC} if places else {}) | (
-        {f"estimated prevalence of the classes: {', '.join(estimated)}": NOT_SENT} if estimated else {}
-    )
-
-
 def _releases(federation: Federation, recalibration: Recalibration | None) -> list[ReleaseRecord]:
     how = {"public": PUBLIC, "noised": PAID, "none": NOT_SENT}
-    evaluation = sorted({how[member.card.evaluation_release] for member in federation.roster.members})
+    cards = [member.card for member in federation.roster.members]
+    evaluation = sorted({how[card.evaluation_release] for card in cards})
     exactly = sorted({PUBLIC if sent == PUBLIC else NOT_SENT for sent in evaluation})
     paid = PAID if federation.scenario.privacy.kind == "dp" else "sent without privacy"
     counted = recalibration is not None and recalibration.average.method in COUNTED
     maps = "counts of bins for recalibration" if counted else "parameters of recalibration"
+    declared = ["the training population"] if federation.scenario.data.prevalence else []
+    declared += [card.name for card in cards if isinstance(card.prevalence, tuple)]
+    estimated = [card.name for card in cards if card.prevalence == "estimated"]
     items = {
         **({maps: paid} if recalibration else {}),
-        **_prevalences(federation),
+        **({f"prevalence of the classes: {', '.join(declared)}": PUBLIC} if declared else {}),
+        **({f"estimated prevalence of the classes: {', '.join(estimated)}": NOT_SENT} if estimated else {}),
         "posterior samples and last state of each chain": paid,
         "spending: planned noise, steps done, epsilon, head of the ledger's chain": PUBLIC,
         "number of privacy units, role, shift, shape and classes of records": PUBLIC,

@@ -3,8 +3,10 @@
 import json
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.refusal import Refusal
 from fl_dpbayes.protocol.wire import arrays_digest
@@ -12,6 +14,12 @@ from fl_dpbayes.protocol.wire import arrays_digest
 # Patients with one row each: name, x, y, label.
 ROWS = [(f"p{number:03d}", float(x), float(y), number % 2) for number, (x, y) in
         enumerate(np.random.default_rng(0).normal(size=(50, 2)))]  # fmt: skip
+
+
+def refused(said: str, call, *arguments, **keys) -> None:
+    """Check that a call ends with a user's mistake, told with these words."""
+    with pytest.raises(UserError, match=said):
+        call(*arguments, **keys)
 
 
 def record_of(reply: Message) -> dict:

@@ -30,12 +30,9 @@ from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 
 SMALL = [
-    "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}",
-    "privacy.coupling=constant",
-    "privacy.temperature=",
-    "privacy.sampling_rate=1.0",
-    "simulation.insecure_seed=5",
-]
+    "training={rounds=2, steps_per_round=4, burn_in=2, thinning=2}", "privacy.coupling=constant",
+    "privacy.temperature=", "privacy.sampling_rate=1.0", "simulation.insecure_seed=5",
+]  # fmt: skip
 
 
 class WatchedGrid(InlineGrid):

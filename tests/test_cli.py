@@ -31,54 +31,45 @@ def run(capsys, monkeypatch):
     return of
 
 
-SOLVE = ["solve", "--epsilon", "1", "--delta", "1e-5", "--q", ".1", "--steps", "9"]
-ACCOUNT = ["account", "--delta", "1e-5"]
+SOLVE = "solve --epsilon 1 --delta 1e-5 --q .1 --steps 9"
+ACCOUNT = "account --delta 1e-5"
+# What is typed, and what is said of it.
 WRONG = {
-    "unknown scenario": (["simulate", "nowhere"], "no scenario 'nowhere'"),
-    "unknown key": (["simulate", "quickstart", "--set", "privacy.epsilom=1"], "did you mean 'epsilon'"),
-    "wrong type": (["simulate", "quickstart", "--set", "training.rounds=many"], "training.rounds is 'many'"),
-    "delta not below 1/n": (["simulate", "quickstart", "--set", "privacy.delta=0.01"], "below 1/n"),
-    "impossible partition": (["simulate", "quickstart", "--set", "partition.min_records=900"], "partition.min_records"),
-    "missing data": (["simulate", "mnist", "--data-dir", "/nonexistent"], "--data-dir"),
-    "burn-in too long": (["simulate", "quickstart", "--set", "training.burn_in=999999"], "burn_in"),
-    "unreachable epsilon": (["solve", "--epsilon", "-1", "--delta", "1e-5", "--q", "0.1", "--steps", "10"], "epsilon"),
-    "bad delta": (["account", "--delta", "2", "--sigma", "1", "--q", "1", "--steps", "1"], "--delta is 2"),
-    "solve names --q": (["solve", "--epsilon", "1", "--delta", "1e-5", "--q", "2", "--steps", "9"], "error: --q is 2"),
-    "solve names --clip-norm": ([*SOLVE, "--clip-norm", "0"], "error: --clip-norm is 0"),
-    "schedule without a kind": ([*SOLVE, "--schedule", "{initial=1}"], "error: --schedule is {initial=1}"),
-    "schedule out of range": (
-        [*SOLVE, "--schedule", '{kind="constant", initial=-1}'],
-        "error: --schedule: initial is -1",
-    ),
-    "schedule incomplete": ([*SOLVE, "--schedule", '{kind="constant"}'], "error: --schedule: initial: field required"),
-    "schedule is no table": ([*SOLVE, "--schedule", "3"], "error: --schedule is 3"),
-    "temperature unused": ([*SOLVE, "--temperature", "2"], "--temperature is 2.0, but --coupling constant has no"),
-    "temperature solved": (
-        [*SOLVE, "--coupling", "langevin", "--temperature", "2"],
-        "--coupling langevin finds its own",
-    ),
-    "temperature with sigma": (
-        ["solve", "--epsilon", "1", "--delta", "1e-5", "--q", ".1", "--sigma", "1", "--temperature", "2"],
-        "--temperature is for --steps",
-    ),
-    "account names --sigma": ([*ACCOUNT, "--sigma", "-1", "--q", ".1", "--steps", "1"], "error: --sigma is -1.0"),
-    "account names --q": ([*ACCOUNT, "--sigma", "1", "--q", "nan", "--steps", "1"], "error: --q is nan"),
-    "too many steps": ([*ACCOUNT, "--sigma", "1", "--q", ".1", "--steps", "1" + "0" * 23], "from 0 to 1e+12"),
-    "half a mechanism": (["account", "--delta", "1e-5", "--sigma", "1"], "--sigma, --q and --steps together"),
-    "bad history": (["account", "--delta", "1e-5", "--history", "/nonexistent.json"], "cannot be read"),
-    "no run directory": (["report", "/nonexistent"], "not a run directory"),
-    "no posterior": (["predict", "/nonexistent", "x.csv"], "does not exist"),
-    "no site file": (["site", "ledger", "show", "/nonexistent.toml"], "does not exist"),
-    "not toml": (["simulate", "README.toml"], "does not exist"),
+    "simulate nowhere": "no scenario 'nowhere'",
+    "simulate quickstart --set privacy.epsilom=1": "did you mean 'epsilon'",
+    "simulate quickstart --set training.rounds=many": "training.rounds is 'many'",
+    "simulate quickstart --set privacy.delta=0.01": "below 1/n",
+    "simulate quickstart --set partition.min_records=900": "partition.min_records",
+    "simulate mnist --data-dir /nonexistent": "--data-dir",
+    "simulate quickstart --set training.burn_in=999999": "burn_in",
+    "simulate README.toml": "does not exist",
+    "solve --epsilon -1 --delta 1e-5 --q 0.1 --steps 10": "epsilon",
+    "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
+    "solve --epsilon 1 --delta 1e-5 --q .1 --sigma 1 --temperature 2": "--temperature is for --steps",
+    f"{SOLVE} --clip-norm 0": "error: --clip-norm is 0",
+    f"{SOLVE} --schedule {{initial=1}}": "error: --schedule is {initial=1}",
+    f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "error: --schedule: initial is -1",
+    f'{SOLVE} --schedule {{kind="constant"}}': "error: --schedule: initial: field required",
+    f"{SOLVE} --schedule 3": "error: --schedule is 3",
+    f"{SOLVE} --temperature 2": "--temperature is 2.0, but --coupling constant has no",
+    f"{SOLVE} --coupling langevin --temperature 2": "--coupling langevin finds its own",
+    "account --delta 2 --sigma 1 --q 1 --steps 1": "--delta is 2",
+    f"{ACCOUNT} --sigma -1 --q .1 --steps 1": "error: --sigma is -1.0",
+    f"{ACCOUNT} --sigma 1 --q nan --steps 1": "error: --q is nan",
+    f"{ACCOUNT} --sigma 1 --q .1 --steps 1{'0' * 23}": "from 0 to 1e+12",
+    f"{ACCOUNT} --sigma 1": "--sigma, --q and --steps together",
+    f"{ACCOUNT} --history /nonexistent.json": "cannot be read",
+    "report /nonexistent": "not a run directory",
+    "predict /nonexistent x.csv": "does not exist",
+    "site ledger show /nonexistent.toml": "does not exist",
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_input_is_one_line_with_status_two(name: str, run) -> None:
-    arguments, expected = WRONG[name]
-    status, _, error = run(*arguments)
+@pytest.mark.parametrize("typed", WRONG)
+def test_wrong_input_is_one_line_with_status_two(typed: str, run) -> None:
+    status, _, error = run(*typed.split())
     assert status == 2
-    assert expected in error
+    assert WRONG[typed] in error
     assert "Traceback" not in error
     assert error.strip().count("\n") == 0
 
@@ -91,7 +82,7 @@ def test_wrong_input_is_one_line_with_status_two(name: str, run) -> None:
 def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_path: Path, run) -> None:
     path = tmp_path / "steps.json"
     path.write_text(content)
-    status, _, error = run(*ACCOUNT, "--history", str(path))
+    status, _, error = run(*ACCOUNT.split(), "--history", str(path))
     assert status == 2
     assert f"--history {path}" in error
     assert expected in error
@@ -135,10 +126,7 @@ def test_every_command_has_help_with_an_example() -> None:
     for path in commands_of(group):
         result = CliRunner().invoke(cli.app, [*path, "--help"])
         assert result.exit_code == 0
-        assert "Example: fl-dpbayes" in result.output, path
-        if path == ("bench",):
-            for name in ("accounting", "memory"):
-                assert f"Example: fl-dpbayes bench {name}" in result.output
+        assert f"Example: fl-dpbayes {' '.join(path)}" in result.output
 
 
 def test_help_describes_every_argument(run) -> None:
@@ -150,15 +138,9 @@ def test_help_describes_every_argument(run) -> None:
             assert all(len(line.split()) > 5 for line in text.splitlines() if "* " in line), (path, arguments)
 
 
-def test_account_json_has_the_contracts_keys(run) -> None:
+def test_account_and_solve_print_json(run) -> None:
     _, printed, _ = run("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
-    answer = json.loads(printed)
-    assert answer.keys() == {"delta", "adjacency", "mu", "mu_kind", "epsilon"}
-    assert answer["epsilon"].keys() == {"pld", "rdp", "gdp"}
-    assert answer["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
-
-
-def test_solve_json_meets_its_target(run) -> None:
+    assert json.loads(printed)["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
     _, printed, _ = run("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
     answer = json.loads(printed)
     assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}
@@ -174,10 +156,8 @@ def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, run) -> None:
     assert status == 0
     assert "Privacy spent" in printed
     assert "report.html" in printed
-    digits = load_digits()
-    data = tmp_path / "new.npz"
+    digits, data, table = load_digits(), tmp_path / "new.npz", tmp_path / "predictions.csv"
     np.savez(data, features=digits.images[:50].astype(np.float32) / 16, labels=digits.target[:50])
-    table = tmp_path / "predictions.csv"
     status, *_ = run("predict", str(out), str(data), "--out", str(table))
     assert status == 0
     lines = table.read_text().splitlines()

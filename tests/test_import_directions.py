@@ -1,30 +1,30 @@
 """Imports run one way through the packages; only the composition root knows the apps, and only the apps know Flower."""
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"config"},
-    {"protocol", "models"},
-    {"samplers"},
-    {"privacy"},
-    {"data"},
-    {"posterior", "calibration"},
-    {"report"},
-    {"clients", "server"},
-    {"run"},
-    {"cli"},
-    {"fl_dpbayes"},
-]
+    {"config"}, {"protocol", "models"}, {"samplers"}, {"privacy"}, {"data"}, {"posterior", "calibration"}, {"report"},
+    {"clients", "server"}, {"run"}, {"cli"}, {"fl_dpbayes"},
+]  # fmt: skip
+MOST_PARAMETERS = 7
 RANK = {package: rank for rank, packages in enumerate(LAYERS) for package in packages}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imported_modules(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -47,15 +47,15 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_every_module_is_ranked_and_imports_only_from_before(module: str) -> None:
-    package = package_of(module)
-    assert package in RANK, f"{module}: a package that has no rank"
-    for imported in imported_modules(MODULES[module]):
-        other = package_of(imported)
-        # What needs no more than the version may ask the root for it.
-        if imported.split(".")[0] in {"fl_dpbayes", "clients", "server"} and other not in (package, "fl_dpbayes"):
-            assert RANK[other] < RANK[package], f"{module} imports {imported}"
+def test_every_module_is_ranked_and_imports_only_from_before() -> None:
+    for module, path in MODULES.items():
+        package = package_of(module)
+        assert package in RANK, f"{module}: a package that has no rank"
+        for imported in imported_modules(path):
+            other = package_of(imported)
+            # What needs no more than the version may ask the root for it.
+            if imported.split(".")[0] in {"fl_dpbayes", "clients", "server"} and other not in (package, "fl_dpbayes"):
+                assert RANK[other] < RANK[package], f"{module} imports {imported}"
 
 
 def test_root_holds_nothing_but_its_names_and_the_command_line() -> None:
@@ -78,3 +78,18 @@ def test_only_the_apps_and_what_runs_them_know_flower() -> None:
     for module, path in MODULES.items():
         if package_of(module) not in ("clients", "server", "run"):
             assert "flwr" not in {name.split(".")[0] for name in imported_modules(path)}, module
+
+
+def long_signatures() -> Iterator[str]:
+    for module, path in MODULES.items():
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                names = [each.arg for each in [*given.posonlyargs, *given.args, *given.kwonlyargs]]
+                names += [each.arg for each in (given.vararg, given.kwarg) if each is not None]
+                if len(set(names) - {"self", "cls"}) > MOST_PARAMETERS:
+                    yield f"{module}.{node.name}"
+
+
+def test_no_function_takes_more_parameters_than_a_reader_can_hold_but_commands() -> None:
+    assert [name for name in long_signatures() if not name.startswith("fl_dpbayes.cli")] == []

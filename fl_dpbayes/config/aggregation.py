@@ -6,7 +6,7 @@ number start from the same broadcast weights. The mixture needs no such alignmen
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.rule import LargestShare, PublicInputs, Rule, SiteWeights
@@ -59,26 +59,17 @@ class AveragingRule(Rule):
     trimmed: PositiveInt | None = None
     move_bound: MoveBound = 2.0
 
-    @model_validator(mode="after")
-    def _robust_fits(self) -> "AveragingRule":
+    def _check_keys(self) -> None:
         if (self.robust == "trimmed-mean") != (self.trimmed is not None):
-            raise ValueError(
-                "trimmed, the number of bad sites to bear, must be given exactly with robust 'trimmed-mean'"
-            )
+            raise ValueError("trimmed, the number of bad sites to bear, is given exactly with robust 'trimmed-mean'")
         if self.robust != "none" and self.site_weights != "uniform":
-            raise ValueError(
-                f"robust {self.robust!r} counts all sites alike, since with a weight one site could claim the most: "
-                "set site_weights = 'uniform'"
-            )
-        return self
+            raise ValueError(f"robust {self.robust!r} counts all sites alike: set site_weights = 'uniform'")
 
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that sites are enough to trim."""
         if self.trimmed is not None and 2 * self.trimmed >= training_sites:
-            raise ValueError(
-                f"aggregation.trimmed is {self.trimmed} for {training_sites} training sites: it must be below half of "
-                "them"
-            )
+            sites = f"{training_sites} training sites"
+            raise ValueError(f"aggregation.trimmed is {self.trimmed} for {sites}: it must be below half of them")
         super().check(sampler, training_sites)
 
 
@@ -95,10 +86,8 @@ class FALD(AveragingRule):
     def check(self, sampler: Sampler, training_sites: int) -> None:
         """Check also that states are posterior samples."""
         if sampler.draws_samples:
-            raise ValueError(
-                f"aggregation.rule 'fald' averages states, which are no posterior samples of sampler.kind "
-                f"{sampler.kind!r}: choose rule 'mixture'"
-            )
+            averaged = f"averages states, which are no posterior samples of sampler.kind {sampler.kind!r}"
+            raise ValueError(f"aggregation.rule 'fald' {averaged}: choose rule 'mixture'")
         super().check(sampler, training_sites)
 
 
@@ -164,10 +153,8 @@ class Product(PrecisionRule):
         """Check also that the prior is a Gaussian or flat."""
         super().check(sampler, training_sites)
         if isinstance(sampler.prior, LaplacePrior):
-            raise ValueError(
-                f"aggregation.rule {self.rule!r} multiplies Gaussians, and sampler.prior.kind 'laplace' is none: "
-                "choose prior.kind 'gaussian' or 'flat', or a consensus rule"
-            )
+            refused = f"aggregation.rule {self.rule!r} multiplies Gaussians, and sampler.prior.kind 'laplace' is none"
+            raise ValueError(f"{refused}: choose prior.kind 'gaussian' or 'flat', or a consensus rule")
 
 
 class FedPA(Rule):
@@ -234,13 +221,9 @@ class PredBayes(DistillingRule):
         """Say whether beta is fitted."""
         return self.beta == "fitted"
 
-    @model_validator(mode="after")
-    def _labels_to_fit_to(self) -> "PredBayes":
+    def _check_keys(self) -> None:
         if self.needs_labels and self.public.kind != "file":
-            raise ValueError(
-                "beta 'fitted' needs public records with labels: give public = { kind = 'file', ... }, or a number"
-            )
-        return self
+            raise ValueError("beta 'fitted' needs public records with labels: give public of kind 'file', or a number")
 
 
 Aggregation = Annotated[

@@ -1,11 +1,11 @@
 """The plan of a whole training run, fixed in its first request."""
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.sampler import Prior, Sampler, StepSizeSchedule
 
 
@@ -48,8 +48,6 @@ class PerLayerClipping(Config):
 Clipping = Annotated[FlatClipping | GlobalClipping | AutomaticClipping | PerLayerClipping, Field(discriminator="kind")]
 
 FLAT = FlatClipping()
-
-
 Adjacency = Literal["add_or_remove_one", "replace_one"]
 NoiseCoupling = Literal["constant", "temperature", "langevin", "floor"]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -63,10 +61,7 @@ def _check_clipping(clipping: Clipping, clip_norm: float | None) -> None:
     if isinstance(clipping, GlobalClipping | AutomaticClipping) and clip_norm is None:
         raise ValueError(f"clipping.kind {clipping.kind!r} scales every gradient to clip_norm: give clip_norm")
     if isinstance(clipping, GlobalClipping) and clip_norm is not None and clipping.bound < clip_norm:
-        raise ValueError(
-            f"clipping.bound is {clipping.bound}: it must be at least clip_norm, {clip_norm}, since gradients within "
-            "the bound are scaled by clip_norm / bound"
-        )
+        raise ValueError(f"clipping.bound is {clipping.bound}: it must be at least clip_norm, {clip_norm}")
 
 
 class PrivacyPlan(Config):
@@ -93,23 +88,14 @@ class PrivacyPlan(Config):
         """What a noise multiplier is a multiple of: the clip norm."""
         return self.clip_norm
 
-    @model_validator(mode="after")
-    def _clipping_fits_norm(self) -> "PrivacyPlan":
+    def _check_keys(self) -> None:
         _check_clipping(self.clipping, self.clip_norm)
-        return self
-
-    @model_validator(mode="after")
-    def _parameters_fit_coupling(self) -> "PrivacyPlan":
         if self.coupling == "constant" and self.temperature is not None:
             raise ValueError("temperature is not used by coupling 'constant': remove it or choose 'floor'")
         if self.coupling in ("temperature", "langevin") and self.noise_multiplier is not None:
-            raise ValueError(
-                f"noise_multiplier is not used by coupling '{self.coupling}': give temperature, or leave both out "
-                "to have it solved from epsilon"
-            )
+            raise ValueError(f"noise_multiplier is not used by coupling {self.coupling!r}: give temperature or neither")
         if self.coupling == "floor" and self.temperature is None:
             raise ValueError("coupling 'floor' needs temperature (1.0 is the Bayesian posterior)")
-        return self
 
 
 class NoPrivacyPlan(Config):
@@ -129,40 +115,19 @@ class NoPrivacyPlan(Config):
     delta: Probability = 1e-5
     adjacency: Adjacency = "add_or_remove_one"
 
-    @property
-    def epsilon(self) -> float:
-        """Infinity."""
-        return math.inf
+    epsilon: ClassVar[float] = math.inf
+    # Noise before the clip is a part of private training only.
+    pre_noise: ClassVar[float] = 0.0
+    # A noise multiplier is the noise's standard deviation on the sum.
+    noise_unit: ClassVar[float] = 1.0
 
-    @property
-    def pre_noise(self) -> float:
-        """None: noise before the clip is a part of private training only."""
-        return 0.0
-
-    @property
-    def noise_unit(self) -> float:
-        """What a noise multiplier is a multiple of: 1, so that it is the noise's standard deviation on the sum."""
-        return 1.0
-
-    @model_validator(mode="after")
-    def _clipping_fits_norm(self) -> "NoPrivacyPlan":
+    def _check_keys(self) -> None:
         _check_clipping(self.clipping, self.clip_norm)
-        return self
-
-    @model_validator(mode="after")
-    def _one_noise(self) -> "NoPrivacyPlan":
         if self.noise_standard_deviation > 0 and self.temperature is not None:
             raise ValueError("noise_standard_deviation and temperature both fix the noise: give one of them")
-        return self
 
 
-def _private_by_default(value: Any) -> Any:
-    return {"kind": "dp"} | value if isinstance(value, dict) else value
-
-
-AnyPrivacyPlan = Annotated[
-    Annotated[PrivacyPlan | NoPrivacyPlan, Field(discriminator="kind")], BeforeValidator(_private_by_default)
-]
+AnyPrivacyPlan = Annotated[Annotated[PrivacyPlan | NoPrivacyPlan, Field(discriminator="kind")], by_default(kind="dp")]
 
 
 class TrainingPlan(Config):
@@ -208,33 +173,21 @@ class TrainingPlan(Config):
         """Number of rounds in the whole run, all chains together."""
         return self.chains * self.rounds
 
-    @model_validator(mode="after")
-    def _sampler_fits_privacy(self) -> "TrainingPlan":
-        private, named_private = self.privacy.kind == "dp", self.sampler.is_private
-        if private and not named_private:
-            raise ValueError(
-                f"sampler.kind {self.sampler.kind!r} is not private, but privacy.kind is 'dp': choose "
-                f"'dp-{self.sampler.kind}', or privacy.kind = 'none' if nothing is to be protected"
-            )
-        if named_private and not private:
-            raise ValueError(
-                f"sampler.kind {self.sampler.kind!r} is private, but privacy.kind is 'none': choose "
-                f"{self.sampler.algorithm!r}, or give a privacy budget"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _lengths_fit(self) -> "TrainingPlan":
+    def _check_keys(self) -> None:
+        named, algorithm = f"sampler.kind {self.sampler.kind!r}", self.sampler.algorithm
+        if self.privacy.kind == "dp" and not self.sampler.is_private:
+            choice = f"choose 'dp-{algorithm}', or privacy.kind = 'none' if nothing is to be protected"
+            raise ValueError(f"{named} is not private, but privacy.kind is 'dp': {choice}")
+        if self.privacy.kind == "none" and self.sampler.is_private:
+            choice = f"choose {algorithm!r}, or give a privacy budget"
+            raise ValueError(f"{named} is private, but privacy.kind is 'none': {choice}")
         if self.total_steps > MAX_STEPS:
-            raise ValueError(
-                f"chains * rounds * steps_per_round is {self.total_steps}: at most {MAX_STEPS} steps are accounted"
-            )
+            raise ValueError(f"chains * rounds * steps_per_round is {self.total_steps}: allowed are {MAX_STEPS} steps")
         if self.burn_in + self.thinning > self.chain_steps:
             raise ValueError(
                 f"burn_in {self.burn_in} + thinning {self.thinning} exceeds the {self.chain_steps} planned steps, so "
                 "no sample would be kept: lower burn_in or thinning, or add rounds"
             )
-        return self
 
     def is_kept(self, step: int) -> bool:
         """Say whether the state after `step` (0-based, of the whole run) is kept as a posterior sample."""
@@ -259,10 +212,8 @@ def check_temperature(sampler: Sampler, privacy: AnyPrivacyPlan) -> None:
         return
     if isinstance(privacy, NoPrivacyPlan):
         if privacy.temperature is not None:
-            raise ValueError(
-                f"privacy.temperature is {privacy.temperature:g}: sampler.kind {sampler.kind!r} has no temperature, so "
-                "its noise would serve nothing: remove privacy.temperature, or choose sampler.kind 'sgld'"
-            )
+            has_none = f"sampler.kind {sampler.kind!r} has none"
+            raise ValueError(f"privacy.temperature is {privacy.temperature:g}: {has_none}: remove it, or choose 'sgld'")
     elif privacy.coupling != "constant":
         raise ValueError(
             f"privacy.coupling is {privacy.coupling!r}, which makes noise for a temperature that sampler.kind "

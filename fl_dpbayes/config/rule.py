@@ -137,11 +137,10 @@ class Rule(Config):
                 f"sampler.kind {sampler.kind!r} does not have: choose rule 'mixture', 'fedavg' or 'fedbe'"
             )
         if self.cap is not None and cannot_be_kept(self.cap, training_sites):
-            least = math.ceil(1e6 / training_sites) / 1e6
+            least, share = math.ceil(1e6 / training_sites) / 1e6, f"aggregation.largest_share is {self.cap:g}"
             raise ValueError(
-                f"aggregation.largest_share is {self.cap:g}, but {counted(training_sites, 'training site')} share 1, "
-                f"so one has at least {least:g}: raise it to {least:g} or more, or leave it out and set "
-                "site_weights = 'uniform'"
+                f"{share}, but {counted(training_sites, 'training site')} share 1: raise it to {least:g} or more, or "
+                "leave it out and set site_weights = 'uniform'"
             )
 
     def with_public_path(self, change: Callable[[Path], Path]) -> "Rule":

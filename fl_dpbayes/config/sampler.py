@@ -103,12 +103,12 @@ class SamplerSettings(Config):
     @property
     def momentum_lost(self) -> float:
         """Friction alpha in (0, 1]: the share of the momentum that a step loses, 1 where it has none."""
-        return 1.0
+        return 1.0 - self._kept
 
     @property
     def moments(self) -> tuple[str, ...]:
         """Vectors of the state beside the position; they start at 0."""
-        return ()
+        return ("momentum",) if self._kept else ()
 
     @property
     def state_vectors(self) -> tuple[str, ...]:
@@ -128,7 +128,11 @@ class SamplerSettings(Config):
     @property
     def levers(self) -> dict[str, float]:
         """Settings that cool a chain beside smaller steps; temperature goes as step size over friction."""
-        return {}
+        return {"momentum": self._kept} if self._kept else {}
+
+    @property
+    def _kept(self) -> float:
+        return getattr(self, "momentum", 0.0)
 
     def state_shapes(self, parameter_shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return `<vector>/<parameter name>` -> shape of the arrays in which a state travels, in order."""
@@ -149,21 +153,6 @@ class SGD(SamplerSettings):
     only_descends = True
     kind: Literal["sgd", "dp-sgd"]
     momentum: Decay = 0.0
-
-    @property
-    def momentum_lost(self) -> float:
-        """1 - beta."""
-        return 1.0 - self.momentum
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The momentum, if there is any."""
-        return ("momentum",) if self.momentum > 0 else ()
-
-    @property
-    def levers(self) -> dict[str, float]:
-        """Less momentum."""
-        return {"momentum": self.momentum} if self.momentum > 0 else {}
 
 
 class Adam(SamplerSettings):
@@ -239,16 +228,6 @@ class MCDropout(SamplerSettings):
     kind: Literal["mc-dropout", "dp-mc-dropout"]
     rate: Annotated[float, Field(gt=0, le=0.99)] = 0.5
     momentum: Decay = 0.0
-
-    @property
-    def momentum_lost(self) -> float:
-        """1 - beta."""
-        return 1.0 - self.momentum
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        """The momentum, if there is any."""
-        return ("momentum",) if self.momentum > 0 else ()
 
 
 Sampler = Annotated[SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout, Field(discriminator="kind")]

@@ -58,11 +58,9 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     """Load a frozen backbone.
 
     A request names weights by digest only, so it can make a site read nothing but a file which that site placed in the
-    folder. Pickled files are read in torch's weights-only mode, which runs no code.
-
-    `folder`: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not needed for
-    torchvision's own download. Raises UserError if no file has that digest, the file is no state of this
-    architecture, or the download fails.
+    folder. Pickled files are read in torch's weights-only mode, which runs no code. `folder`: where the site keeps
+    weight files (.pth, .pt, .safetensors), under any name; not needed for torchvision's own download. Raises UserError
+    if no file has that digest, the file is no state of this architecture, or the download fails.
     """
     # torchvision takes longer to import than torch, and every site imports this module.
     from torchvision.models import get_model
@@ -77,17 +75,14 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
         state, origin = stored_state(features.weights, folder, "model.features.weights")
     body = {name: value for name, value in state.items() if not name.startswith(f"{last_layer}.")}
     try:
-        network.load_state_dict({name: _as_float32(value) for name, value in body.items()}, strict=True, assign=True)
+        halves = {name: value.float() for name, value in body.items() if value.is_floating_point()}
+        network.load_state_dict(body | halves, strict=True, assign=True)
     except (RuntimeError, AttributeError, TypeError) as error:
         raise UserError(
             f"{origin} does not hold the weights of {features.architecture}: {str(error)[:300]}; give a file of that "
             "architecture, or correct model.features.architecture"
         ) from None
     return Backbone(network, features.image_size)
-
-
-def _as_float32(value: Tensor) -> Tensor:
-    return value.float() if value.is_floating_point() else value
 
 
 def _downloaded_state(features: BackboneFeatures) -> tuple[dict[str, Tensor], str]:
@@ -115,13 +110,14 @@ def stored_weights(digest: str, folder: Path | None, key: str) -> Path:
             "the site file"
         )
     candidates = sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
-    path = next((path for path in candidates if _sha256(path) == digest), None)
-    if path is None:
-        raise UserError(
-            f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put the file "
-            f"there, set {VARIABLE} to the folder that holds backbones/, or correct {key}"
-        )
-    return path
+    for path in candidates:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                return path
+    raise UserError(
+        f"none of the {len(candidates)} weight files in {folder} has the SHA-256 {digest}: put the file there, set "
+        f"{VARIABLE} to the folder that holds backbones/, or correct {key}"
+    )
 
 
 def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, Tensor], str]:
@@ -140,8 +136,3 @@ def stored_state(digest: str, folder: Path | None, key: str) -> tuple[dict[str, 
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{path} is not a file of weights by name: save a plain state_dict")
     return state, str(path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -37,18 +37,12 @@ def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequ
     return body
 
 
+@lru_cache(maxsize=64)
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's trained parameters by name, in the order of the flat vector, allocating none.
 
-    A process works them out once.
-
     Raises UserError if the architecture cannot take records of this shape.
     """
-    return dict(_known_shapes(model, task))
-
-
-@lru_cache(maxsize=64)
-def _known_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     return parameter_shapes(_trained_layers(model, task))
 
 
@@ -64,9 +58,8 @@ def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
 def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Return all layers but the last on the meta device, where they take no memory, and how many outputs they have.
 
-    `input_shape` is that of a record, or (D,) of its features.
-
-    Raises UserError if the architecture cannot take records of this shape.
+    `input_shape` is that of a record, or (D,) of its features. Raises UserError if the architecture cannot take records
+    of this shape.
     """
     # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
     with torch.device("meta"):
@@ -74,7 +67,9 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
             case LogisticModel():
                 return nn.Sequential(nn.Flatten()), math.prod(input_shape)
             case MLPModel():
-                return _mlp_body(model, input_shape), model.hidden[-1]
+                widths = itertools.pairwise([math.prod(input_shape), *model.hidden])
+                dense = [layer for pair in widths for layer in (nn.Linear(*pair), nn.ReLU())]
+                return nn.Sequential(nn.Flatten(), *dense), model.hidden[-1]
             case CNNModel():
                 return _cnn_body(model, input_shape), model.hidden
 
@@ -99,13 +94,6 @@ def _draw_hidden_weights(layers: nn.Sequential, seed: int) -> None:
                 layer.weight.uniform_(-bound, bound, generator=generator)
                 if layer.bias is not None:
                     layer.bias.zero_()
-
-
-def _mlp_body(model: MLPModel, input_shape: tuple[int, ...]) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise([math.prod(input_shape), *model.hidden]):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers)
 
 
 def _cnn_body(model: CNNModel, input_shape: tuple[int, ...]) -> nn.Sequential:

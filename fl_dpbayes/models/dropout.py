@@ -19,31 +19,31 @@ class DropoutModule(nn.Module):
     """A module with dropout before its Linear and Conv2d layers, a mask per record.
 
     Each input feature of a Linear and each input channel of a Conv2d is kept with probability 1 - rate and then
-    multiplied by 1 / (1 - rate). The first layer's inputs are the record, and have a rate of their own. Layers that are
-    not trained get no mask.
-
-    `rate`: in (0, 1). `input_rate`: rate for the first layer, in [0, 1). `masks`: the factors of all masked inputs,
-    in the order of the layers, shape (records, inputs). Raises UserError if there is no layer to mask.
+    multiplied by 1 / (1 - rate). The first layer's inputs are the record, which is left as it is; layers that are not
+    trained get no mask. `rate`: in (0, 1). `masks`: the factors of all masked inputs, in the order of the layers, shape
+    (records, inputs). Raises UserError if there is no layer to mask.
     """
 
     masks: torch.Tensor
 
-    def __init__(self, module: nn.Module, rate: float, input_rate: float = 0.0) -> None:
+    def __init__(self, module: nn.Module, rate: float) -> None:
         super().__init__()
         self.base = module
         layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))}
-        rates = dict.fromkeys(layers, rate) | dict.fromkeys(list(layers)[:1], input_rate)
         shapes = parameter_shapes(module)
-        masked = [name for name in layers if rates[name] > 0 and _weight_name(name) in shapes]
-        if not masked:
+        self._widths = {
+            name: layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+            for name, layer in list(layers.items())[1:]
+            if f"{name}.weight" in shapes
+        }
+        if not self._widths:
             raise UserError(
                 "MC dropout finds no units to drop: the model has no trained layer behind another; choose a model with "
                 "a hidden layer, such as kind 'mlp', or another sampler"
             )
-        self._widths = {name: _inputs(layers[name]) for name in masked}
-        self._rates = np.repeat([rates[name] for name in masked], list(self._widths.values())).astype(np.float32)
-        device = next(module.parameters()).device
-        self.register_buffer("masks", torch.ones(0, len(self._rates), device=device), persistent=False)
+        self._rate = np.float32(rate)
+        masks = torch.ones(0, sum(self._widths.values()), device=next(module.parameters()).device)
+        self.register_buffer("masks", masks, persistent=False)
 
     def resample(self, generator: np.random.Generator, records: int) -> None:
         """Draw fresh masks for a batch of `records` records; row i belongs to record i."""
@@ -72,9 +72,7 @@ class DropoutModule(nn.Module):
         """Return the same computation as a module without state, and its inputs: each record joined to its mask.
 
         Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record. The
-        module has the same trainable parameters.
-
-        Raises ValueError if the number of records is not that of the masks.
+        module has the same trainable parameters. Raises ValueError if the number of records is not that of the masks.
         """
         self._check_masks(features)
         inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)
@@ -86,7 +84,7 @@ class DropoutModule(nn.Module):
         drawn = vector.clone()
         views = vector_views(drawn, parameter_shapes(self.base))
         for name, mask in zip(self._widths, masks, strict=True):
-            weight = views[_weight_name(name)]
+            weight = views[f"{name}.weight"]
             # Output channels of group k read the k-th part of the input channels.
             groups = len(mask) // weight.shape[1]
             pixels = (1,) * (weight.dim() - 2)
@@ -98,8 +96,8 @@ class DropoutModule(nn.Module):
             raise ValueError(f"{len(features)} records, {len(self.masks)} masks: call resample before each batch")
 
     def _draw_masks(self, generator: np.random.Generator, records: int) -> torch.Tensor:
-        kept = generator.random((records, len(self._rates)), dtype=np.float32) >= self._rates
-        return torch.from_numpy(kept / (1 - self._rates))
+        kept = generator.random((records, self.masks.shape[1]), dtype=np.float32) >= self._rate
+        return torch.from_numpy(kept / (1 - self._rate))
 
 
 class _JoinedInputs(nn.Module):
@@ -122,11 +120,3 @@ def _masking(mask: torch.Tensor) -> Any:
         return inputs * mask.view(shape).to(inputs.dtype), *others
 
     return multiply
-
-
-def _inputs(layer: nn.Linear | nn.Conv2d) -> int:
-    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-
-
-def _weight_name(layer_name: str) -> str:
-    return f"{layer_name}.weight" if layer_name else "weight"

@@ -136,19 +136,9 @@ def feature_map(
         transform, most_records = backbone(features, backbone_folder).to(device), IMAGES_PER_PASS
     else:
         _, height, width = input_shape
-        transform, most_records = _scattering_features(features, height, width, device)
+        most_records = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
+        transform = _scattered(features, height, width, device)
     return checked_feature_map(digest(features), input_shape, output_shape, transform, most_records, device)
-
-
-def _scattering_features(
-    features: ScatteringFeatures, height: int, width: int, device: torch.device
-) -> tuple[Callable[[Tensor], Tensor], int]:
-    transform = _scattering_of_records(features, height, width, device)
-    most_records = max(1, SCATTERED_PIXELS_PER_PASS // (height * width))
-    if features.projection is None:
-        return transform, most_records
-    project = _projection(features, height, device)
-    return lambda records: project(transform(records)), most_records
 
 
 # Fitting takes half a minute and depends on public constants only: once per process is enough.
@@ -156,17 +146,19 @@ def _scattering_features(
 def _projection(features: ScatteringFeatures, side: int, device: torch.device) -> Projection:
     assert features.projection is not None
     plain = features.model_copy(update={"projection": None})
-    transform = _scattering_of_records(plain, side, side, device)
+    transform = _scattered(plain, side, side, device)
     return fit_projection(features.projection, side, transform, device)
 
 
-def _scattering_of_records(
+def _scattered(
     features: ScatteringFeatures, height: int, width: int, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
     transform = scattering(height, width, scales=features.scales, angles=features.angles, device=device)
+    project = None if features.projection is None else _projection(features, height, device)
 
     def of_records(records: Tensor) -> Tensor:
         # Each colour is an image of its own.
-        return normalised(transform(records.flatten(0, 1))).unflatten(0, records.shape[:2]).flatten(1)
+        found = normalised(transform(records.flatten(0, 1))).unflatten(0, records.shape[:2]).flatten(1)
+        return found if project is None else project(found)
 
     return of_records

@@ -85,7 +85,18 @@ def checked_rows(key: Hashable, rows: int, stand_alone: Callable[[int], bool]) -
     key = (key, rows, torch.get_num_threads(), torch.__version__)
     if key not in _known:
         tried = (rows, 2 * rows, 4 * rows) if rows > 1 else ()
-        _known[key] = next(filter(stand_alone, tried), 0) or _one_row(rows, stand_alone)
+        found = next(filter(stand_alone, (*tried, 1)), None)
+        if found is None:
+            raise RowsDependError(
+                "this model gives one record different results when it is computed twice on this device: use another "
+                "device, or a model without such operations"
+            )
+        if found == 1 < rows:
+            said = (
+                "rows of a pass depend on each other on this device (tried %d, %d and %d rows): records are computed "
+            )
+            logger.warning(said + "one by one, which is slow", *tried)
+        _known[key] = found
     return _known[key]
 
 
@@ -93,9 +104,8 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
     """Say whether the rows' results keep every bit when the pass is repeated, permuted, or has other neighbours.
 
     Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
-    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition.
-
-    `features`: synthetic rows, shape (P, ...). `targets`: synthetic targets, shape (P,).
+    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`: synthetic rows, shape (P,
+    ...). `targets`: synthetic targets, shape (P,).
     """
     rows = len(features)
     expected = [values.clone() for values in results(features, targets)]
@@ -152,23 +162,6 @@ def structure(module: nn.Module) -> Hashable:
     return tuple(layers), tuple(values)
 
 
-def _one_row(rows: int, stand_alone: Callable[[int], bool]) -> int:
-    if not stand_alone(1):
-        raise RowsDependError(
-            "this model gives one record different results when it is computed twice on this device: use another "
-            "device, or a model without such operations"
-        )
-    if rows > 1:
-        logger.warning(
-            "rows of a pass depend on each other on this device (tried %d, %d and %d rows): records are computed one "
-            "by one, which is slow",
-            rows,
-            2 * rows,
-            4 * rows,
-        )
-    return 1
-
-
 def _same_bits(first: Tensor, second: Tensor) -> bool:
     integers = _INTEGERS[first.element_size()]
     same = first.view(integers) == second.view(integers)
@@ -179,10 +172,8 @@ def validate_module(module: nn.Module) -> None:
     """Check that per-example clipping bounds what one record can do to the module's gradient.
 
     Batch normalisation is let through only when it is frozen (no parameter requires a gradient) and in eval mode with
-    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with
-    the records, un-noised and unaccounted.
-
-    Raises UserError naming the layer and the remedy.
+    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with the
+    records, un-noised and unaccounted. Raises UserError naming the layer and the remedy.
     """
     layers = [(name or type(module).__name__, layer) for name, layer in module.named_modules()]
     others = [(name, layer) for name, layer in layers if type(layer) not in PLAIN_LAYERS]

@@ -22,8 +22,8 @@ from fl_dpbayes.protocol.arrays import Arrays
 def average_states(states: Mapping[str, Arrays], site_weights: Mapping[str, float]) -> Arrays:
     """Average the sites' states, w = sum_k w_k w_k' / sum_k w_k.
 
-    References:
-        Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier et al. 2022.
+    Source: Deng et al. 2021, "On convergence of federated averaging Langevin dynamics", Algorithm 1; Plassier et al.
+    2022.
 
     `states`: site -> parameter arrays, equal names and shapes, float32; looked at one by one. `site_weights`: site
     -> w_k >= 0; renormalised over the sites present. Returns the averaged arrays, float32; the sum is taken in
@@ -44,9 +44,7 @@ def coordinate_median(states: Mapping[str, Arrays]) -> Arrays:
     """Return the median over sites of each parameter, float32.
 
     Fewer than half of the sites cannot move it out of the range of the others.
-
-    References:
-        Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 1.
+    Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 1.
     """
     return {name: np.median(stack, axis=0).astype(np.float32) for name, stack in _stacked(states)}
 
@@ -54,15 +52,11 @@ def coordinate_median(states: Mapping[str, Arrays]) -> Arrays:
 def trimmed_mean(states: Mapping[str, Arrays], trimmed: int) -> Arrays:
     """Return, of each parameter, the mean over sites without the `trimmed` least and the `trimmed` greatest values.
 
-    References:
-        Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
+    Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", Definition 2.
 
     `states`: site -> parameter arrays, equal names and shapes. `trimmed`: how many bad sites it must bear, b >= 0,
-    below half of the sites. Returns parameter arrays, float32; the mean is taken in float64. Raises ValueError if
-    nothing is left after trimming.
+    below half of the sites. Returns parameter arrays, float32; the mean is taken in float64.
     """
-    if not 0 <= 2 * trimmed < len(states):
-        raise ValueError(f"trimmed is {trimmed} for {len(states)} sites: it must be 0 or more and below half of them")
     return {
         name: np.sort(stack, axis=0)[trimmed : len(stack) - trimmed].mean(axis=0, dtype=np.float64).astype(np.float32)
         for name, stack in _stacked(states)
@@ -81,15 +75,13 @@ def move_factors(
     of an even number of sites the lower one, so that as long as fewer than half of them are bad M is no longer than
     an honest site's. Of two sites nobody can say which one is bad, and neither is shortened. Planned noise is as long
     in v_k m_k at sites of every size where v_k is proportional to n_k.
-
-    References:
-        Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding, there to a fixed norm).
+    Source: Sun et al. 2019, "Can you really backdoor federated learning?" (norm thresholding, there to a fixed norm).
 
     `states`: site -> what it sent, w_k, at least one; looked at one by one. `start`: what all of them were sent,
     w_0. `site_weights`: site -> v_k >= 0. `bound`: c, at least 1. Returns site -> factor in [0, 1), of those that
     are to be shortened by `shortened`.
     """
-    parts = {site: site_weights[site] * _distance(state, start) for site, state in states.items()}
+    parts = {site: site_weights[site] * distance(state, start) for site, state in states.items()}
     longest = bound * sorted(parts.values())[(len(parts) - 1) // 2] if len(parts) > 2 else math.inf
     return {site: longest / part for site, part in parts.items() if part > longest}
 
@@ -142,7 +134,8 @@ def average_of_states(
     return Average(trimmed_mean(states, trimmed), tuple(warnings), is_mean=False)
 
 
-def _distance(state: Arrays, start: Arrays) -> float:
+def distance(state: Arrays, start: Arrays) -> float:
+    """Return |w - w_0| over all arrays of the start w_0, in float64."""
     return math.sqrt(sum(float(np.square(state[name].astype(np.float64) - start[name]).sum()) for name in start))
 
 

@@ -61,11 +61,9 @@ def summarise_convergence(
 
     `samples`: released samples in the order in which each chain made them, each of shape (d,), finite; M >= 0 of
     them, such as a matrix (M, d), are looked at one by one. `chains`: number of the chain to which each belongs,
-    shape (M,). Raises ValueError if lengths differ.
+    shape (M,).
     """
     quantities = _quantities(samples, generator)
-    if chains.shape != quantities.shape[:1]:
-        raise ValueError(f"{len(quantities)} samples and chain numbers {chains.shape}: give one chain number each")
     rows = _equal_chains(chains)
     chain_count, per_chain = rows.shape
     if per_chain < 4:

@@ -67,10 +67,6 @@ def effective_sample_size(draws: Draws) -> float:
 
 
 def _split(draws: Draws) -> Draws:
-    if draws.ndim != 2 or draws.shape[0] < 1 or draws.shape[1] < 4:
-        raise ValueError(f"draws have shape {draws.shape}: (chains, draws) with at least 4 draws per chain is needed")
-    if not np.isfinite(draws).all():
-        raise ValueError("a draw is not finite")
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, -half:]]).astype(np.float64)
 

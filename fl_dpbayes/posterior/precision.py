@@ -35,9 +35,7 @@ def effective_draws(chain: Chain) -> float:
     measured on up to 64 evenly spaced coordinates together. The share is 1 unless neighbouring draws are correlated by
     3 standard errors: of a few coordinates ESS is so uncertain that min(1, .) alone would take a fifth from
     independent draws.
-
-    References:
-        Kish 1965, "Survey sampling"; Vehtari et al. 2021 for the autocorrelation.
+    Source: Kish 1965, "Survey sampling"; Vehtari et al. 2021 for the autocorrelation.
 
     Returns effective number, in (0, M] for M draws.
     """
@@ -77,9 +75,7 @@ def diagonal_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, 
     """Estimate N(m, diag v) from a chain, its precision (n - 3) / (n - 1) / v.
 
     v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
-
-    References:
-        The mean of the inverse chi-squared distribution.
+    Source: The mean of the inverse chi-squared distribution.
 
     Returns the Gaussian with precision (d,), and warnings. Raises ValueError if there are fewer than 5 draws, or a
     parameter does not vary.
@@ -100,9 +96,7 @@ def full_gaussian(chain: Chain) -> tuple[NaturalGaussian, tuple[RunWarning, ...]
     """Estimate N(m, S) from a chain, its precision (n - d - 2) / (n - 1) S^-1.
 
     S = sum_t v_t (w_t - m)(w_t - m)^T / (1 - sum_t v_t^2) is unbiased; n is the effective number of draws.
-
-    References:
-        The mean of the inverse Wishart distribution.
+    Source: The mean of the inverse Wishart distribution.
 
     Returns the Gaussian with precision (d, d), and warnings. Raises ValueError if there are fewer than d + 4 draws,
     their covariance is singular, or a parameter varies so little that the others' precisions are lost in its
@@ -134,16 +128,9 @@ def _check_scales(chain: Chain, spread: npt.NDArray[np.float64]) -> None:
 def weighted_variance(chain: Chain) -> npt.NDArray[np.float64]:
     """Return the unbiased variance of each parameter, shape (d,).
 
-    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1.
-
-    Raises ValueError if fewer than 2 draws have weight.
+    v = sum_t v_t (w_t - m)^2 / (1 - sum_t v_t^2), v_t the weights, which sum to 1; of 2 draws or more.
     """
-    unbiased = 1 - np.square(chain.weights).sum()
-    if not (chain.weights > 0).sum() >= 2:
-        raise ValueError(
-            f"site {chain.site!r} sent {counted(len(chain.weights), 'sample')}: a variance needs at least 2"
-        )
-    return chain.weights @ np.square(deviations(chain)) / unbiased
+    return chain.weights @ np.square(deviations(chain)) / (1 - np.square(chain.weights).sum())
 
 
 def deviations(chain: Chain) -> npt.NDArray[np.float64]:
@@ -183,9 +170,7 @@ def mean_error(factors: Iterable[tuple[NaturalGaussian, float]], combined: Natur
 
     and e^2 = (1/d) sum_k tr(L^-1 Cov(L_k v_k)) over d parameters; n' = n - 1 for n effective draws. A diagonal form is
     d times p = 1.
-
-    References:
-        von Rosen 1988, "Moments for the inverted Wishart distribution", for the covariance of L_k.
+    Source: von Rosen 1988, "Moments for the inverted Wishart distribution", for the covariance of L_k.
 
     `combined`: the product, of the same form, its precision positive. Returns e >= 0, in standard deviations of the
     product, root mean square over parameters.

@@ -21,9 +21,7 @@ def write_samples(path: Path, samples: AnySamples, metadata: Mapping[str, str] |
 
     safetensors itself writes only what is in memory as a whole; the format is a length, a JSON header with the type,
     shape and place of each array, and the arrays' bytes.
-
-    References:
-        The safetensors format, https://huggingface.co/docs/safetensors.
+    Source: The safetensors format, https://huggingface.co/docs/safetensors.
     """
     count = len(samples)
     parts = iter(samples.parts())

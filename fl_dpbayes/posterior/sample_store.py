@@ -35,12 +35,12 @@ class PosteriorBank:
         with written(folder):
             folder.mkdir(parents=True, exist_ok=True)
         if len(samples.weights):
-            path = self._samples_path(site, round_number, chain)
+            path = self._path("chain", site, round_number, chain)
             with replaced_atomically(path) as partial:
                 write_samples(partial, samples)
                 self._new.append(self._entry(path, partial))
         before = [path for path in self._last_paths(site) if _chain_of(path) == chain]
-        path = self._last_path(site, round_number, chain)
+        path = self._path("last", site, round_number, chain)
         with replaced_atomically(path) as partial:
             write_arrays(partial, last)
             self._new.append(self._entry(path, partial, *before))
@@ -77,10 +77,6 @@ class PosteriorBank:
         replaces = [old.relative_to(folder).as_posix() for old in before if old != path]
         return file_entry(path.relative_to(folder).as_posix(), content, *replaces)
 
-    def sites(self) -> list[str]:
-        """Return the names of the sites that have sent a state, in alphabetical order."""
-        return sorted({path.parent.name for path in self._folder.glob("*/last-*.safetensors")})
-
     def last(self, site: str, chain: int) -> Arrays | None:
         """Return the last state of one of a site's chains, or None before its first reply in it."""
         paths = [path for path in self._last_paths(site) if _chain_of(path) == chain]
@@ -94,10 +90,6 @@ class PosteriorBank:
         """Return site -> last state of one of its chains, read at every look-up."""
         return PerSite(sites, lambda site: self.last(site, chain))
 
-    def last_states(self, site: str) -> list[Arrays]:
-        """Return the last state of each of a site's chains so far."""
-        return [load_file(path) for path in self._last_paths(site)]
-
     def sample_chains(self, site: str) -> npt.NDArray[np.int64]:
         """Return the number of the chain that each sample of `samples` belongs to, shape (M,)."""
         numbers: list[int] = []
@@ -108,12 +100,9 @@ class PosteriorBank:
     def _sample_paths(self, site: str) -> list[Path]:
         return sorted((self._folder / site).glob("chain-*-round-*.safetensors"))
 
-    def _samples_path(self, site: str, round_number: int, chain: int) -> Path:
-        return self._folder / site / f"chain-{chain:04d}-round-{round_number:06d}.safetensors"
-
-    def _last_path(self, site: str, round_number: int, chain: int) -> Path:
+    def _path(self, kind: str, site: str, round_number: int, chain: int) -> Path:
         # With its round: a state of a round that was cut off must not be where the repeated round starts.
-        return self._folder / site / f"last-{chain:04d}-round-{round_number:06d}.safetensors"
+        return self._folder / site / f"{kind}-{chain:04d}-round-{round_number:06d}.safetensors"
 
     def _last_paths(self, site: str) -> list[Path]:
         found = (path for path in sorted((self._folder / site).glob("last-*")) if _NAME.fullmatch(path.name))
@@ -132,7 +121,7 @@ class PosteriorBank:
 
     def round_samples(self, site: str, round_number: int, chain: int) -> PosteriorSamples | None:
         """Return a site's samples of one round, or None if it has sent none in it."""
-        path = self._samples_path(site, round_number, chain)
+        path = self._path("chain", site, round_number, chain)
         return StoredSamples((open_samples(path),)).in_memory() if path.is_file() else None
 
 

@@ -153,14 +153,7 @@ class PerSite(Mapping[str, ValueT]):
 
 
 def concatenate(parts: Sequence[PosteriorSamples]) -> PosteriorSamples:
-    """Join samples of the same model, in the given order, keeping their weights.
-
-    Raises ValueError if there is none, or names or shapes differ.
-    """
-    if not parts:
-        raise ValueError("there is nothing to concatenate: give at least one set of samples")
-    if any(part.arrays.keys() != parts[0].arrays.keys() for part in parts):
-        raise ValueError("the sets of samples have different parameter names")
+    """Join samples of the same model, in the given order, keeping their weights; at least one set of them."""
     return PosteriorSamples(
         arrays={name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays},
         weights=np.concatenate([part.weights for part in parts]),

@@ -9,13 +9,8 @@ from fl_dpbayes.config.rule import Rule, cannot_be_kept
 
 
 def unit_weights(units: Mapping[str, int]) -> dict[str, float]:
-    """Weigh each site by its declared size, w_k = n_k / N.
-
-    Raises ValueError if no site has a unit.
-    """
+    """Weigh each site by its declared size, w_k = n_k / N; a site that trains declares one unit or more."""
     total = sum(units.values())
-    if total <= 0:
-        raise ValueError("no site declares a unit, so there is nothing to weigh")
     return {site: count / total for site, count in units.items()}
 
 
@@ -41,10 +36,7 @@ def capped_weights(weights: Mapping[str, float], largest_share: float) -> dict[s
 
 
 def size_weights(rule: Rule, units: Mapping[str, int]) -> dict[str, float]:
-    """Weigh each site by its declared size, none above the rule's `largest_share`.
-
-    Raises ValueError if no site declares a unit.
-    """
+    """Weigh each site by its declared size, none above the rule's `largest_share`."""
     weights = unit_weights(units)
     return weights if rule.cap is None else capped_weights(weights, rule.cap)
 
@@ -54,7 +46,7 @@ def weigh_sites(rule: Rule, units: Mapping[str, int]) -> tuple[dict[str, float],
 
     `units`: site -> number of privacy units that it declares; at least one site. Returns site -> w_k, summing to 1;
     and a warning where too few sites are here for the largest share to hold, or one of three or more has most of
-    the weight. Raises ValueError if sites are weighed by size and none declares a unit.
+    the weight.
     """
     uniform = {site: 1 / len(units) for site in units}
     weights = uniform if rule.weighing == "uniform" else size_weights(rule, units)

@@ -18,7 +18,7 @@ from fl_dpbayes.config.task import Model, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.sample_file import write_samples
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
-from fl_dpbayes.protocol.arrays import check_arrays, without_prefix
+from fl_dpbayes.protocol.arrays import without_prefix
 
 POSTERIOR_FILE = "posterior.safetensors"
 _KEY = "fl_dpbayes"
@@ -86,7 +86,9 @@ def load_posterior(path: Path) -> StoredPosterior:
                 raise ValueError("names or shapes of the arrays are not those of the model")
             arrays = {name: file.get_tensor(name) for name in expected}
         samples = without_prefix("samples", arrays)
-        check_arrays(samples, {name: array.shape for name, array in samples.items()})
+        for name, array in samples.items():
+            if array.dtype != np.float32 or not np.isfinite(array).all():
+                raise ValueError(f"array {name!r} is {array.dtype}, not float32, or has a value that is not finite")
         weights, temperatures = arrays["weights"], arrays["temperatures"]
         if weights.dtype != np.float64 or temperatures.dtype != np.float64:
             raise ValueError("weights and temperatures must be float64")

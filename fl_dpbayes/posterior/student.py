@@ -102,19 +102,14 @@ def distil(
 
     min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is
     (softmax(f) - p) / N.
-
-    References:
-        Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning with
-        uncertainty via distilled predictive distributions".
+    Source: Hinton et al. 2015, "Distilling the knowledge in a neural network"; Bhatt et al. 2024, "Federated learning
+    with uncertainty via distilled predictive distributions".
 
     `function`: parameters -> logits (N, classes) at the public or synthetic inputs, and the map of a cotangent (N,
     classes) to gradients by parameter name (their vector-Jacobian product). Parameters come as float32. `start`:
     parameter name -> initial value, in the order of the model. `teacher_probabilities`: p(y|x_i), shape (N,
-    classes), N >= 1, rows summing to 1. `max_iterations`: bound on L-BFGS iterations, >= 1. Raises ValueError if
-    there is no input.
+    classes), N >= 1, rows summing to 1. `max_iterations`: bound on L-BFGS iterations, >= 1.
     """
-    if not len(teacher_probabilities):
-        raise ValueError("there is no input to distil on: give public records or synthetic inputs")
     shapes = {name: tuple(array.shape) for name, array in start.items()}
     entropy = -xlogy(teacher_probabilities, teacher_probabilities).sum(axis=1).mean()
 

@@ -20,24 +20,6 @@ MAGIC = b"\x93NUMPY\x01\x00"
 MOST_HEADER = 512
 
 
-def check_arrays(arrays: Mapping[str, npt.NDArray], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that arrays of a message are exactly those of the expected names and shapes, float32 and finite.
-
-    Raises ValueError at the first array that is missing, unexpected, of another shape or type, or not finite.
-    """
-    if set(arrays) != set(shapes):
-        missing, extra = sorted(set(shapes) - set(arrays))[:3], sorted(set(arrays) - set(shapes))[:3]
-        raise ValueError(f"array names differ: missing {missing}, unexpected {extra}")
-    for name, shape in shapes.items():
-        array = arrays[name]
-        if array.dtype != np.float32:
-            raise ValueError(f"array {name!r} is {array.dtype}, not float32")
-        if array.shape != tuple(shape):
-            raise ValueError(f"array {name!r} has shape {array.shape}, not {tuple(shape)}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"array {name!r} has a value that is not finite")
-
-
 def prefixed(prefix: str, arrays: Mapping[str, ValueT]) -> dict[str, ValueT]:
     """Put `prefix/` before every name of arrays or of their shapes, to carry several sets in one message."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}

@@ -1,12 +1,104 @@
-"""The answer of a run in plain words, as the report opens."""
+"""What a run found: the rows that are read first, the largest numbers, and the sentences that open the report.
 
-from collections.abc import Mapping
+The rows are those of sites that never trained, where there are any.
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
-from fl_dpbayes.report.headline import headline_place, headline_role, headline_rows
-from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up
-from fl_dpbayes.report.wording import neighbours, predictor_name
+from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up, significant
+from fl_dpbayes.report.wording import ROLES, neighbours, predictor_name
+
+# With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
+LEAST_SITES = 3
+
+
+def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
+    """Return the rows that answer for a role, by predictor, where the calibration error is defined."""
+    medians = {row.predictor: row for row in median_rows(run) if row.role == role}
+    rows = (medians.get(row.predictor, row) for row in run.calibration if row.pooled and row.role == role)
+    return {row.predictor: row for row in rows if row.rms_debiased is not None}
+
+
+def median_rows(run: Summary) -> list[CalibrationRecord]:
+    """Return the median over the sites of each role that is pooled over three or more of them, by predictor.
+
+    One of three sites, whatever it sends, moves a median no further than to another site's value; the pooled row it
+    can move anywhere. An interval is the median of the sites' lower ends and that of their upper ends: where every
+    site's interval holds its own error, it holds the median error.
+    """
+    keys = [(row.role, row.predictor) for row in run.calibration if row.pooled]
+    single = [row for row in run.places if not row.pooled and row.n]
+    sites = ([row for row in single if (row.role, row.predictor) == key] for key in keys)
+    return [_median(rows) for rows in sites if len(rows) >= LEAST_SITES]
+
+
+def _median(rows: Sequence[CalibrationRecord]) -> CalibrationRecord:
+    """Take the median of every number and of both ends of every interval that all rows have, n included."""
+    first = rows[0]
+    values = {name: [getattr(row, name) for row in rows] for name in CalibrationRecord.model_fields}
+    numbers = {
+        name: statistics.median(found)
+        for name, found in values.items()
+        if name != "samples" and all(isinstance(value, float) for value in found)
+    }
+    intervals = {}
+    for metric in first.intervals:
+        found = [ends for row in rows if (ends := row.intervals.get(metric)) and None not in ends]
+        if len(found) == len(rows):
+            intervals[metric] = tuple(statistics.median(ends) for ends in zip(*found, strict=True))
+    key = {"site": f"median:{first.role}", "role": first.role, "predictor": first.predictor, "samples": first.samples}
+    middle = int(statistics.median(row.n or 0 for row in rows))
+    return CalibrationRecord.model_validate({**key, **numbers, "n": middle, "intervals": intervals})
+
+
+def headline_role(run: Summary) -> Role:
+    """Return the role that answers for the run: held-out sites where they were measured, else training sites."""
+    return "held_out" if headline_rows(run, "held_out") else "train"
+
+
+def _place(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
+    """Say in words over what a role's headline rows are taken."""
+    return f"the median of the {ROLES[role]}" if any(row.median_of_sites for row in rows.values()) else ROLES[role]
+
+
+def headline_predictor(run: Summary) -> str:
+    """Return the predictor of which details are shown: the posterior where it was measured, else the last iterate."""
+    return "posterior" if any(row.predictor == "posterior" for row in run.places) else "last"
+
+
+def key_figures(run: Summary) -> list[tuple[str, str]]:
+    """Return the few numbers that stand largest, each with what it is."""
+    role, noise = headline_role(run), run.recalibration_noise
+    rows = headline_rows(run, role)
+    place = _place(role, rows)
+    figures = []
+    for predictor in ("posterior", "last", "recalibrated") if noise else ("recalibrated", "posterior", "last"):
+        if row := rows.get(predictor):
+            ends = interval(row.intervals.get("rms_debiased"), points)
+            meaning = f"points off at {place}, {predictor_name(row)} {ends}".rstrip()
+            if predictor == "recalibrated" and noise:
+                meaning += "; its map is mostly privacy noise: do not use it"
+            figures.append((points(row.rms_debiased), meaning))
+    shown = rows.get("posterior") or rows.get("last")
+    if shown is not None and shown.accuracy is not None:
+        figures.append((f"{points(shown.accuracy)}%", f"accuracy at {place}, {predictor_name(shown)}"))
+    spent = [record for record in run.privacy if record.steps and record.largest_epsilon is not None]
+    if spent and not run.private:
+        figures.append((rounded_up(float("inf")), "epsilon: not private"))
+    elif spent:
+        largest = _costliest(spent)
+        meaning = f"largest ε spent, budget {significant(largest.budget)}, δ {probability(largest.delta)}"
+        seeded = "not private (seeded); " if run.seeded else ""
+        figures.append((rounded_up(largest.largest_epsilon), seeded + meaning))
+    return figures
+
+
+def _costliest(rows: Sequence[PrivacyRecord]) -> PrivacyRecord:
+    return max(rows, key=lambda row: row.largest_epsilon or 0.0)
+
 
 STOPPED = {
     "PARTIAL": "stopped early, at the end of the budget",
@@ -36,30 +128,42 @@ class Answer:
 
 def answer(run: Summary) -> Answer:
     """Say what a run found, in sentences that claim no more than its intervals allow."""
-    cautions = []
-    if run.seeded and run.private:
-        cautions.append(
-            "Seeded: not private. The noise came from a seed that is written in a file, so the epsilons are what the "
-            "same run without a seed would cost."
-        )
     role = headline_role(run)
-    if role != "held_out":
-        cautions.append(
-            "No site was held out and measured: nothing here says how the model does at a hospital that never trained."
-        )
-    cautions += _stopped(run)
-    if run.configurations_tried is not None and run.configurations_tried > 1:
-        cautions.append(
-            f"{run.configurations_tried} configurations were tried on these records; choosing between them "
-            + ("is not in the epsilons." if run.private else "flatters the chosen one.")
-        )
     shifted = headline_rows(run, "shifted")
     return Answer(
         calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
         elsewhere=_comparison("shifted", shifted, run.recalibration_noise) if shifted else "",
         privacy=_privacy(run),
-        cautions=tuple(cautions),
+        cautions=tuple(_cautions(run)),
     )
+
+
+def _cautions(run: Summary) -> Iterator[str]:
+    if run.seeded and run.private:
+        yield (
+            "Seeded: not private. The noise came from a seed that is written in a file, so the epsilons are what the "
+            "same run without a seed would cost."
+        )
+    if headline_role(run) != "held_out":
+        yield (
+            "No site was held out and measured: nothing here says how the model does at a hospital that never trained."
+        )
+    for status, verb in STOPPED.items():
+        if names := [row.site for row in run.privacy if row.status.startswith(status)]:
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            yield f"{len(names)} of {len(run.privacy)} sites {verb}: {shown}."
+    # The end of a budget is known beforehand.
+    other = [row for row in run.privacy if row.status.startswith(("REFUSED", "FAILED", "REJECTED"))]
+    if run.private and any("BUDGET_EXHAUSTED" not in row.status for row in other):
+        yield (
+            "The epsilon of a site that ended early holds if its end did not depend on what was seen; if it did, the "
+            "whole plan's does, and always its budget."
+        )
+    if run.configurations_tried is not None and run.configurations_tried > 1:
+        yield (
+            f"{run.configurations_tried} configurations were tried on these records; choosing between them "
+            + ("is not in the epsilons." if run.private else "flatters the chosen one.")
+        )
 
 
 def _error(row: CalibrationRecord, unit: str = "") -> str:
@@ -68,7 +172,7 @@ def _error(row: CalibrationRecord, unit: str = "") -> str:
 
 def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -> str:
     """Compare posterior, last iterate and recalibrated posterior over the sites of one role."""
-    place = headline_place(role, rows)
+    place = _place(role, rows)
     if not rows:
         return f"Calibration at {place} was not measured."
     posterior, last = rows.get("posterior"), rows.get("last")
@@ -107,10 +211,9 @@ def _privacy(run: Summary) -> str:
     unknown = [row for row in rows if row.largest_epsilon is None]
     infinite = [row for row in rows if row.largest_epsilon == float("inf")]
     if infinite or unknown:
-        open_rows = infinite or unknown
         state = "infinite" if infinite else "not recorded"
-        return f"There is no privacy guarantee: epsilon is {state} at {len(open_rows)} of {len(rows)} sites."
-    largest = max(rows, key=lambda row: row.largest_epsilon or 0.0)
+        return f"There is no privacy guarantee: epsilon is {state} at {len(infinite or unknown)} of {len(rows)} sites."
+    largest = _costliest(rows)
     who = "The hospital that trained" if len(rows) == 1 else f"Every one of the {len(rows)} hospitals that trained"
     text = f"{who} spent at most epsilon {rounded_up(largest.largest_epsilon)} at {_deltas(rows)} ({neighbours(run)})."
     tested = [row.epsilon for row in run.evaluation_privacy]
@@ -128,21 +231,3 @@ def _deltas(rows: list[PrivacyRecord]) -> str:
     if len(deltas) == 1:
         return f"delta {probability(deltas[0])}"
     return f"its own delta, {probability(deltas[0])} to {probability(deltas[-1])}"
-
-
-def _stopped(run: Summary) -> list[str]:
-    """Say which sites did not run the whole plan."""
-    texts = []
-    for status, verb in STOPPED.items():
-        names = [row.site for row in run.privacy if row.status.startswith(status)]
-        if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            texts.append(f"{len(names)} of {len(run.privacy)} sites {verb}: {shown}.")
-    # The end of a budget is known beforehand.
-    other = [row for row in run.privacy if row.status.startswith(("REFUSED", "FAILED", "REJECTED"))]
-    if run.private and any("BUDGET_EXHAUSTED" not in row.status for row in other):
-        texts.append(
-            "The epsilon of a site that ended early holds if its end did not depend on what was seen; if it did, the "
-            "whole plan's does, and always its budget."
-        )
-    return texts

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -99,54 +98,29 @@ def _draw_histogram(axes: Axes, row: ReliabilityRecord) -> None:
     axes.set_xticks(TICKS, PERCENT)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Where the panels of a figure stand, in inches from its lower left corner."""
-
-    columns: int
-    rows: int
-
-    @property
-    def panel(self) -> float:
-        return (WIDTH_INCHES - 0.14) / self.columns - GUTTER_INCHES
-
-    @property
-    def step(self) -> float:
-        return HEAD_INCHES + self.panel + TICK_INCHES
-
-    @property
-    def height(self) -> float:
-        return TITLE_INCHES + self.rows * self.step + LABEL_INCHES - TICK_INCHES
-
-    def corner(self, number: int) -> tuple[float, float]:
-        row, column = divmod(number, self.columns)
-        left = GUTTER_INCHES + column * (self.panel + GUTTER_INCHES)
-        return left, self.height - TITLE_INCHES - HEAD_INCHES - self.panel - row * self.step
-
-
 def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Figure:
     """Draw a reliability diagram for each site."""
     columns = 2 if len(rows) <= 4 else 3
-    grid = _Grid(columns, math.ceil(len(rows) / columns))
-    figure = Figure(figsize=(WIDTH_INCHES, grid.height))
+    # In inches from the lower left corner.
+    panel = (WIDTH_INCHES - 0.14) / columns - GUTTER_INCHES
+    step = HEAD_INCHES + panel + TICK_INCHES
+    height = TITLE_INCHES + math.ceil(len(rows) / columns) * step + LABEL_INCHES - TICK_INCHES
+    figure = Figure(figsize=(WIDTH_INCHES, height))
     set_title(figure, title, "accuracy, %, against confidence, %; grey: 95% if calibrated")
     for number, row in enumerate(rows):
-        left, bottom = grid.corner(number)
-        axes = figure.add_axes(
-            (left / WIDTH_INCHES, bottom / grid.height, grid.panel / WIDTH_INCHES, grid.panel / grid.height)
-        )
+        line, column = divmod(number, columns)
+        left = GUTTER_INCHES + column * (panel + GUTTER_INCHES)
+        bottom = height - TITLE_INCHES - HEAD_INCHES - panel - line * step
+        axes = figure.add_axes((left / WIDTH_INCHES, bottom / height, panel / WIDTH_INCHES, panel / height))
         quiet_grid(axes, "y")
         _draw_bins(axes, row, 2.6)
         axes.set_xticks(SITE_TICKS, SITE_PERCENT if number + columns >= len(rows) else [""] * len(SITE_TICKS))
-        axes.set_yticks(SITE_TICKS, SITE_PERCENT if number % columns == 0 else [""] * len(SITE_TICKS))
-        records = count(sum(part.n for part in row.bins))
-        top = bottom + grid.panel
-        for words, above, colour, size in (
-            (_short(row.site, MAX_NAME[columns]), 0.21, INK, 7.5),
-            (f"{ROLE_WORDS[row.role]}, n = {records}", 0.08, MUTED, 7.0),
-        ):
-            figure.text(left / WIDTH_INCHES, (top + above) / grid.height, words, color=colour, size=size)
-    figure.text(0.5, 0.04 / grid.height, "confidence, %", color=MUTED, size=7.5, ha="center")
+        axes.set_yticks(SITE_TICKS, SITE_PERCENT if column == 0 else [""] * len(SITE_TICKS))
+        records = f"{ROLE_WORDS[row.role]}, n = {count(sum(part.n for part in row.bins))}"
+        head = ((_short(row.site, MAX_NAME[columns]), 0.21, INK, 7.5), (records, 0.08, MUTED, 7.0))
+        for words, above, colour, size in head:
+            figure.text(left / WIDTH_INCHES, (bottom + panel + above) / height, words, color=colour, size=size)
+    figure.text(0.5, 0.04 / height, "confidence, %", color=MUTED, size=7.5, ha="center")
     return figure
 
 
@@ -224,7 +198,3 @@ def _unit(metric: str, drawn: int, places: int) -> str:
     unit = {"accuracy": "%", "nll": "nats per record"}.get(metric, "percentage points")
     extra = "grey: 95% if calibrated" if metric == "ece" else "line: 95% interval"
     return f"{unit}; {extra}" + ("" if drawn == places else f"; the {drawn} worst of {places}")
-
-
-def _short_place(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:15]}…"

@@ -127,9 +127,7 @@ def quiet_grid(axes: Axes, direction: Literal["x", "y"]) -> None:
     axes.set_axisbelow(True)
 
 
-def legend_key(
-    figure: Figure, at: tuple[int, int], words: str, colour: str, top: float, width: float,
-) -> Axes:  # fmt: skip
+def legend_key(figure: Figure, at: tuple[int, int], words: str, colour: str, top: float, width: float) -> Axes:
     """Write one name of a legend at a row and column, from `top` inches downwards; return its mark's axes."""
     height = figure.get_size_inches()[1]
     row, column = at

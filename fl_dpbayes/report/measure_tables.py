@@ -1,7 +1,9 @@
 """The tables of the page beyond calibration itself: subgroups, prediction sets, clinical measures, shift, truth."""
 
 from collections.abc import Sequence, Set
-from typing import Protocol, TypeVar
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
 
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import (
@@ -13,9 +15,9 @@ from fl_dpbayes.config.summary import (
     SubgroupRecord,
     Summary,
 )
-from fl_dpbayes.report.headline import headline_predictor
+from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
-from fl_dpbayes.report.page_tables import BIN_COLUMNS, Cell, PageTable, bin_cells, page_table
+from fl_dpbayes.report.page_tables import BIN_COLUMNS, Cell, PageTable, bin_cells, once, page_table
 from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
 
 WEIGHTS = {
@@ -25,16 +27,7 @@ WEIGHTS = {
 }
 
 
-class _Placed(Protocol):
-    @property
-    def site(self) -> str: ...
-    @property
-    def role(self) -> Role: ...
-    @property
-    def predictor(self) -> str: ...
-
-
-Row = TypeVar("Row", bound=_Placed)
+Row = TypeVar("Row", CalibrationRecord, SubgroupRecord, ConformalRecord)
 
 
 def measure_tables(run: Summary) -> dict[str, PageTable | str]:
@@ -51,25 +44,23 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
     sets = {(row.calibrated_on, row.n_calibration) for row in run.conformal}
     compared = {row.n_reference for row in run.shift_detection if row.n_reference}
     headline = headline_predictor(run)
-    subgroups, further_subgroups = _split_rows(groups, headline)
-    lines, further_lines = _split_rows(clinical)
-    conformal, further_conformal = _split_rows(run.conformal, headline)
-    truths, further_truths = _split_rows(known)
-    return {
+    tables: dict[str, PageTable | str] = {
         "headline": next((predictor_name(row) for row in run.places if row.predictor == headline), ""),
-        "subgroups": _subgroup_table(subgroups),
-        "further_subgroups": _subgroup_table(further_subgroups),
-        "clinical": _clinical_table(lines),
-        "further_clinical": _clinical_table(further_lines),
-        "conformal": _conformal_table(run, conformal),
-        "further_conformal": _conformal_table(run, further_conformal),
         "level": ", ".join(f"{100 * level:g}%" for level in sorted({row.level for row in run.conformal})),
         "calibrated_on": ", ".join(f"the {words} (n = {count(n)})" for words, n in sorted(sets, key=str)),
         "shift_detection": _shift_detection_table(run),
         "reference_records": ", ".join(count(n) for n in sorted(compared)),
-        "truth": _truth_table(truths),
-        "further_truth": _truth_table(further_truths),
     }
+    made: Any = {
+        "subgroups": (_subgroup_table, groups, headline),
+        "clinical": (_clinical_table, clinical, None),
+        "conformal": (partial(_conformal_table, run), run.conformal, headline),
+        "truth": (_truth_table, known, None),
+    }
+    for name, (table, rows, predictor) in made.items():
+        first, further = _split_rows(rows, predictor)
+        tables |= {name: table(first), f"further_{name}": table(further)}
+    return tables
 
 
 def _split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list[Row], list[Row]]:
@@ -88,20 +79,20 @@ def _split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list
 
 def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
     """Show error, records, interval and what a calibrated model would show, for each subgroup."""
-    cells: list[tuple[str | Cell, ...]] = []
-    for attribute, value in sorted({(row.attribute, row.value) for row in rows}):
-        for row in in_reading_order([row for row in rows if (row.attribute, row.value) == (attribute, value)]):
-            cells.append(
-                (
-                    f"{attribute}: {value}",
-                    place_name(row),
-                    predictor_name(row),
-                    count(row.n),
-                    (points(row.rms_debiased), interval(row.intervals.get("rms_debiased"), points)),
-                    (points(row.ece), f"({points(row.ece_if_calibrated)})"),
-                    (points(row.accuracy), interval(row.intervals.get("accuracy"), points)),
-                )
-            )
+    values = sorted({(row.attribute, row.value) for row in rows})
+    of_each = (in_reading_order([row for row in rows if (row.attribute, row.value) == value]) for value in values)
+    cells = [
+        (
+            f"{row.attribute}: {row.value}",
+            place_name(row),
+            predictor_name(row),
+            count(row.n),
+            (points(row.rms_debiased), interval(row.intervals.get("rms_debiased"), points)),
+            (points(row.ece), f"({points(row.ece_if_calibrated)})"),
+            (points(row.accuracy), interval(row.intervals.get("accuracy"), points)),
+        )
+        for row in chain.from_iterable(of_each)
+    ]
     columns = ("Subgroup", "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %")
     return _table(columns, cells, {0, 1, 2})
 
@@ -166,9 +157,8 @@ def _shift_detection_table(run: Summary) -> PageTable:
             (decimal(row.auroc, 2), f"{interval(row.interval, _two)}{_known_to(row)}") if row else (UNDEFINED, "")
             for row in (measures.get("epistemic"), measures.get("total"))
         ]
-        records = count(next(iter(measures.values())).n)
-        shift = sites[site].shift if site in sites else ""
-        cells.append((pool_name(site), shift or ("none" if site in sites else ""), *areas, records))
+        shift = (sites[site].shift or "none") if site in sites else ""
+        cells.append((pool_name(site), shift, *areas, count(next(iter(measures.values())).n)))
     columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
     return _table(columns, cells, {0, 1})
 
@@ -207,15 +197,10 @@ def site_reliability_table(rows: Sequence[ReliabilityRecord]) -> PageTable:
 def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:
     """Make a table without a first cell that repeats the one above it, and without a column of predictors all alike."""
     if "Predictor" in columns and len({row[columns.index("Predictor")] for row in cells}) == 1:
-        left_out = columns.index("Predictor")
-        columns, words = (
-            columns[:left_out] + columns[left_out + 1 :],
-            {n - (n > left_out) for n in words if n != left_out},
-        )
-        cells = [row[:left_out] + row[left_out + 1 :] for row in cells]
-    first = [row[0] for row in cells]
-    rows = [("" if number and row[0] == first[number - 1] else row[0], *row[1:]) for number, row in enumerate(cells)]
-    return page_table(columns, rows, words)
+        out = columns.index("Predictor")
+        columns, words = columns[:out] + columns[out + 1 :], {n - (n > out) for n in words if n != out}
+        cells = [row[:out] + row[out + 1 :] for row in cells]
+    return page_table(columns, once(cells), words)
 
 
 def _predictor(run: Summary, predictor: str) -> str:

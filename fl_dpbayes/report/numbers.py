@@ -2,63 +2,66 @@
 
 import math
 from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 UNDEFINED = "–"
 INFINITE = "∞"
+P = ParamSpec("P")
 
 
-def _special(value: float | None) -> str | None:
-    """Return the sign for an undefined or infinite value, None for an ordinary one."""
-    if value is None or math.isnan(value):
-        return UNDEFINED
-    if math.isinf(value):
-        return INFINITE if value > 0 else f"-{INFINITE}"
-    return None
+def _signed(write: Callable[Concatenate[float, P], str]) -> Callable[Concatenate[float | None, P], str]:
+    """Write an undefined or infinite value as its sign."""
+
+    @wraps(write)
+    def written(value: float | None, /, *arguments: P.args, **named: P.kwargs) -> str:
+        if value is None or math.isnan(value):
+            return UNDEFINED
+        if math.isinf(value):
+            return INFINITE if value > 0 else f"-{INFINITE}"
+        return write(value, *arguments, **named)
+
+    return written
 
 
-def decimal(value: float | None, places: int = 3) -> str:
+@_signed
+def decimal(value: float, places: int = 3) -> str:
     """Write a value with a fixed number of decimal places: .0213 is "0.021"."""
-    return _special(value) or f"{value:,.{places}f}"
+    return f"{value:,.{places}f}"
 
 
-def points(value: float | None) -> str:
+@_signed
+def points(value: float) -> str:
     """Write a share in [0, 1] in percentage points with one place: .0213 is "2.1"."""
-    return _special(value) or f"{100 * (value or 0):.1f}"
+    return f"{100 * value:.1f}"
 
 
-def significant(value: float | None, digits: int = 3) -> str:
+@_signed
+def significant(value: float, digits: int = 3) -> str:
     """Write a value with significant digits, and a power of ten where it is very small or large."""
-    special = _special(value)
-    if special is not None or value is None:
-        return special or UNDEFINED
-    if value == 0:
-        return "0"
-    mantissa, power = f"{value:.{digits - 1}e}".split("e")
-    exponent = int(power)
-    if -4 < exponent < 6:
-        return f"{float(f'{mantissa}e{power}'):,.{max(0, digits - 1 - exponent)}f}"
-    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    if value == 0 or not -4 < exponent < 6:
+        return _scientific(value, digits) if value else "0"
+    return f"{float(f'{value:.{digits - 1}e}'):,.{max(0, digits - 1 - exponent)}f}"
 
 
-def probability(value: float | None) -> str:
+@_signed
+def probability(value: float) -> str:
     """Write a small probability such as delta: .0001 is "1e-4"."""
-    special = _special(value)
-    if special is not None or value is None:
-        return special or UNDEFINED
-    if value == 0 or value >= 0.01:
-        return f"{value:g}"
-    mantissa, power = f"{value:.2e}".split("e")
+    return f"{value:g}" if value == 0 or value >= 0.01 else _scientific(value, 3)
+
+
+def _scientific(value: float, digits: int) -> str:
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
 
 
-def rounded_up(value: float | None) -> str:
+@_signed
+def rounded_up(value: float) -> str:
     """Write a privacy cost, rounded up so that the text never claims less than was spent.
 
     Three decimal places below 1, two below 100, none above.
     """
-    special = _special(value)
-    if special is not None or value is None:
-        return special or UNDEFINED
     places = 3 if value < 1 else 2 if value < 100 else 0
     scale = 10**places
     # 2.0 solved to a tolerance may arrive as 2.0000000001; that is not a cost of 2.01.
@@ -77,22 +80,18 @@ def interval(ends: tuple[float | None, float | None] | None, write: Callable[[fl
     return f"[{write(ends[0])}, {write(ends[1])}]"
 
 
-def data_size(bytes_: float | None) -> str:
+@_signed
+def data_size(bytes_: float) -> str:
     """Write a number of bytes in powers of 1000: 1,234,567 is "1.2 MB"."""
-    special = _special(bytes_)
-    if special is not None or bytes_ is None:
-        return special or UNDEFINED
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if bytes_ >= size:
             return f"{bytes_ / size:,.1f} {unit}"
     return f"{bytes_:.0f} B"
 
 
-def duration(seconds: float | None) -> str:
+@_signed
+def duration(seconds: float) -> str:
     """Write a duration: 75 is "1 min 15 s"."""
-    special = _special(seconds)
-    if special is not None or seconds is None:
-        return special or UNDEFINED
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -7,9 +7,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.answer import answer, key_figures, median_rows
 from fl_dpbayes.report.figures import draw_figures
-from fl_dpbayes.report.headline import key_figures, median_rows
 from fl_dpbayes.report.measure_tables import measure_tables
 from fl_dpbayes.report.page_tables import (
     all_metrics_table,

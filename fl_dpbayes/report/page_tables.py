@@ -49,6 +49,12 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
     return PageTable(tuple(columns), cells, frozenset(words))
 
 
+def once(rows: Sequence[tuple[str | Cell, ...]]) -> list[tuple[str | Cell, ...]]:
+    """Leave out a first cell that repeats the one above it."""
+    first = [None, *(row[0] for row in rows)]
+    return [("" if row[0] == above else row[0], *row[1:]) for row, above in zip(rows, first, strict=False)]
+
+
 def privacy_table(run: Summary) -> PageTable:
     """Show what each site spent on training, then on noised test results; epsilon and mu are rounded up.
 
@@ -101,10 +107,13 @@ def settings_table(run: Summary) -> PageTable:
     return page_table(("Part", "Settings"), [(row.name, row.value) for row in run.settings], (0, 1))
 
 
+_PLACE_COLUMNS = ("Where", "Predictor", "n")
+_MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]")
+
+
 def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show the main metrics of the given rows, intervals behind their values."""
-    ordered = in_reading_order(rows)
-    cells = [(*place, *_main_cells(row)) for place, row in zip(_places(ordered), ordered, strict=True)]
+    cells = once([_main_cells(row) for row in in_reading_order(rows)])
     return page_table((*_PLACE_COLUMNS, *_MAIN_COLUMNS), cells, (0, 1))
 
 
@@ -117,40 +126,26 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
         *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
         *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
     )
-    ordered = in_reading_order(rows)
-    cells = []
-    for place, row in zip(_places(ordered), ordered, strict=True):
-        bins = (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))
-        kept = row.accuracy_at_coverage or {}
-        further = (
+    cells = [
+        (
+            *_main_cells(row),
             *map(points, (row.ace, row.sce, row.mce)),
             *map(decimal, (row.epistemic, row.aleatoric)),
-            *map(points, bins),
+            *map(points, (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))),
             *map(decimal, (row.aurc, row.aurc_excess)),
-            *(points(kept.get(share)) for share in coverages),
+            *(points((row.accuracy_at_coverage or {}).get(share)) for share in coverages),
         )
-        cells.append((*place, *_main_cells(row), *further))
-    return page_table(columns, cells, (0, 1))
-
-
-_PLACE_COLUMNS = ("Where", "Predictor", "n")
-_MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]")
-
-
-def _places(rows: Sequence[CalibrationRecord]) -> list[tuple[str, str, str]]:
-    """Name the place of each row, once for the rows that share it."""
-    names: list[tuple[str, str, str]] = []
-    previous = ""
-    for row in rows:
-        repeated = row.site == previous
-        names.append(("" if repeated else place_name(row), predictor_name(row), count(row.n)))
-        previous = row.site
-    return names
+        for row in in_reading_order(rows)
+    ]
+    return page_table(columns, once(cells), (0, 1))
 
 
 def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
     ends = row.intervals
     return (
+        place_name(row),
+        predictor_name(row),
+        count(row.n),
         (points(row.rms_debiased), interval(ends.get("rms_debiased"), points)),
         (points(row.ece), f"({points(row.ece_if_calibrated)})"),
         (points(row.accuracy), interval(ends.get("accuracy"), points)),

@@ -3,7 +3,7 @@
 from rich.table import Table
 
 from fl_dpbayes.config.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary
-from fl_dpbayes.report.headline import median_rows
+from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.report.wording import (

@@ -25,14 +25,6 @@ def prior_energy_gradient(prior: Prior, position: torch.Tensor, prior_share: flo
     return prior_gradient(prior, position).mul_(-prior_share)
 
 
-def _position_itself(position: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-    return position
-
-
-def _same(loss: RecordLoss) -> RecordLoss:
-    return loss
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """What a sampler is made of.
@@ -48,8 +40,8 @@ class Algorithm:
     module: nn.Module
     step: Callable[[ChainState, torch.Tensor, float], ChainState]
     data_free_gradient: Callable[[Any, torch.Tensor, float], torch.Tensor] = prior_energy_gradient
-    draw: Callable[[torch.Tensor, np.random.Generator], torch.Tensor] = _position_itself
-    record_loss: Callable[[RecordLoss], RecordLoss] = _same
+    draw: Callable[[torch.Tensor, np.random.Generator], torch.Tensor] = lambda position, generator: position
+    record_loss: Callable[[RecordLoss], RecordLoss] = lambda loss: loss
 
 
 def build_algorithm(sampler: Sampler, module: nn.Module) -> Algorithm:

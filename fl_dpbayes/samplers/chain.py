@@ -57,23 +57,12 @@ def run_chain(
     gradients over a batch that every unit joins independently with probability q; B = q n. An empty batch is a step
     like any other.
 
-    Args:
-        module: the plain model, where the arithmetic shall run; its parameters are overwritten.
-        records: what the site trains on.
-        chain: the run's plan at the site.
-        steps: numbers of the steps within the run, one or more, all within one chain.
-        start: the state before the first of them by name, each of shape (d,).
-        streams: the chain's generators.
-        on_step: called after each step with its number, the state after it and its clipped sum. What it sees of the
-            sum is not private: it stays at the site.
-
-    Returns:
-        Samples, weights, temperatures and the last state.
-
-    Raises:
-        ValueError: if the stretch does not lie within one planned chain.
-        UserError: if the module mixes the records of a batch.
-        ChainDivergedError: if the last state is not finite.
+    `module`: the plain model, where the arithmetic shall run; its parameters are overwritten. `steps`: numbers of the
+    steps within the run, one or more, all within one chain. `start`: the state before the first of them by name, each
+    of shape (d,). `on_step`: called after each step with its number, the state after it and its clipped sum; what it
+    sees of the sum is not private: it stays at the site. Raises ValueError if the stretch does not lie within one
+    planned chain, UserError if the module mixes the records of a batch, ChainDivergedError if the last state is not
+    finite.
     """
     plan = chain.plan
     chain_start = steps.start // plan.chain_steps * plan.chain_steps
@@ -138,16 +127,12 @@ def noisy_gradient(
 ) -> torch.Tensor:
     """Return d = (G + sigma C xi) / B - (s / n) grad log p(w), a private estimate of grad U(w) / n, U the energy.
 
-    Privacy follows from (sigma, q) alone: the prior and whatever is done with d are post-processing.
-
-    Source:
-        Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
-
-    `clipped_sum`: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64:
-    what rounds it to float32 comes after the noise. `noise`: xi ~ N(0, I), one draw over all parameters, shape
-    (d,). `noise_multiplier`: sigma >= 0. `noise_unit`: C, the clip norm (1 where nothing is private and sigma is
-    the noise's standard deviation). `data_free_gradient`: -s grad log p(w), shape (d,), outside the clip. `units`:
-    n, the declared number of privacy units. Returns shape (d,), float32.
+    `clipped_sum`: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64: what
+    rounds it to float32 comes after the noise. `noise`: xi ~ N(0, I), one draw over all parameters, (d,).
+    `noise_multiplier`: sigma >= 0. `noise_unit`: C, the clip norm (1 where nothing is private and sigma is the noise's
+    standard deviation). `data_free_gradient`: -s grad log p(w), (d,), outside the clip. `units`: n, the declared number
+    of privacy units. Privacy follows from (sigma, q) alone: the prior and whatever is done with d, shape (d,), float32,
+    are post-processing. Source: Abadi et al. 2016, Algorithm 1; Welling and Teh 2011, eq. 4.
     """
     noised = torch.add(clipped_sum, noise, alpha=noise_multiplier * noise_unit)
     return noised.float().div_(expected_batch_size).add_(data_free_gradient, alpha=1 / units)

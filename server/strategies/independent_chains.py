@@ -1,7 +1,5 @@
 """Strategy: every site runs its own chain to the end; a rule makes one posterior of what all of them released."""
 
-from collections.abc import Callable, Iterable
-
 import numpy as np
 
 from fl_dpbayes.config.aggregation import AveragingRule
@@ -10,7 +8,7 @@ from fl_dpbayes.config.task import LogisticModel
 from fl_dpbayes.posterior.averages import average_of_states
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released, combine_sites
 from fl_dpbayes.posterior.rules.mixture import joined
-from fl_dpbayes.posterior.samples import AnySamples, PerSite, PosteriorSamples, StoredSamples, concatenate, point_of
+from fl_dpbayes.posterior.samples import AnySamples, PerSite, PosteriorSamples, concatenate, point_of
 from fl_dpbayes.posterior.student import prepare_student
 from fl_dpbayes.protocol.arrays import Arrays, without_prefix
 from server.roster import Federation
@@ -85,7 +83,8 @@ class IndependentChainsStrategy(PosteriorStrategy):
         """Return one point per chain: under averaging rules the average of its last states, else their mixture."""
         if isinstance(self.rule, AveragingRule):
             return self._averaged_last(self.rule)
-        present = _present(self.chain_names(), self.bank.stored_last_states)
+        stored = {site: self.bank.stored_last_states(site) for site in self.chain_names()}
+        present = {site: points for site, points in stored.items() if points is not None}
         return joined(present, self.site_weights) if present else None
 
     def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:
@@ -106,7 +105,3 @@ class IndependentChainsStrategy(PosteriorStrategy):
                 few = {"samples": count, "rule": self.rule.rule, "least": self._least}
                 self.record.warn(warning("too-few-for-rule", site, **few))
         return [site for site, count in released.items() if count >= self._least]
-
-
-def _present(sites: Iterable[str], stored: Callable[[str], StoredSamples | None]) -> dict[str, StoredSamples]:
-    return {site: samples for site in sites if (samples := stored(site)) is not None}

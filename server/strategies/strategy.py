@@ -1,4 +1,4 @@
-"""What every aggregation rule's strategy is made of: round requests, reply intake, and the evaluation at the end."""
+"""What every aggregation rule's strategy is made of: the training rounds, and the evaluation at the end."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -8,17 +8,17 @@ from flwr.serverapp import Grid
 
 from fl_dpbayes.calibration.federation.evaluation import Evaluation
 from fl_dpbayes.config.errors import UserError, warning
-from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples, concatenate, point_of
+from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
 from fl_dpbayes.report.warnings import sentence
 from server.check_reply import check_disk_space
 from server.evaluation import EvaluationStage, most_evaluated
 from server.recalibration import Recalibration, recalibrate_sites
 from server.roster import Federation
 from server.run_record import RunRecord
-from server.strategies.intake import ReplyIntake
+from server.strategies.rounds import TrainingRounds
 
 
-class PosteriorStrategy(ReplyIntake):
+class PosteriorStrategy(TrainingRounds):
     """Runs the sites' private chains and keeps their samples; a rule says how they become one posterior.
 
     A rule's strategy says what the posterior and the point predictor are (`posterior`, `last`); where it differs, also
@@ -40,8 +40,8 @@ class PosteriorStrategy(ReplyIntake):
 
     def points_of(self, name: str) -> PosteriorSamples | None:
         """Return the last state of each chain of this name in the bank, as points."""
-        states = [point_of(state) for state in self.bank.last_states(name)]
-        return concatenate(states) if states else None
+        stored = self.bank.stored_last_states(name)
+        return stored.in_memory() if stored else None
 
     def fitting(self, sites: list[str], combine: Callable[[list[str]], object], kind: str, **values: int) -> list[str]:
         """Return the sites of which `combine` makes something alone; warn of the others.

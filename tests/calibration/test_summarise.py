@@ -6,7 +6,7 @@ import pytest
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.release import NoisedTable, noised_table
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from fl_dpbayes.calibration.statistics import empty, from_batch
 from fl_dpbayes.calibration.summarise import join_small_bins, summarise, summarise_noised
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS
 
@@ -54,13 +54,6 @@ def test_without_records_all_undefined_and_of_one_most_limit():
     assert set(summary.intervals) == {"accuracy", "rms_debiased"}
 
 
-def test_summary_of_merged_sites_is_that_of_the_pool():
-    sites = [random_statistics(seed, count) for seed, count in ((1, 50), (2, 120))]
-    first = summarise(merge(*sites), np.random.default_rng(0)).as_row()
-    second = summarise(merge(*reversed(sites)), np.random.default_rng(0)).as_row()
-    assert first == second
-
-
 def test_two_classes_have_a_line_and_a_decision_curve():
     row = summarise(random_statistics(classes=2), np.random.default_rng(0)).as_row()
     assert json.loads(json.dumps(row)) == row
@@ -106,20 +99,6 @@ def test_intervals_cover_with_the_release_noise(gap, count, noise_multiplier):
     assert accuracy / 100 >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / 100)
     if gap == 0:
         assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
-
-
-@pytest.mark.slow
-def test_noise_correction_removes_the_bias():
-    generator = np.random.default_rng(63)
-    statistics = draw(generator, 2000, 0.0)
-    raw, corrected = [], []
-    for _ in range(60):
-        table = noised_table(statistics, 15, 8.0, generator)
-        summary = summarise_noised(table, generator)
-        raw.append(summary.ece)
-        corrected.append(summary.rms_debiased)
-    assert np.mean(raw) > 0.03
-    assert np.median(corrected) < 0.75 * np.mean(raw)
 
 
 def test_hidden_by_noise_undefined_limit():

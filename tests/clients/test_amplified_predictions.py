@@ -5,6 +5,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import pandas
 import pytest
 from flwr.app import Message
 
@@ -37,14 +38,10 @@ def hospital(table_site):
             "kind": "table", "path": "wide.csv", "label": "sick", "classes": 2, "unit_column": "patient",
             "features": [f"x{column}" for column in range(COLUMNS)],
         }, units=15, **changes)  # fmt: skip
-        header = ",".join(["patient", *(f"x{column}" for column in range(COLUMNS)), "sick"])
-        names = [*MEASURED[:count], *TRAINING[:others]]
         records, labels = (np.concatenate([values[:count], values[:others]]) for values in (RECORDS, LABELS))
-        rows = [
-            ",".join([name, *map(repr, map(float, record)), str(label)])
-            for name, record, label in zip(names, records, labels, strict=True)
-        ]
-        (site.folder / "wide.csv").write_text("\n".join([header, *rows]) + "\n")
+        frame = pandas.DataFrame(records, columns=[f"x{column}" for column in range(COLUMNS)])
+        frame["patient"], frame["sick"] = [*MEASURED[:count], *TRAINING[:others]], labels
+        frame.to_csv(site.folder / "wide.csv", index=False)
         return site
 
     return written
@@ -53,9 +50,8 @@ def hospital(table_site):
 def hostile_samples(seed: int) -> dict[str, np.ndarray]:
     module = build_model(MLPModel(hidden=(HIDDEN,)), Task(input_shape=(COLUMNS,), classes=2), seed=0)
     amplify(module, np.random.default_rng(seed))
-    return prefixed(
-        "posterior", {name: value[None] for name, value in vector_to_arrays(to_vector(module), module).items()}
-    )
+    arrays = vector_to_arrays(to_vector(module), module)
+    return prefixed("posterior", {name: value[None] for name, value in arrays.items()})
 
 
 def asked(samples: dict, **more: object) -> dict:
@@ -75,11 +71,14 @@ def evaluated(site, samples: dict) -> np.ndarray:
     return noised(site.answer("evaluate", request, samples), "posterior/noised")
 
 
+def recalibrated(site, samples: dict, plan: dict, **more: object) -> Message:
+    plan = {"epsilon": 4.0, "delta": 1e-3, "adjacency": "add_or_remove_one"} | plan
+    request = asked(samples, weights=[1.0], plan=plan, first_step=0, steps=1, **more)
+    return site.answer("train.recalibrate", request, samples)
+
+
 def counted(site, samples: dict) -> np.ndarray:
-    plan = {"method": "isotonic", "epsilon": 4.0, "delta": 1e-3, "adjacency": "add_or_remove_one"}
-    return noised(
-        site.answer("train.recalibrate", asked(samples, weights=[1.0], plan=plan, first_step=0, steps=1), samples)
-    )
+    return noised(recalibrated(site, samples, {"method": "isotonic"}))
 
 
 HELD_OUT = {"others": 0, "role": "held_out", "split": {"test_fraction": 1.0, "key": KEY}}
@@ -99,12 +98,8 @@ def test_one_unit_moves_a_table_by_its_sensitivity(hospital, answered, part) -> 
 
 
 def fitted(site, samples: dict) -> np.ndarray:
-    plan = {
-        "method": "vector", "epsilon": 4.0, "delta": 1e-3, "adjacency": "add_or_remove_one", "clip_norm": 0.5,
-        "steps": 1, "rounds": 1, "step_size": 1.0,
-    }  # fmt: skip
-    request = asked(samples, weights=[1.0], plan=plan, first_step=0, steps=1, start=[0.0] * 4)
-    reply = site.answer("train.recalibrate", request, samples)
+    plan = {"method": "vector", "clip_norm": 0.5, "steps": 1, "rounds": 1, "step_size": 1.0}
+    reply = recalibrated(site, samples, plan, start=[0.0] * 4)
     return np.array(json.loads(reply.content["config"]["record"])["parameters"])
 
 

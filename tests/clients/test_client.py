@@ -1,123 +1,171 @@
 """A site's side: what it answers to repeated, changed and hostile requests."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fl_dpbayes.protocol.wire import arrays_digest
-from tests.asking import ask, changed, refusal_of, rows_of
+from tests.asking import ask, changed, record_of, refusal_of, rows_of
 
 CANARY = "patient 4711 has a negative age"
-WEIGHT, BIAS = "start/parameters/1.weight", "start/parameters/1.bias"
+KINDS = ("train", "train.recalibrate", "evaluate")
 
 
 @pytest.fixture(scope="module")
 def run(federations):
-    """A finished run whose noise follows from no seed."""
-    finished = federations("simulation.insecure_seed=", "simulation.cohort_epsilon=20", name="training")
-    finished.run()
-    return finished
+    """A finished run whose noise follows from no seed, and in which every kind of request is paid for."""
+    paid = ["recalibration={fraction=0.2, steps=12}", "evaluation={release='noised', noise_multiplier=2.0}"]
+    return federations("simulation.insecure_seed=", "simulation.cohort_epsilon=9", *paid, name="paid").run()
 
 
 @pytest.fixture
-def first(run) -> Message:
-    return run.requests("train")[0]
+def first(run) -> dict[str, Message]:
+    """The first request of each kind to the run's first site."""
+    return {kind: run.requests(kind)[0] for kind in KINDS}
 
 
-def test_repeated_request_gets_the_stored_reply_and_costs_nothing(run, first) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_repeated_request_gets_the_stored_reply_and_costs_nothing(run, first, kind: str) -> None:
     before = rows_of(run.ledger("north"))
-    one, two = (ask(changed(first)).content["arrays"]["last/parameters/1.weight"].numpy() for _ in range(2))
+    again = [changed(first[kind]), changed(first[kind], ledger_head=None)]
+    one, two = (record_of(reply) | sent_by(reply) for reply in map(ask, again))
     assert rows_of(run.ledger("north")) == before
-    np.testing.assert_array_equal(one, two)
-    assert np.isfinite(one).all()
+    assert one == two
+
+
+def sent_by(reply: Message) -> dict[str, list]:
+    return {name: array.numpy().tolist() for name, array in reply.content.get("arrays", {}).items()}
+
+
+def test_noise_is_drawn_afresh_for_another_run(first) -> None:
+    requests = [changed(first["train.recalibrate"], run=name * 16, plan__epsilon=1.0) for name in ("ab", "cd")]
+    one, two = (record_of(ask(request))["parameters"] for request in requests)
+    assert one != two
 
 
 def test_request_with_the_same_round_but_other_content_is_refused(first) -> None:
-    start = {name.removeprefix("start/"): array.numpy() for name, array in first.content["arrays"].items()}
+    start = {name.removeprefix("start/"): array.numpy() for name, array in first["train"].content["arrays"].items()}
     start["parameters/1.weight"] = start["parameters/1.weight"] + np.float32(1)
-    other = changed(first, {WEIGHT: start["parameters/1.weight"]}, start=arrays_digest(start))
+    sent = {"start/parameters/1.weight": start["parameters/1.weight"]}
+    other = changed(first["train"], sent, start=arrays_digest(start))
     assert refusal_of(ask(other)) == ("REQUEST_CHANGED", "round")
 
 
-@pytest.mark.parametrize(("changes", "code", "field"), [
-    ({"plan__thinning": 1}, "PLAN_CHANGED", "plan"),
-    ({"plan__privacy__delta": 0.004}, "POLICY_DENIED", "plan.privacy.delta"),
-    ({"plan__privacy__epsilon": 400.0}, "POLICY_DENIED", "plan.privacy.epsilon"),
-    ({"plan__privacy__adjacency": "replace_one"}, "POLICY_DENIED", "plan.privacy.adjacency"),
-    ({"plan__privacy__clip_norm": 1e9}, "POLICY_DENIED", "plan.privacy.clip_norm"),
-    ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
-    ({"first_step": 10**9}, "BAD_REQUEST", None),
-    ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
-    ({"start": "0" * 64}, "BAD_REQUEST", "start"),
-    ({"ledger_head": "0" * 64, "round": 3}, "LEDGER_ROLLED_BACK", "ledger_head"),
-    ({"record": "{"}, "BAD_REQUEST", None),
-    ({"arrays": {BIAS: None}}, "BAD_REQUEST", "arrays"),
-    ({"arrays": {BIAS: np.full(10, np.nan, np.float32)}}, "BAD_REQUEST", "arrays"),
-    ({"number": 4}, "ROLE_DENIED", ""),
-], ids=str)  # fmt: skip
-def test_request_that_does_not_fit_is_refused_by_field(run, first, changes: dict, code: str, field: str | None) -> None:
-    before, changes = rows_of(run.ledger("north")), dict(changes)
-    number = changes.pop("number", 0)
-    found = refusal_of(ask(changed(first, **changes), number))
-    assert found is not None
-    assert found == (code, found[1] if field is None else field)
+MISFITS = {
+    "train": [
+        ({"plan__thinning": 1}, "PLAN_CHANGED", "plan"),
+        ({"plan__privacy__delta": 0.004}, "POLICY_DENIED", "plan.privacy.delta"),
+        ({"plan__privacy__epsilon": 400.0}, "POLICY_DENIED", "plan.privacy.epsilon"),
+        ({"plan__privacy__adjacency": "replace_one"}, "POLICY_DENIED", "plan.privacy.adjacency"),
+        ({"plan__privacy__clip_norm": 1e9}, "POLICY_DENIED", "plan.privacy.clip_norm"),
+        ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
+        ({"first_step": 10**9}, "BAD_REQUEST", None),
+        ({"task__classes": 7}, "BAD_REQUEST", "arrays"),
+        ({"start": "0" * 64}, "BAD_REQUEST", "start"),
+        ({"ledger_head": "0" * 64, "round": 3}, "LEDGER_ROLLED_BACK", "ledger_head"),
+        ({"record": "{"}, "BAD_REQUEST", None),
+        ({"arrays": {"start/parameters/1.bias": None}}, "BAD_REQUEST", "arrays"),
+        ({"arrays": {"start/parameters/1.bias": np.nan}}, "BAD_REQUEST", "arrays"),
+        ({"number": 4}, "ROLE_DENIED", ""),
+    ],
+    "train.recalibrate": [
+        ({"plan__step_size": 0.5}, "PLAN_CHANGED", "plan"),
+        ({"start": [0.5]}, "REQUEST_CHANGED", "round"),
+        ({"round": 2}, "POLICY_DENIED", "first_step"),
+        ({"plan__delta": 0.004}, "POLICY_DENIED", "plan.delta"),
+        ({"plan__epsilon": 400.0}, "POLICY_DENIED", "plan.epsilon"),
+        ({"plan__epsilon": None}, "POLICY_DENIED", "plan.epsilon"),
+        ({"plan__adjacency": "replace_one"}, "POLICY_DENIED", "plan.adjacency"),
+        ({"plan__clip_norm": 1e9}, "POLICY_DENIED", "plan.clip_norm"),
+        ({"plan__steps": 9000}, "POLICY_DENIED", "plan.steps"),
+        ({"start": [0.0, 0.0]}, "BAD_REQUEST", None),
+        ({"start": [11.0]}, "BAD_REQUEST", "start.0"),
+        ({"steps": 13}, "BAD_REQUEST", None),
+        ({"insecure_seed": 3}, "BAD_REQUEST", "insecure_seed"),
+        ({"arrays": {"posterior/1.bias": np.nan}}, "BAD_REQUEST", "arrays"),
+        ({"arrays": {"posterior/1.bias": 1.0}}, "BAD_REQUEST", "arrays"),
+        ({"ledger_head": "0" * 64}, "LEDGER_ROLLED_BACK", "ledger_head"),
+        ({"number": 4}, "ROLE_DENIED", ""),
+    ],
+    "evaluate": [({"noise_multiplier": 0.5}, "POLICY_DENIED", "noise_multiplier")],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_request_that_does_not_fit_is_refused_by_field(run, first, kind: str) -> None:
+    before, sent = rows_of(run.ledger("north")), first[kind].content["arrays"]
+    for change, code, field in MISFITS[kind]:
+        keys = dict(change)
+        number, given = keys.pop("number", 0), keys.pop("arrays", {})
+        arrays = {
+            name: None if value is None else np.full_like(sent[name].numpy(), value) for name, value in given.items()
+        }
+        found = refusal_of(ask(changed(first[kind], arrays, **keys), number))
+        assert found is not None, change
+        assert found == (code, found[1] if field is None else field), change
     assert rows_of(run.ledger("north")) == before
-
-
-def raiser(error: BaseException):
-    def fail(*arguments, **rest):
-        raise error
-
-    return fail
 
 
 def test_text_of_an_exception_never_leaves_the_site(first, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (RuntimeError(CANARY), SystemExit(CANARY), MemoryError(CANARY)):
-        monkeypatch.setattr("clients.train.load_site", raiser(error))
-        reply = ask(changed(first))
+        monkeypatch.setattr("clients.train.load_site", Mock(side_effect=error))
+        reply = ask(changed(first["train"]))
         assert refusal_of(reply) == ("INTERNAL", "")
         assert CANARY not in str(dict(reply.content["config"]))
 
 
-def test_failed_training_counts_as_spent(run, first, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clients.train.run_chain", raiser(RuntimeError(CANARY)))
-    assert refusal_of(ask(changed(first, run="ab" * 16))) == ("INTERNAL", "")
-    assert [row.state for row in rows_of(run.ledger("north"))] == ["done", "done", "failed"]
+@pytest.mark.parametrize(("kind", "work", "changes"), [
+    ("train", "clients.train.run_chain", {}),
+    ("train.recalibrate", "clients.recalibrate.private_fit", {"plan__epsilon": 1.0}),
+])  # fmt: skip
+def test_failed_work_counts_as_spent(run, first, monkeypatch: pytest.MonkeyPatch, kind, work, changes) -> None:
+    monkeypatch.setattr(work, Mock(side_effect=RuntimeError(CANARY)))
+    reply = ask(changed(first[kind], run="ef" * 16, **changes))
+    assert refusal_of(reply) == ("INTERNAL", "")
+    assert CANARY not in str(dict(reply.content["config"]))
+    assert rows_of(run.ledger("north"))[-1].state == "failed"
+
+
+def test_budget_of_recalibration_ends_without_touching_that_of_training(run, first) -> None:
+    with run.ledger("north") as ledger:
+        before = ledger.spent("train")
+    replies = [ask(changed(first["train.recalibrate"], run=f"{number:02x}" * 16)) for number in range(1, 9)]
+    assert refusal_of(replies[-1]) == ("BUDGET_EXHAUSTED", "")
+    with run.ledger("north") as ledger:
+        assert ledger.spent("recalibration").epsilon <= 9
+        assert ledger.spent("train") == before
+
+
+def test_site_that_keeps_no_share_for_recalibration_refuses(federation, first) -> None:
+    copied = changed(first["train.recalibrate"])
+    folder = {"simulation-folder": str(federation(name="plain").folder / "sites")}
+    copied.content["config"] = ConfigRecord({**copied.content["config"], **folder})
+    assert refusal_of(ask(copied)) == ("ROLE_DENIED", "")
 
 
 def test_site_file_of_the_node_wins_over_the_folder_in_the_message(run, first) -> None:
     south = sorted((run.folder / "sites").glob("*.toml"))[1]
-    query = Message(RecordDict({"config": first.content["config"]}), dst_node_id=1, message_type="query")
+    query = Message(RecordDict({"config": first["train"].content["config"]}), dst_node_id=1, message_type="query")
     reply = ask(query, **{"site-file": str(south), "partition-id": 0})
     assert json.loads(reply.content["config"]["record"])["name"] == "south"
 
 
 def test_node_without_a_site_file_refuses_whatever_folder_the_message_names(first) -> None:
-    assert refusal_of(ask(changed(first), other=0)) == ("SITE_NOT_CONFIGURED", "")
+    assert refusal_of(ask(changed(first["train"]), other=0)) == ("SITE_NOT_CONFIGURED", "")
 
 
-@pytest.fixture(scope="module")
-def noised(federations):
-    evaluation = "evaluation={release='noised', noise_multiplier=2.0}"
-    finished = federations(evaluation, "simulation.cohort_epsilon=8", name="noised")
-    finished.run()
-    return finished
-
-
-def test_noised_evaluation_is_paid_for_again_free_and_refused_below_the_policy(noised) -> None:
-    rows = rows_of(noised.ledger("north"))
-    assert [(row.part, row.purpose, row.steps) for row in rows][-1] == ("test", "evaluate 2", 2)
-    request = noised.requests("evaluate")[0]
-    ask(changed(request))
-    assert refusal_of(ask(changed(request, noise_multiplier=0.5))) == ("POLICY_DENIED", "noise_multiplier")
-    assert rows_of(noised.ledger("north")) == rows
-    summary = noised.summary()
+def test_what_a_run_paid_for_is_listed(run) -> None:
+    rows = [(row.part, row.purpose, row.steps) for row in rows_of(run.ledger("north"))]
+    assert ("test", "evaluate 2", 3) in rows
+    assert ("recalibration", "recalibrate", 12) in rows
+    summary = run.summary()
     assert {"item": "sums over test records (calibration statistics)", "how": "paid in ledger"} in summary["releases"]
     paid = {row["site"]: row["epsilon"] for row in summary["evaluation_privacy"]}
-    assert paid.keys() == set(noised.scenario.sites)
-    assert all(0 < epsilon <= 8 for epsilon in paid.values())
+    assert paid.keys() == set(run.scenario.sites)
+    assert all(0 < epsilon <= 9 for epsilon in paid.values())
     assert any(row["item"].startswith("test records of held-out: epsilon") for row in summary["releases"])
     pooled = [row for row in summary["calibration"] if row["site"] == "pooled:held_out"]
     assert all(row["accuracy"] is not None and row["nll"] is None for row in pooled)

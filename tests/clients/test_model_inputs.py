@@ -2,29 +2,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from clients.messages import RefusedError
 from clients.model_inputs import model_inputs
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import (
-    BackboneFeatures,
-    CNNModel,
-    FrozenBody,
-    LogisticModel,
-    MLPModel,
-    ScatteringFeatures,
-    Task,
-)
+from fl_dpbayes.config.task import BackboneFeatures, CNNModel, FrozenBody, LogisticModel, MLPModel, ScatteringFeatures
 from fl_dpbayes.data.site import SiteSplit, load_site
 from fl_dpbayes.models import feature_map as feature_map_module
-from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
+from fl_dpbayes.models.build import build_model, model_input_shape
 from fl_dpbayes.models.feature_map import feature_map
 from fl_dpbayes.protocol.refusal import Refusal, RefusalCode
+from tests.asking import refused
 
 MODEL = LogisticModel(features=ScatteringFeatures())
-TASK = Task(input_shape=(1, 8, 8), classes=10)
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ def test_model_with_features_sees_them_and_the_site_computes_them_once(site_file
     part = load_site(site_file).train
     found = model_inputs(site_file, MODEL, part)
     np.testing.assert_array_equal(found.features, feature_map(MODEL.features, (1, 8, 8))(part.features))
-    assert found.features.shape == (len(part.labels), *model_input_shape(MODEL, TASK))
+    assert found.features.shape == (len(part.labels), 324)
     assert found.labels is part.labels
     assert found.unit_index is part.unit_index
     monkeypatch.setattr(feature_map_module.FeatureMap, "__call__", lambda *_: pytest.fail("computed again"))
@@ -62,18 +55,16 @@ def test_records_without_such_features_are_refused_by_field(site_file):
 def test_a_backbone_is_looked_for_in_the_sites_own_folder_only(site_file, tmp_path):
     part = load_site(site_file).train
     model = LogisticModel(features=BackboneFeatures(weights="0" * 64))
-    with pytest.raises(UserError, match="set backbone_folder"):
-        model_inputs(site_file, model, part)
+    refused("set backbone_folder", model_inputs, site_file, model, part)
     with pytest.raises(UserError, match="none of the 0 weight files"):
         model_inputs(site_file.model_copy(update={"backbone_folder": Path(tmp_path)}), model, part)
 
 
 @pytest.mark.parametrize("model", [MODEL, MLPModel(hidden=(5,), features=ScatteringFeatures())])
 def test_head_takes_the_feature_vector(model):
-    assert model_input_shape(model, TASK) == (324,)
-    assert next(iter(model_shapes(model, TASK).values()))[1] == 324
-    found = build_model(model, TASK, seed=0)(feature_map_module.torch.zeros(2, 324))
-    assert found.shape == (2, 10)
+    task = BuiltIn(kind="digits").task
+    assert model_input_shape(model, task) == (324,)
+    assert build_model(model, task, seed=0)(torch.zeros(2, 324)).shape == (2, 10)
 
 
 def test_site_computes_a_body_once_and_keeps_others_apart(site_file, monkeypatch) -> None:

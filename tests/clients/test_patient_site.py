@@ -1,5 +1,7 @@
 """A table with a patient column, through the whole client: the patient is the unit of everything."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -21,9 +23,8 @@ def rows_of(patients: int, seed: int = 0) -> list[tuple[str, float, float, int]]
 
 def last_of(reply: Message) -> np.ndarray:
     record_of(reply)
-    return np.concatenate(
-        [reply.content["arrays"][f"last/parameters/1.{name}"].numpy().ravel() for name in ("weight", "bias")]
-    ).astype(np.float64)
+    parts = [reply.content["arrays"][f"last/parameters/1.{name}"].numpy().ravel() for name in ("weight", "bias")]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def in_training(site) -> set[str]:
@@ -70,11 +71,8 @@ def test_patient_more_moves_the_released_sum_by_no_more_than_the_clip_norm(table
 
 def test_patients_join_batches_whole(table_site) -> None:
     # Every patient has one positive and one negative twin record: a whole patient's gradient at zero is zero.
-    rows = [
-        (f"p{patient:03d}", sign * (1.0 + patient), sign * 2.0, label)
-        for patient in range(PATIENTS)
-        for sign, label in ((1, 0), (-1, 0), (1, 1), (-1, 1))
-    ]
+    twins = list(product(range(PATIENTS), (1, -1), (0, 1)))
+    rows = [(f"p{patient:03d}", sign * (1.0 + patient), sign * 2.0, label) for patient, sign, label in twins]
     site = written(table_site(), rows)
     quiet = {"sampling_rate": 0.5, "noise_multiplier": 1e-2, "epsilon": 1e9, "clip_norm": 1.0}
     place = {"path": "wide/north.sqlite", "witness": "wide witness/north.json", "cohort": "north 2026"}
@@ -83,22 +81,16 @@ def test_patients_join_batches_whole(table_site) -> None:
     assert noise_only < 0.06  # Half a patient would add 1.
 
 
-def test_training_leaves_global_generators_alone(table_site) -> None:
-    site = written(table_site(), rows_of(PATIENTS), insecure_seed=None)
-    torch.manual_seed(1)
-    before, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    record_of(site.train(privacy={"pre_noise": 0.1}))
-    assert torch.equal(before, torch.get_rng_state())
-    assert np.array_equal(legacy, np.random.get_state()[1])  # noqa: NPY002
-
-
-def test_global_seeds_decide_nothing(table_site) -> None:
+def test_global_seeds_decide_nothing_and_training_leaves_their_generators_alone(table_site) -> None:
     released = []
     for name in ("one", "two"):
         site = written(table_site(name), rows_of(PATIENTS), insecure_seed=None)
         torch.manual_seed(1)
         np.random.seed(1)  # noqa: NPY002
-        released.append(last_of(site.train()))
+        before, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+        released.append(last_of(site.train(privacy={"pre_noise": 0.1})))
+        assert torch.equal(before, torch.get_rng_state())
+        assert np.array_equal(legacy, np.random.get_state()[1])  # noqa: NPY002
     assert not np.isclose(released[0], released[1]).any()
 
 

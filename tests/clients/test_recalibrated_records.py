@@ -1,5 +1,7 @@
 """Which records a recalibration reads: those that the keyed hash keeps for it, and no other."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -25,18 +27,9 @@ def patients_kept_for(low: float, high: float) -> set[int]:
 def test_recalibration_reads_the_units_that_are_kept_for_it(table_site, monkeypatch, plan, steps, start) -> None:
     site = table_site()
     rows = [(f"p{number}", float(number), 0.5, number % 2) for number in range(PATIENTS) for _ in range(2)]
-    site.write(
-        rows,
-        units=len(patients_kept_for(0.5, 1.0)),
-        split={"test_fraction": 0.25, "recalibration_fraction": 0.25, "key": KEY},
-    )
-    read: list[np.ndarray] = []
-    original = clients.recalibrate.predictive_probabilities
-
-    def watched(module, samples, weights, features, **rest):
-        read.append(features[:, 0])
-        return original(module, samples, weights, features, **rest)
-
+    split = {"test_fraction": 0.25, "recalibration_fraction": 0.25, "key": KEY}
+    site.write(rows, units=len(patients_kept_for(0.5, 1.0)), split=split)
+    watched = Mock(wraps=clients.recalibrate.predictive_probabilities)
     monkeypatch.setattr(clients.recalibrate, "predictive_probabilities", watched)
     task = Task(input_shape=(2,), classes=2)
     shapes = model_shapes(LogisticModel(), task)
@@ -47,5 +40,5 @@ def test_recalibration_reads_the_units_that_are_kept_for_it(table_site, monkeypa
     }  # fmt: skip
     reply = site.answer("train.recalibrate", request, arrays)
     assert "record" in reply.content["config"]
-    [features] = read
-    assert set(features.astype(int)) == patients_kept_for(0.25, 0.5)
+    watched.assert_called_once()
+    assert set(watched.call_args.args[3][:, 0].astype(int)) == patients_kept_for(0.25, 0.5)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import Array
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import ScatteringFeatures, StrokeProjection
 from fl_dpbayes.models.feature_map import feature_shape
+from tests.asking import refused
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -20,11 +20,9 @@ def crafted_temperatures(run) -> None:
 
 def constant_samples(run) -> None:
     def change(reply):
-        arrays = reply.content["arrays"]
-        for name, array in list(arrays.items()):
-            if name.startswith("samples/"):
-                values = array.numpy()
-                arrays[name] = Array(np.repeat(values[:1], len(values), axis=0))
+        sent = reply.content["arrays"]
+        samples = {name: array.numpy() for name, array in sent.items() if name.startswith("samples/")}
+        sent.update({name: Array(np.repeat(values[:1], len(values), axis=0)) for name, values in samples.items()})
         return reply
 
     run.spoil(change, sites=("east",))
@@ -43,6 +41,5 @@ def test_crafted_samples_of_one_site_leave_the_others_their_posterior(federation
 
 def test_projection_that_would_fill_memory_is_refused() -> None:
     large = ScatteringFeatures(projection=StrokeProjection(characters=5000, copies=8))
-    with pytest.raises(UserError, match="too much memory"):
-        feature_shape(large, (1, 64, 64))
+    refused("too much memory", feature_shape, large, (1, 64, 64))
     assert feature_shape(ScatteringFeatures(projection=StrokeProjection()), (1, 28, 28)) == (200,)

@@ -12,10 +12,10 @@ from fl_dpbayes.data.site_ledger import create_ledger
 from fl_dpbayes.privacy.ledger import file as ledger_file
 from tests.asking import ROWS, evaluate, record_of, refusal_of
 
-LEDGER = {
-    "path": "ledger/north.sqlite", "witness": "witness/north.json", "cohort": "north 2026", "epsilon": 8.0,
-    "delta": 1e-3,
-}  # fmt: skip
+PLACES = {"path": "ledger/north.sqlite", "witness": "witness/north.json"}
+LEDGER = PLACES | {"cohort": "north 2026", "epsilon": 8.0, "delta": 1e-3}
+
+CORRECTED = [*ROWS[:-1], ("p049", 0.5, 0.5, 1)]
 
 
 def head_of(reply: Message) -> str:
@@ -53,6 +53,12 @@ def spent(site):
     return site
 
 
+def steps_of(site) -> tuple[int, int]:
+    """Count the steps that training and testing have cost, by the site's ledger."""
+    with site.ledger() as ledger:
+        return ledger.spent("train").steps, ledger.spent("test").steps
+
+
 @pytest.mark.parametrize("what", ["older copy", "deleted", "emptied", "no version"])
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_no_request_of_any_run_opens_a_fresh_budget(spent, caplog, kind: str, what: str) -> None:
@@ -71,8 +77,7 @@ def test_no_request_of_any_run_opens_a_fresh_budget(spent, caplog, kind: str, wh
     assert "ut " in line, "says what to put back"
     restore(ledger, spent.folder / "newest")
     head_of(round_of(spent, 3))
-    with spent.ledger() as opened:
-        assert opened.spent("train").steps == 3
+    assert steps_of(spent) == (3, 0)
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
@@ -81,8 +86,7 @@ def test_both_places_put_back_are_noticed_by_the_servers_head(spent, kind: str) 
         restore(spent.folder / name, spent.folder / "copy" / name)
     for _ in range(2):
         assert ask(spent, kind, spent.head) == ("LEDGER_ROLLED_BACK", "ledger_head")
-    with spent.ledger() as ledger:
-        assert (ledger.spent("train").steps, ledger.spent("test").steps) == (1, 0)
+    assert steps_of(spent) == (1, 0)
 
 
 def test_second_ledger_with_a_second_place_of_its_own_is_noticed_by_the_servers_head(spent) -> None:
@@ -105,7 +109,7 @@ def test_head_that_a_hostile_server_made_up_refuses_its_own_requests_only(spent)
 @pytest.mark.parametrize("change", [
     {"cohort": "renamed"},
     {"path": "ledger/renamed.sqlite"},
-    {"path": "second/north.sqlite", "witness": "witness/north.json"},
+    {"path": "second/north.sqlite"},
     {"witness": "elsewhere/north.json"},
 ], ids=["renamed cohort", "renamed ledger", "second ledger", "another second place"])  # fmt: skip
 def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spent, change: dict) -> None:
@@ -117,7 +121,7 @@ def test_site_file_that_names_another_budget_for_the_same_records_is_refused(spe
 
 @pytest.mark.parametrize("what", ["renamed", "and another split key", "and a corrected row"])
 def test_renamed_cohort_is_refused_even_where_it_was_made(spent, what: str) -> None:
-    rows = [*ROWS[:-1], ("p049", 0.5, 0.5, 1)] if what == "and a corrected row" else ROWS
+    rows = CORRECTED if what == "and a corrected row" else ROWS
     key = "5f" * 16 if what == "and another split key" else "5e" * 16
     spent.write(rows, ledger=LEDGER | {"cohort": "renamed"}, split={"test_fraction": 0.25, "key": key})
     create_ledger(read_site_file(spent.path)).close()
@@ -129,8 +133,7 @@ def test_rounds_and_evaluation_with_the_true_head_are_answered(site) -> None:
     head = head_of(round_of(site, 2, head))
     head = head_of(evaluated(site, head))
     assert head_of(evaluated(site, head)) == head_of(evaluated(site, None)) == head
-    with site.ledger() as ledger:
-        assert (ledger.spent("train").steps, ledger.spent("test").steps) == (2, 1)
+    assert steps_of(site) == (2, 1)
 
 
 def test_repeated_round_after_a_crash_draws_other_noise(site, monkeypatch) -> None:
@@ -155,8 +158,7 @@ def test_network_file_system_is_refused_without_a_step(site, monkeypatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
         assert refusal_of(round_of(site, 1)) == ("DATA_INVALID", "")
-    with site.ledger() as ledger:
-        assert ledger.spent("train").steps == 0
+    assert steps_of(site) == (0, 0)
 
 
 @pytest.mark.parametrize("change", [{"epsilon": 80.0}, {"adjacency": "replace_one"}])
@@ -165,8 +167,7 @@ def test_restated_budget_of_a_cohort_is_refused(site, change: dict) -> None:
     site.write(ROWS, ledger=LEDGER | change)
     adjacency = change.get("adjacency", "add_or_remove_one")
     assert refusal_of(site.train(run="cd" * 16, privacy={"adjacency": adjacency})) == ("DATA_INVALID", "")
-    with site.ledger() as ledger:
-        assert ledger.spent("train").steps == 1
+    assert steps_of(site) == (1, 0)
 
 
 @pytest.mark.parametrize("change", [
@@ -179,18 +180,17 @@ def test_units_never_move_between_the_parts_of_a_cohort(site, change: dict) -> N
     head_of(round_of(site, 1))
     site.write(ROWS, **change)
     assert refusal_of(evaluated(site, None)) == ("DATA_INVALID", "")
-    with site.ledger() as ledger:
-        assert ledger.spent("test").steps == 0
+    assert steps_of(site) == (1, 0)
 
 
 def test_corrected_row_opens_no_new_budget_and_is_noted(site) -> None:
-    head_of(round_of(site, 1))
-    head_of(round_of(site, 2))
-    site.write([*ROWS[:-1], ("p049", 0.5, 0.5, 1)])
+    for number in (1, 2):
+        head_of(round_of(site, number))
+    site.write(CORRECTED)
     head_of(round_of(site, 3))
+    assert steps_of(site) == (3, 0)
     with site.ledger() as ledger:
         assert len(ledger.state().data_versions) == 2
-        assert ledger.spent("train").steps == 3
 
 
 def test_other_number_of_units_changes_no_noise_of_a_run(site) -> None:
@@ -204,6 +204,5 @@ def test_other_number_of_units_changes_no_noise_of_a_run(site) -> None:
     with site.ledger() as ledger:
         assert ledger.planned("train", "ab" * 16, "train") == planned
         assert ledger.spent("train").history == ledger.state().spent_in("train")
-        assert {event.noise_multiplier for event in ledger.spent("train").history} == {
-            event.noise_multiplier for event in planned.history
-        }
+        noises = [{event.noise_multiplier for event in found.history} for found in (ledger.spent("train"), planned)]
+        assert noises[0] == noises[1]

@@ -47,13 +47,9 @@ def test_trace_changes_no_reply_and_stays_in_its_folder(federation) -> None:
 
 def test_trace_has_a_row_per_step_and_the_posterior_rises(federation) -> None:
     # Without noise and with every record in each batch, so that each step must raise it.
-    run = federation(
-        TRACES,
-        "training={rounds=2, steps_per_round=10, burn_in=2, thinning=2}",
-        'sampler={kind="sgd", step_size={kind="constant", initial=0.05}}',
-        'privacy={kind="none", sampling_rate=1.0}',
-    )
-    run.run()
+    length = "training={rounds=2, steps_per_round=10, burn_in=2, thinning=2}"
+    sampler = 'sampler={kind="sgd", step_size={kind="constant", initial=0.05}}'
+    run = federation(TRACES, length, sampler, 'privacy={kind="none", sampling_rate=1.0}').run()
     first, second = sorted((run.folder / "traces" / "north").glob("*.csv"))
     rows = [row for path in (first, second) for row in csv.DictReader(path.read_text().splitlines())]
     assert [int(row["step"]) for row in rows] == list(range(20))

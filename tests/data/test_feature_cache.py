@@ -1,3 +1,4 @@
+import io
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -40,50 +41,41 @@ def test_features_are_computed_once_into_a_file_for_its_owner_only(tmp_path, rec
     assert stat.S_IMODE(only_file(folder).stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("what", ["record", "order", "features", "shape", "version"])
-def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, what, monkeypatch):
-    compute = doubling()
+def test_another_record_or_feature_has_a_file_of_its_own(tmp_path, records, monkeypatch):
+    compute, nearly = doubling(), records.copy()
+    nearly[5, 0, 3, 4] = np.nextafter(nearly[5, 0, 3, 4], np.float32(2))
+    for number, changed in enumerate((records, nearly, records[::-1], records.reshape(6, 1, 5, 4)), start=1):
+        found = cached_features(tmp_path, FEATURES, changed, compute)
+        np.testing.assert_array_equal(found, 2 * changed.reshape(6, 20))
+        assert compute.call_count == len(list(tmp_path.iterdir())) == number
+    cached_features(tmp_path, BackboneFeatures(), records, compute)
+    monkeypatch.setattr(feature_cache, "VERSION", feature_cache.VERSION + 1)
     cached_features(tmp_path, FEATURES, records, compute)
-    features, changed = FEATURES, records.copy()
-    if what == "record":
-        changed[5, 0, 3, 4] = np.nextafter(changed[5, 0, 3, 4], np.float32(2))
-    elif what == "order":
-        changed = changed[::-1]
-    elif what == "shape":
-        changed = changed.reshape(6, 1, 5, 4)
-    elif what == "features":
-        features = BackboneFeatures()
-    else:
-        monkeypatch.setattr(feature_cache, "VERSION", feature_cache.VERSION + 1)
-    found = cached_features(tmp_path, features, changed, compute)
-    np.testing.assert_array_equal(found, 2 * changed.reshape(6, 20))
-    assert compute.call_count == 2
-    assert len(list(tmp_path.iterdir())) == 2
+    assert compute.call_count == len(list(tmp_path.iterdir())) == 6
 
 
-def damage(path, how):
-    if how == "pickle":
-        np.save(path, np.array([{"a": 1}] * 6), allow_pickle=True)
-        return
-    content = bytearray(path.read_bytes())
-    if how == "truncated":
-        content = content[:-40]
-    elif how == "empty":
-        content = b""
-    elif how == "no array":
-        content = b"something else entirely, longer than a checksum of thirty-two bytes"
-    elif how == "bit":
-        content[-100] ^= 1
-    elif how == "header":
-        content[0] ^= 1
-    path.write_bytes(content)
+def pickled() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}] * 6), allow_pickle=True)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty", "no array", "bit", "header", "pickle"])
+DAMAGED = {
+    "truncated": lambda content: content[:-40],
+    "empty": lambda _: b"",
+    "no array": lambda _: b"something else entirely, longer than a checksum of thirty-two bytes",
+    "bit": lambda content: content[:-100] + bytes([content[-100] ^ 1]) + content[-99:],
+    "header": lambda content: bytes([content[0] ^ 1]) + content[1:],
+    "pickle": lambda _: pickled(),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_or_pickled_file_is_computed_again(tmp_path, records, how):
     compute = doubling()
     cached_features(tmp_path, FEATURES, records, compute)
-    damage(only_file(tmp_path), how)
+    path = only_file(tmp_path)
+    path.write_bytes(DAMAGED[how](path.read_bytes()))
     for _ in range(2):
         found = cached_features(tmp_path, FEATURES, records, compute)
         np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
@@ -106,22 +98,16 @@ def test_writers_at_the_same_time_leave_one_whole_file(tmp_path, records):
 
 
 def test_a_failed_computation_leaves_nothing(tmp_path, records, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(feature_cache.np, "save", fail)
+    monkeypatch.setattr(feature_cache.np, "save", Mock(side_effect=OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         cached_features(tmp_path, FEATURES, records, doubling())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_records_are_no_error(tmp_path):
-    compute = doubling()
+    none = np.empty((0, 1, 4, 5), np.float32)
     for _ in range(2):
-        assert cached_features(
-            tmp_path, FEATURES, np.empty((0, 1, 4, 5), np.float32), lambda r: np.empty((0, 20))
-        ).shape == (0, 20)
-    assert compute.call_count == 0
+        assert cached_features(tmp_path, FEATURES, none, lambda _: np.empty((0, 20))).shape == (0, 20)
 
 
 def test_a_file_that_another_process_deletes_meanwhile_is_no_error(tmp_path, records):
@@ -146,8 +132,8 @@ def test_cache_makes_room_by_deleting_its_oldest_file(tmp_path, monkeypatch):
     monkeypatch.setattr(feature_cache, "MAX_BYTES", 3000)
     records = np.zeros((10, 4), np.float32)
     for scales in (1, 2, 3, 4):
-        cached_features(
-            tmp_path, ScatteringFeatures(scales=scales), records, lambda rows: np.ones((10, 25), np.float32)
-        )
-    assert sum(file.stat().st_size for file in tmp_path.glob("*.npy")) <= 3000
-    assert len(list(tmp_path.glob("*.npy"))) == 2
+        features = ScatteringFeatures(scales=scales)
+        cached_features(tmp_path, features, records, lambda rows: np.ones((10, 25), np.float32))
+    sizes = [file.stat().st_size for file in tmp_path.glob("*.npy")]
+    assert len(sizes) == 2
+    assert sum(sizes) <= 3000

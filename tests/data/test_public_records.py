@@ -2,6 +2,7 @@
 
 import io
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data import public_records
 from fl_dpbayes.data.public_records import read_public_records, synthetic_inputs
+from tests.asking import refused
 
 PIXELS = Task(input_shape=(1, 2, 2), classes=3)
 NUMBERS = Task(input_shape=(2,), classes=3)
@@ -30,9 +32,7 @@ def read(path, task=PIXELS, *, most=100, labelled=False):
 def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
     path = archive(tmp_path, features=GOOD, labels=np.array([0, 2, 1]))
     records = read(path, labelled=True, most=2)
-    assert records.features.shape == (2, 1, 2, 2)
-    assert records.features.dtype == np.float32
-    assert records.labels is not None
+    assert (records.features.shape, records.features.dtype) == ((2, 1, 2, 2), np.float32)
     assert records.labels.tolist() == [0, 2]
     shaped = read(archive(tmp_path, features=GOOD.reshape(3, 1, 2, 2)))
     np.testing.assert_array_equal(shaped.features[:2], records.features)
@@ -72,35 +72,31 @@ def test_wrong_archive_is_refused_in_one_line(tmp_path, arrays, said):
 def test_labels_matter_only_where_asked_for(tmp_path, labels, said):
     path = archive(tmp_path, features=GOOD, **({} if labels is None else {"labels": labels}))
     assert read(path).labels is None
-    with pytest.raises(UserError, match=said):
-        read(path, labelled=True)
+    refused(said, read, path, labelled=True)
+
+
+def zipped(path, content: bytes):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("features.npy", content)
+    return path
 
 
 def test_header_that_claims_too_much_is_refused_before_memory_is_taken(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
-    path = tmp_path / "public.npz"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("features.npy", header.getvalue())
-    with pytest.raises(UserError, match="at most 268435456 numbers are read"):
-        read(path)
+    path = zipped(tmp_path / "public.npz", header.getvalue())
+    refused("at most 268435456 numbers are read", read, path)
 
 
 @pytest.mark.parametrize("content", [b"<html>not found</html>", b"PK\x03\x04" + bytes(40)])
 def test_damaged_or_missing_archive_is_refused(tmp_path, content):
     path = tmp_path / "public.npz"
-    with pytest.raises(UserError, match="does not exist"):
-        read(path)
+    refused("does not exist", read, path)
     path.write_bytes(content)
-    with pytest.raises(UserError, match="cannot be read"):
-        read(path)
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("features.npy", content)
-    with pytest.raises(UserError, match="cannot be read"):
-        read(path)
+    refused("cannot be read", read, path)
+    refused("cannot be read", read, zipped(path, content))
     other = path.rename(tmp_path / "public.pkl")
-    with pytest.raises(UserError, match=r"give a \.npz file"):
-        read(other)
+    refused(r"give a \.npz file", read, other)
 
 
 def test_no_crafted_archive_ends_in_another_error(tmp_path):
@@ -109,21 +105,17 @@ def test_no_crafted_archive_ends_in_another_error(tmp_path):
     content, generator = path.read_bytes(), np.random.default_rng(0)
     header = io.BytesIO()
     np.save(header, GOOD)
-    refused = 0
+    count = 0
     for trial in range(400):
         damaged = bytearray(content if trial % 2 else header.getvalue())
         for place in generator.integers(len(damaged), size=3):
             damaged[place] = generator.integers(256)
-        if trial % 2:
-            path.write_bytes(damaged)
-        else:
-            with zipfile.ZipFile(path, "w") as file:
-                file.writestr("features.npy", bytes(damaged))
+        (path.write_bytes if trial % 2 else partial(zipped, path))(bytes(damaged))
         try:
             read(path)
         except UserError:
-            refused += 1
-    assert refused > 200
+            count += 1
+    assert count > 200
 
 
 def folder_of_images(folder, per_class=2):
@@ -137,26 +129,20 @@ def folder_of_images(folder, per_class=2):
 def test_folder_of_images_with_and_without_labels(tmp_path):
     folder = folder_of_images(tmp_path)
     records = read(folder, labelled=True)
-    assert records.labels is not None
     assert records.labels.tolist() == [0, 0, 1, 1, 2, 2]
     np.testing.assert_allclose(records.features[:, 0, 0, 0] * 255, [0, 0, 100, 100, 200, 200], atol=1e-3)
     assert len(read(folder, most=3).features) == 3
-    with pytest.raises(UserError, match="each image must lie in one of 4"):
-        read(folder, PIXELS.model_copy(update={"classes": 4}), labelled=True)
-    with pytest.raises(UserError, match="are no images"):
-        read(folder, NUMBERS)
+    refused("each image must lie in one of 4", read, folder, PIXELS.model_copy(update={"classes": 4}), labelled=True)
+    refused("are no images", read, folder, NUMBERS)
 
 
 def test_folder_without_an_image_or_with_a_bad_or_huge_one_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="hold no image"):
-        read(tmp_path)
+    refused("hold no image", read, tmp_path)
     folder_of_images(tmp_path, per_class=1)
     monkeypatch.setattr(public_records, "MAX_PICTURE_PIXELS", 15)
-    with pytest.raises(UserError, match="has 16 pixels, allowed are 15"):
-        read(tmp_path)
+    refused("has 16 pixels, allowed are 15", read, tmp_path)
     (tmp_path / "a" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"0\.png cannot be read"):
-        read(tmp_path)
+    refused(r"0\.png cannot be read", read, tmp_path)
 
 
 @pytest.mark.parametrize(("pattern", "shape"), [("noise", (3, 7, 12)), ("noise", (1, 1, 1)), ("strokes", (1, 8, 8))])
@@ -187,5 +173,4 @@ def test_table_values_are_standard_normal():
 
 @pytest.mark.parametrize("shape", [(5,), (3, 8, 8), (1, 8, 9)])
 def test_strokes_are_square_grey_pictures(shape):
-    with pytest.raises(UserError, match="draws square grey pictures"):
-        synthetic_inputs("strokes", 2, shape, np.random.default_rng(0))
+    refused("draws square grey pictures", synthetic_inputs, "strokes", 2, shape, np.random.default_rng(0))

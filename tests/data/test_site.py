@@ -1,4 +1,5 @@
-import dataclasses
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,11 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, Selection, SiteFile, Split, read_site_file, write_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.site import MAX_DECLARATION_ERROR, Site, SiteSplit, is_delta_allowed, load_site, most_units
 from fl_dpbayes.data.site_ledger import data_version
 from fl_dpbayes.privacy.ledger.cohort_creation import shared_fraction, unit_sketch
 from fl_dpbayes.privacy.splits import unit_scores
+from tests.asking import refused
 
 KEY = "00112233445566778899aabbccddeeff"
 
@@ -32,30 +33,17 @@ def with_indices(tmp_path, indices, **changes) -> SiteFile:
     return digits_site(selection=Selection(indices=tmp_path / "i.npy"), **changes)
 
 
-def test_a_training_site_is_split_by_unit():
+def test_a_training_site_is_split_by_unit_and_by_its_key():
     site = load_site(digits_site())
-    assert site.train is not None
     assert site.train.unit_count + site.test.unit_count == 1797
     assert abs(site.test.unit_count - 359.4) < 4 * np.sqrt(1797 * 0.16)
     assert site.train.features.dtype == np.float32
     assert site.train.labels.dtype == site.train.unit_index.dtype == np.int64
     assert np.array_equal(np.sort(site.train.unit_index), np.arange(site.train.unit_count))
     assert (site.units, site.unit, site.shift, site.role) == (1440, "record", "", "train")
-
-
-def test_the_split_and_the_order_are_repeatable():
-    first, again = load_site(digits_site()).train, load_site(digits_site()).train
-    assert np.array_equal(first.features, again.features)
+    assert np.array_equal(site.train.features, load_site(digits_site()).train.features)
     other = load_site(digits_site(split=Split(test_fraction=0.2, key=KEY[::-1]))).train
-    assert len(other.labels) != len(first.labels) or not np.array_equal(other.labels, first.labels)
-
-
-@pytest.mark.parametrize("role", ["held_out", "shifted"])
-def test_an_evaluation_site_keeps_everything_for_testing(role, tmp_path):
-    site = load_site(with_indices(tmp_path, range(50), role=role, units=50))
-    assert site.train is None
-    assert site.test.unit_count == 50
-    assert np.array_equal(site.test.features, load_source(BuiltIn(kind="digits"), "train").features[:50])
+    assert not np.array_equal(other.labels, site.train.labels)
 
 
 def test_a_patient_is_never_in_both_parts_and_a_new_one_moves_no_other(tmp_path):
@@ -68,7 +56,6 @@ def test_a_patient_is_never_in_both_parts_and_a_new_one_moves_no_other(tmp_path)
         return load_site(digits_site(source=table, units=160))
 
     site = split(rows)
-    assert site.train is not None
     assert site.unit == "patient"
     assert site.train.unit_count + site.test.unit_count == 200
     assert (np.bincount(site.train.unit_index) == 3).all()
@@ -81,25 +68,14 @@ def test_a_patient_is_never_in_both_parts_and_a_new_one_moves_no_other(tmp_path)
     assert set(site.test.features[:, 0]) == set(grown.test.features[:, 0]) - {1000.0}
 
 
-def test_a_shift_changes_the_site_and_is_named(tmp_path):
-    changes = {"role": "shifted", "units": 50, "shift_seed": 3}
-    plain = load_site(with_indices(tmp_path, range(50), **changes))
-    blurred = load_site(with_indices(tmp_path, range(50), shift=Shift(kind="blur", severity=2), **changes))
-    assert blurred.shift == "blur (severity 2)"
-    assert np.array_equal(plain.test.labels, blurred.test.labels)
-    assert not np.array_equal(plain.test.features, blurred.test.features)
-
-
 def test_a_natural_site_is_selected_by_name(data_folder):
     source = BuiltIn(kind="heart", folder=data_folder)
     selection = Selection(natural_site="switzerland")
     site = load_site(digits_site(source=source, selection=selection, role="held_out", units=46))
     assert site.test.unit_count == 46
     assert site.unit == "patient"
-    with pytest.raises(UserError, match="'zurich': choose one of cleveland, hungarian, switzerland, va"):
-        load_site(digits_site(source=source, selection=Selection(natural_site="zurich"), units=46))
-    with pytest.raises(UserError, match="does not say which site"):
-        load_site(digits_site(selection=Selection(natural_site="a")))
+    unknown = digits_site(source=source, selection=Selection(natural_site="zurich"), units=46)
+    refused("'zurich': choose one of cleveland, hungarian, switzerland, va", load_site, unknown)
 
 
 @pytest.mark.parametrize(("indices", "message"), [
@@ -111,29 +87,22 @@ def test_a_natural_site_is_selected_by_name(data_folder):
     (np.array([], dtype=int), "the site has no records"),
 ])  # fmt: skip
 def test_indices_are_checked(tmp_path, indices, message):
-    with pytest.raises(UserError, match=message):
-        load_site(with_indices(tmp_path, indices))
+    refused(message, load_site, with_indices(tmp_path, indices))
 
 
 def test_a_pickle_is_not_opened(tmp_path):
     np.save(tmp_path / "i.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match="is not a NumPy array file"):
-        load_site(digits_site(selection=Selection(indices=tmp_path / "i.npy")))
-    with pytest.raises(UserError, match="does not exist"):
-        load_site(digits_site(selection=Selection(indices=tmp_path / "none.npy")))
-
-
-@pytest.mark.parametrize("declared", [0, 1000, 2000])
-def test_a_wrong_declaration_is_refused_with_a_round_number(declared):
-    with pytest.raises(UserError, match=rf"declared as {declared}.*for example units = 1400"):
-        load_site(digits_site(units=declared))
+    for name, said in (("i.npy", "is not a NumPy array file"), ("none.npy", "does not exist")):
+        refused(said, load_site, digits_site(selection=Selection(indices=tmp_path / name)))
 
 
 def test_a_declaration_need_not_be_exact_but_something_must_be_left_to_train_on():
     for declared in (1200, 1400, 1700):
         assert load_site(digits_site(units=declared)).units == declared
-    with pytest.raises(UserError, match=r"lower split\.test_fraction"):
-        load_site(digits_site(split=Split(test_fraction=1.0, key=KEY), units=0))
+    for declared in (0, 1000, 2000):
+        refused(f"declared as {declared}.*for example units = 1400", load_site, digits_site(units=declared))
+    nothing = digits_site(split=Split(test_fraction=1.0, key=KEY), units=0)
+    refused(r"lower split\.test_fraction", load_site, nothing)
 
 
 def test_a_site_file_survives_writing_and_reading(tmp_path):
@@ -149,11 +118,8 @@ def test_a_site_file_survives_writing_and_reading(tmp_path):
 
 def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_what_is_declared():
     plain = load_site(digits_site())
-    assert plain.recalibration is None
-    assert plain.recalibration_units == 0
+    assert (plain.recalibration, plain.recalibration_units) == (None, 0)
     site = load_site(digits_site(units=1260, split=Split(test_fraction=0.2, recalibration_fraction=0.1, key=KEY)))
-    assert site.train is not None
-    assert site.recalibration is not None
     assert np.array_equal(site.test.features, plain.test.features)
     assert site.train.unit_count + site.recalibration.unit_count == plain.train.unit_count
     assert abs(site.recalibration.unit_count - 179.7) < 4 * np.sqrt(1797 * 0.09)
@@ -167,7 +133,7 @@ def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_wha
 PARTS = ("train", "test", "recalibration")
 
 
-def _site_file(folder, patients: int, units: int, test: float, recalibration: float, key: int) -> SiteFile:
+def patients_file(folder, patients: int, units: int, test: float, recalibration: float, key: int) -> SiteFile:
     rows = "".join(f"p{number},{number % 5},{number % 2}\n" for number in range(patients))
     (folder / "t.csv").write_text(f"patient,x,sick\n{rows}")
     table = Table(path=folder / "t.csv", label="sick", classes=2, features=("x",), unit_column="patient")
@@ -182,7 +148,7 @@ def test_delta_that_is_admitted_is_below_one_over_the_real_number(tmp_path, pati
     for key in range(4):
         expected = patients * (1 - test - recalibration)
         for units in range(max(1, round(0.7 * expected)), round(1.3 * expected), max(1, round(expected / 20))):
-            site_file = _site_file(tmp_path, patients, units, test, recalibration, key)
+            site_file = patients_file(tmp_path, patients, units, test, recalibration, key)
             try:
                 site = load_site(site_file)
             except UserError:
@@ -209,15 +175,10 @@ def test_site_that_declares_its_number_exactly_loads_whatever_its_key_limit(tmp_
 
 def test_more_units_in_a_part_than_the_declared_number_admits_do_not_load(tmp_path, monkeypatch) -> None:
     # A key that puts nearly everybody into the test part was chosen, not drawn.
-    site_file = _site_file(tmp_path, 400, 40, 0.2, 0.0, 1)
+    site_file = patients_file(tmp_path, 400, 40, 0.2, 0.0, 1)
     monkeypatch.setattr("fl_dpbayes.data.site.in_test_part", lambda units, *_: np.arange(len(units)) >= 40)
-    with pytest.raises(UserError, match=r"part for test holds 360 units.*at most 42.*correct units"):
-        load_site(site_file)
-
-
-def test_bound_is_the_largest_number_that_may_declare_so() -> None:
-    site_file = SiteFile.model_construct(role="train", units=40, split=Split(key="0" * 32))
     assert most_units(site_file, "train") == pytest.approx(40 / (1 - MAX_DECLARATION_ERROR)) == 50
+    refused("part for test holds 360 units.*at most 42.*correct units", load_site, site_file)
 
 
 # The fingerprint and the units of a version of the data.
@@ -229,32 +190,22 @@ def fingerprint(site: Site, key: bytes = SECRET) -> str:
     return data_version(site, key).fingerprint
 
 
-@pytest.fixture
-def site() -> Site:
+def test_fingerprint_follows_from_every_value_every_part_and_the_key() -> None:
     part = SiteSplit(np.ones((3, 2), np.float32), np.array([0, 1, 1]), np.array([0, 0, 1]), 2)
-    return Site("a", "train", Task(input_shape=(2,), classes=2), "patient", 2, part, part, "", part, 2)
-
-
-@pytest.mark.parametrize("name", ["features", "labels", "unit_index"])
-@pytest.mark.parametrize("part", ["train", "test", "recalibration"])
-def test_any_changed_value_changes_it(site: Site, part: str, name: str) -> None:
-    changed = getattr(getattr(site, part), name).copy()
-    changed.flat[-1] += 1
-    other = dataclasses.replace(site, **{part: dataclasses.replace(getattr(site, part), **{name: changed})})
-    assert fingerprint(other) != fingerprint(site)
-
-
-def test_equal_records_give_it_again_and_another_key_or_a_missing_part_another(site: Site) -> None:
-    assert fingerprint(site) == fingerprint(dataclasses.replace(site))
+    site = Site("a", "train", Task(input_shape=(2,), classes=2), "patient", 2, part, part, "", part, 2)
     # A head that leaves the site may not be a test of who is in its records.
-    assert fingerprint(site, b"l" * 32) != fingerprint(site) != fingerprint(dataclasses.replace(site, train=None))
+    found = [fingerprint(site), fingerprint(site, b"l" * 32), fingerprint(replace(site, train=None))]
+    for name, key in product(PARTS, ("features", "labels", "unit_index")):
+        changed = getattr(part, key).copy()
+        changed.flat[-1] += 1
+        found.append(fingerprint(replace(site, **{name: replace(part, **{key: changed})})))
+    assert len(set(found)) == 12
+    assert found[0] == fingerprint(replace(site))
 
 
 def _site(names: list[str], unit: str, features: np.ndarray) -> Site:
-    count = len(names)
-    part = SiteSplit(
-        features, (features[:, 0] > 0).astype(np.int64), np.arange(count), count, unit_names=np.array(names)
-    )
+    count, labels = len(names), (features[:, 0] > 0).astype(np.int64)
+    part = SiteSplit(features, labels, np.arange(count), count, unit_names=np.array(names))
     return Site("a", "train", Task(input_shape=(2,), classes=2), unit, count, part, part, "")
 
 

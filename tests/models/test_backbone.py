@@ -26,10 +26,6 @@ def network():
     return network.eval()
 
 
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def stored(folder, content, name="weights.pth", architecture="resnet18", **options):
     """Write weights, or bytes as they are, and return what names them."""
     path = folder / name
@@ -39,22 +35,26 @@ def stored(folder, content, name="weights.pth", architecture="resnet18", **optio
         safetensors.torch.save_file(content, path)
     else:
         torch.save(content, path)
-    return BackboneFeatures(architecture=architecture, weights=sha256(path), **options)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return BackboneFeatures(architecture=architecture, weights=digest, **options)
 
 
-def saved(network, folder, name="weights.pth"):
-    return stored(folder, network.state_dict(), name, image_size=64)
+@pytest.fixture(scope="module")
+def files(network, tmp_path_factory):
+    """A folder with the network's weights in two formats, and what names them."""
+    folder, state = tmp_path_factory.mktemp("backbones"), network.state_dict()
+    return folder, [stored(folder, state, name, image_size=64) for name in ("weights.pth", "any name.safetensors")]
 
 
 def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("name", "channels"), [("weights.pth", 3), ("any name.safetensors", 1)])
-def test_features_are_what_reaches_the_last_layer(network, tmp_path, name, channels):
-    features = saved(network, tmp_path, name)
+@pytest.mark.parametrize(("number", "channels"), [(0, 3), (1, 1)])
+def test_features_are_what_reaches_the_last_layer_whatever_the_batch(network, files, number, channels):
+    folder, named = files
     records = images(3, channels, 64, 64)
-    mapped = feature_map(features, (channels, 64, 64), backbone_folder=tmp_path)
+    mapped = feature_map(named[number], (channels, 64, 64), backbone_folder=folder)
     colours = torch.tensor(records).repeat(1, 3 // channels, 1, 1)
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     standard = (colours - mean[:, None, None]) / deviation[:, None, None]
@@ -62,19 +62,13 @@ def test_features_are_what_reaches_the_last_layer(network, tmp_path, name, chann
     assert found.shape == (3, *mapped.output_shape) == (3, 512)
     with torch.no_grad():
         torch.testing.assert_close(network.fc(torch.tensor(found)), network(standard), atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(mapped(records[[2, 0]]), found[[2, 0]], atol=1e-4, rtol=1e-4)
 
 
-def test_features_of_a_record_do_not_depend_on_the_batch(network, tmp_path):
-    mapped = feature_map(saved(network, tmp_path), (1, 28, 28), backbone_folder=tmp_path)
-    records = images(5, 1, 28, 28)
-    together = mapped(records)
-    for rows in ([0], [4, 2]):
-        np.testing.assert_allclose(mapped(records[rows]), together[rows], atol=1e-4, rtol=1e-4)
-
-
-def test_backbone_is_frozen_and_draws_nothing(network, tmp_path):
-    features, state = saved(network, tmp_path), torch.get_rng_state()
-    module = backbone(features, tmp_path)
+def test_backbone_is_frozen_and_draws_nothing(files):
+    folder, (features, _) = files
+    state = torch.get_rng_state()
+    module = backbone(features, folder)
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())
     assert not any(tensor.is_meta for tensor in module.state_dict().values())
@@ -82,8 +76,7 @@ def test_backbone_is_frozen_and_draws_nothing(network, tmp_path):
 
 
 def test_another_head_and_half_precision_are_taken(network, tmp_path):
-    state = {name: value.half() for name, value in network.state_dict().items() if value.is_floating_point()}
-    state |= {name: value for name, value in network.state_dict().items() if not value.is_floating_point()}
+    state = {name: value.half() if value.is_floating_point() else value for name, value in network.state_dict().items()}
     state["fc.weight"], state["fc.bias"] = torch.zeros(2, 512), torch.zeros(2)
     module = backbone(stored(tmp_path, state), tmp_path)
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
@@ -133,20 +126,18 @@ def test_a_damaged_file_is_refused(tmp_path, name, content):
         backbone(stored(tmp_path, content, name), tmp_path)
 
 
-def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_is_reached(network, tmp_path):
-    features = saved(network, tmp_path, "second.pth")
-    stored(tmp_path, {name: torch.zeros_like(value) for name, value in network.state_dict().items()}, "first.pth")
-    state = backbone(features, tmp_path).network.state_dict()
-    assert torch.equal(state["conv1.weight"], network.conv1.weight)
-    (tmp_path / "inside").mkdir()
+def test_weights_are_told_apart_by_digest_alone_and_no_file_outside_the_folder_is_reached(network, files, tmp_path):
+    folder, (features, _) = files
+    stored(folder, {"conv1.weight": torch.zeros(1)}, "first.pth")
+    assert torch.equal(backbone(features, folder).network.conv1.weight, network.conv1.weight)
     unknown = features.model_copy(update={"weights": "0" * 64})
-    for wanted, folder, said in (
-        (unknown, tmp_path, "none of the 2 weight files"),
-        (features, tmp_path / "inside", "none of the 0 weight files"),
+    for wanted, place, said in (
+        (unknown, folder, "none of the 3 weight files"),
+        (features, tmp_path, "none of the 0 weight files"),
         (features, None, "set backbone_folder"),
     ):
         with pytest.raises(UserError, match=said):
-            backbone(wanted, folder)
+            backbone(wanted, place)
 
 
 @pytest.mark.parametrize("weights", ["../weights.pth", "default", "A" * 64, "0" * 63])

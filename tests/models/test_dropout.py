@@ -23,9 +23,9 @@ def randomised(module, seed=0):
     return module
 
 
-def dropped(model, rate=0.5, rows=5, **rates):
+def dropped(model, rate=0.5, rows=5):
     """Give a model random weights, and masks for some rows of records."""
-    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate, **rates)
+    module = DropoutModule(randomised(build_model(model, TASK, seed=0)), rate=rate)
     module.resample(np.random.default_rng(0), rows)
     return module
 
@@ -50,11 +50,6 @@ def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
     module = dropped(MODELS[0], 0.3, 2000)
     standard_error = math.sqrt(0.3 / 0.7 / 2000)
     assert (module.masks.mean(0) - 1).abs().max().item() <= 4.5 * standard_error
-    # An input rate masks the record too.
-    masks = dropped(LogisticModel(), rows=100, input_rate=0.2).masks
-    assert masks.shape == (100, 64)
-    assert masks.max().item() == pytest.approx(1.25)
-    assert abs((masks > 0).double().mean().item() - 0.8) <= 4 * math.sqrt(0.16 / 6400)
 
 
 def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused():
@@ -121,21 +116,3 @@ def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, see
     module.masks = module.masks.expand(5, -1)
     assert 0 < module.masks.count_nonzero() < module.masks.numel()
     torch.testing.assert_close(run(module.base, drawn, records()), module(records()))
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_vanishing_rate_gives_the_plain_model_limit(model):
-    module, source = dropped(model, 1e-9), np.random.default_rng(0)
-    torch.testing.assert_close(module(records()), module.base(records()))
-    torch.testing.assert_close(module.draw(to_vector(module), source), to_vector(module))
-
-
-def test_draw_of_a_linear_output_has_the_mean_of_the_plain_one():
-    base = randomised(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)))
-    module = DropoutModule(base, rate=0.4)
-    source, count = np.random.default_rng(0), 3000
-    features = torch.tensor([[0.5, -1.0, 2.0]])
-    vector = to_vector(base)
-    outputs = torch.stack([run(base, module.draw(vector, source), features) for _ in range(count)]).double()
-    standard_error = outputs.std() / math.sqrt(count)
-    assert (outputs.mean() - base(features)).abs() <= 4 * standard_error

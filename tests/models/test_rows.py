@@ -9,14 +9,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.rows import (
-    RowsDependError,
-    checked_rows,
-    drawn_modules,
-    rows_stand_alone,
-    structure,
-    validate_module,
-)
+from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure, validate_module
 
 
 class RowNumber(nn.Module):
@@ -75,13 +68,11 @@ def test_planted_dependence_is_found(module) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        nn.Linear(5, 3),
-        nn.Linear(5, 1),
-        nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
+        nn.Linear(5, 3), nn.Linear(5, 1), nn.Sequential(nn.Linear(5, 7), nn.Sigmoid(), nn.Linear(7, 1), nn.Softplus()),
         nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3), nn.Softmax(dim=1)),
     ],
     ids=["linear", "one unit", "vector tails", "normalised"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 64, 256])
 def test_plain_layers_stand_alone_at_multiples_of_64(module, rows) -> None:
     assert stands_alone(module, rows)
@@ -134,7 +125,7 @@ def test_next_number_of_rows_is_taken_and_at_last_one_row(caplog, monkeypatch) -
     with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
         assert checked_rows("b", 64, fits(1)) == 1
     assert "one by one" in caplog.text
-    with pytest.raises(RowsDependError, match="another device"):
+    with pytest.raises(row_check.RowsDependError, match="another device"):
         checked_rows("c", 64, lambda rows: stands_alone(Unrepeatable(), rows))
 
 

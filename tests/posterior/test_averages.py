@@ -45,12 +45,6 @@ def test_one_site_and_order_property():
     np.testing.assert_array_equal(trimmed_mean(alone, 0)["w"], states["site0"]["w"])
 
 
-@pytest.mark.parametrize("trimmed", [-1, 2])
-def test_trimming_half_of_the_sites_is_refused(trimmed):
-    with pytest.raises(ValueError, match="below half"):
-        trimmed_mean(states_of([[0], [1], [2], [3]]), trimmed)
-
-
 def test_long_moves_are_shortened_to_the_bound_in_their_direction():
     start = {"v": np.ones(2, np.float32), "w": np.zeros((1, 2), np.float32)}
     states = {

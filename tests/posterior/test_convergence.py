@@ -117,11 +117,6 @@ def test_chains_are_compared_over_their_last_samples_and_a_stump_is_left_out():
     assert said_of(summary) == ""
 
 
-def test_lengths_that_differ_are_refused():
-    with pytest.raises(ValueError, match="one chain number each"):
-        summarise_convergence(np.zeros((5, 2)), np.zeros(4, int), np.random.default_rng(0))
-
-
 @pytest.mark.parametrize(("planned", "mean"), [(1.0, 1.0), (1.0, 0.2), (0.5, 0.52)])
 def test_chain_at_its_temperature_is_not_warned_about(planned, mean):
     assert not is_hot(planned, mean)

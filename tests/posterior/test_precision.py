@@ -18,38 +18,6 @@ def chain_of(draws, weights=None, temperatures=None):
     return next(iter(chains({"site": samples})))
 
 
-def test_plug_in_bias_factors_golden():
-    # E[1 / s^2] = (M - 1) / (M - 3) / sigma^2: 1.67 at M = 6, 1.29 at M = 10.
-    generator = np.random.default_rng(0)
-    for count, bias in ((6, 1.67), (10, 1.29)):
-        draws = generator.normal(size=(count, 64 * 64))
-        plain = (1 / draws.var(axis=0, ddof=1)).mean()
-        corrected = diagonal_gaussian(chain_of(draws))[0].precision.mean()
-        assert plain / corrected == pytest.approx(bias, rel=0.03)
-
-
-@pytest.mark.parametrize("count", [8, 20])
-def test_diagonal_precision_is_unbiased(count):
-    draws = 0.3 * np.random.default_rng(1).normal(size=(count, 20_000))
-    # Effective draws are measured on 64 coordinates together and at most M; here the draws are independent.
-    precision = diagonal_gaussian(chain_of(draws))[0].precision
-    factor = (effective_draws(chain_of(draws)) - 3) / (effective_draws(chain_of(draws)) - 1)
-    assert_within_standard_errors(precision * (count - 3) / (count - 1) / factor, 1 / 0.09)
-    assert effective_draws(chain_of(draws)) > 0.85 * count
-
-
-def test_full_precision_is_unbiased():
-    generator = np.random.default_rng(2)
-    covariance = np.array([[1.0, 0.6], [0.6, 2.0]])
-    precisions = []
-    for _ in range(600):
-        chain = chain_of(generator.multivariate_normal(np.zeros(2), covariance, size=12))
-        effective = max(effective_draws(chain), 6)
-        precision = full_gaussian(chain)[0].precision
-        precisions.append(precision * (8 / 11) / ((effective - 4) / (effective - 1)))
-    assert_within_standard_errors(precisions, np.linalg.inv(covariance))
-
-
 @pytest.mark.parametrize("form", [diagonal_gaussian, full_gaussian])
 @pytest.mark.parametrize(("dimensions", "count"), [(1, 8), (1, 40), (2, 12), (5, 16)])
 def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions, count):

@@ -137,11 +137,3 @@ def test_thinning_keeps_total_weight_and_even_spacing_property(count, kept):
 def test_inconsistent_samples_are_refused(weights, temperatures, message):
     with pytest.raises(ValueError, match=message):
         PosteriorSamples({"w": np.zeros((2, 3), np.float32)}, np.array(weights), np.array(temperatures))
-
-
-def test_different_models_cannot_be_joined():
-    other = PosteriorSamples({"v": np.zeros((1, 2), np.float32)}, np.ones(1), np.ones(1))
-    with pytest.raises(ValueError, match="different parameter names"):
-        concatenate([numbered(1), other])
-    with pytest.raises(ValueError, match="nothing to concatenate"):
-        concatenate([])

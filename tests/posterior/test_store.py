@@ -117,28 +117,14 @@ def test_metadata_that_does_not_fit_is_refused(tmp_path, metadata):
         load_posterior(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x10" + bytes(40)])
-def test_file_that_is_no_safetensors_is_refused(tmp_path, content):
-    path = tmp_path / "p.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="is not a posterior file"):
-        load_posterior(path)
-
-
-def test_truncated_file_is_refused(tmp_path):
+def test_any_flipped_bit_is_refused_and_so_is_what_is_no_whole_file(tmp_path):
     path = tmp_path / "p.safetensors"
     save_posterior(path, samples_of(), MODEL, TASK, "ab")
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(UserError, match="is not a posterior file"):
-        load_posterior(path)
-
-
-def test_any_flipped_bit_is_refused(tmp_path):
-    path = tmp_path / "p.safetensors"
-    save_posterior(path, samples_of(), MODEL, TASK, "ab")
-    content = path.read_bytes()
-    for place in range(0, len(content), 7):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+    good = path.read_bytes()
+    bits = {place: bytes([good[place] ^ 1 << place % 8]) for place in range(0, len(good), 7)}
+    flipped = [good[:place] + bit + good[place + 1 :] for place, bit in bits.items()]
+    for content in (*flipped, good[:-8], b"", b"\xff" * 100, b"\x10" + bytes(40)):
+        path.write_bytes(content)
         with pytest.raises(UserError, match=r"p.safetensors is not a posterior file.*simulate --resume"):
             load_posterior(path)
 

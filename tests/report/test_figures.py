@@ -1,5 +1,4 @@
 import re
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 
@@ -19,10 +18,6 @@ def drawn(reported, figures_of):
     return reported.parent, figures_of(reported.parent)
 
 
-def texts(svg):
-    return [node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-
-
 def test_every_figure_is_written_as_it_is_returned(drawn):
     run_dir, figures = drawn
     assert list(figures) == NAMES
@@ -30,12 +25,12 @@ def test_every_figure_is_written_as_it_is_returned(drawn):
         assert (run_dir / "figures" / f"{figure.name}.svg").read_text(encoding="utf-8") == figure.svg
 
 
-def test_text_stays_text(drawn):
-    figures = {name: figure.svg for name, figure in drawn[1].items()}
-    assert "Held-out sites, averaged posterior" in texts(figures["reliability-held_out-posterior"])
-    assert "n = 450; off by 2.1 points [1.2, 3.0]" in texts(figures["reliability-held_out-posterior"])
-    assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= set(texts(figures["epsilon"]))
-    assert {"all held-out sites", "island", "last iterate"} <= set(texts(figures["sites-ece"]))
+def test_text_stays_text(drawn, texts):
+    found = {name: texts(figure.svg) for name, figure in drawn[1].items()}
+    assert "Held-out sites, averaged posterior" in found["reliability-held_out-posterior"]
+    assert "n = 450; off by 2.1 points [1.2, 3.0]" in found["reliability-held_out-posterior"]
+    assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= set(found["epsilon"])
+    assert {"all held-out sites", "island", "last iterate"} <= set(found["sites-ece"])
 
 
 def test_a_figure_promises_intervals_only_where_it_draws_them(drawn):
@@ -44,7 +39,7 @@ def test_a_figure_promises_intervals_only_where_it_draws_them(drawn):
     assert descriptions["sites-accuracy"] == "Accuracy at every site, with 95% intervals."
 
 
-def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, privacy_rounds):
+def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, privacy_rounds, texts):
     summary["reliability"] = []
     for row in privacy_rounds:
         row["site"] = row["site"].replace("valley", "<b>$\\frac{$--></b>")
@@ -53,7 +48,7 @@ def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, 
     assert "<b>" not in figure.inline
 
 
-def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary):
+def test_a_mean_over_sites_is_drawn_as_no_site(write_run, figures_of, summary, texts):
     summary["reliability"] = []
     summary["calibration"].append({**summary["calibration"][0], "site": "mean:train", "role": "train"})
     figures = figures_of(write_run(summary, [])).values()

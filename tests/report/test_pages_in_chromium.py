@@ -9,7 +9,9 @@ import pytest
 
 from fl_dpbayes.report.study.page import write_study_report
 
-pytestmark = pytest.mark.slow
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), "")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason=f"no browser on PATH: {', '.join(NAMES)}")]
 LONG = "a_name_of_which_nobody_thought_that_it_could_be_so_long_without_any_blank_in_it"
 
 SECONDS = 60
@@ -30,20 +32,11 @@ POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 CONSOLE = re.compile(r"CONSOLE[:(]")
 
 
-def find_chromium() -> str:
-    """Return the browser's path; without one the test is skipped."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no browser on PATH: {', '.join(names)}")
-    return found
-
-
 def load(page: Path, width: int, profile: Path) -> tuple[str, str]:
     """Load a page; return its document and what the browser logged."""
     done = subprocess.run(
         [
-            find_chromium(), "--no-sandbox", "--headless=new", "--disable-gpu", "--hide-scrollbars",
+            CHROMIUM, "--no-sandbox", "--headless=new", "--disable-gpu", "--hide-scrollbars",
             f"--window-size={width},900", f"--user-data-dir={profile}", "--enable-logging=stderr", "--v=0",
             "--dump-dom", page.as_uri(),
         ],
@@ -52,18 +45,10 @@ def load(page: Path, width: int, profile: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def console_messages(log: str) -> list[str]:
-    """Return what a page wrote to the console."""
-    return [line for line in log.splitlines() if CONSOLE.search(line)]
-
-
 def widths(page: Path, folder: Path) -> list[tuple[int, int]]:
-    """Measure copies of a page, with all their details opened and as they are, in narrow and wide windows.
+    """Return the widths of window and document of a page, its details opened and as they are, narrow and wide.
 
-    The copies have a script, which the page's own policy would forbid; the page itself is left alone.
-
-    Returns:
-        Width of the window and of the document, for each of these.
+    Measured are copies with a script, which the page's own policy would forbid; the page itself is left alone.
     """
     content, policies = POLICY.subn("", page.read_text(encoding="utf-8"))
     assert policies == 1
@@ -82,10 +67,9 @@ def widths(page: Path, folder: Path) -> list[tuple[int, int]]:
 
 
 @pytest.fixture
-def study_page(tmp_path: Path, write_study) -> Path:
+def study_page(study_folder) -> Path:
     axes = {"sampler": ["dp-sgd", "dp-sgld"], LONG: [LONG, f"{LONG}_too"]}
-    folder = write_study(tmp_path / "study", shifts=True, further=True, extra_axes=axes, site=LONG)
-    return write_study_report(folder)
+    return write_study_report(study_folder(shifts=True, further=True, extra_axes=axes, site=LONG))
 
 
 def test_no_page_is_wider_than_its_window(study_page: Path, reported: Path, measured: Path, tmp_path: Path) -> None:
@@ -98,7 +82,7 @@ def test_the_console_stays_empty(study_page: Path, reported: Path, measured: Pat
     for page in (study_page, reported, measured):
         document, log = load(page, 1280, tmp_path / "profile")
         assert "<svg" in document
-        assert console_messages(log) == []
+        assert not CONSOLE.search(log)
 
 
 def test_the_checks_can_fail(reported: Path, tmp_path: Path) -> None:
@@ -107,4 +91,4 @@ def test_the_checks_can_fail(reported: Path, tmp_path: Path) -> None:
     page.write_text(reported.read_text(encoding="utf-8").replace("</main>", f"{wide}</main>"), encoding="utf-8")
     assert all(document > window for window, document in widths(page, tmp_path))
     _, log = load(page, 1280, tmp_path / "profile")
-    assert console_messages(log)
+    assert CONSOLE.search(log)

@@ -21,42 +21,12 @@ from fl_dpbayes.report.run_files import (
 
 # Of the keys of a run's own `summary.json`.
 ORDER = [
-    "scenario",
-    "description",
-    "seed",
-    "run",
-    "resumed_after",
-    "versions",
-    "adjacency",
-    "seeded",
-    "private",
-    "settings",
-    "sampler",
-    "chains",
-    "aggregation",
-    "aggregation_inputs",
-    "sites",
-    "clipped",
-    "averaged_temperature",
-    "privacy",
-    "small_delta",
-    "participation",
-    "recalibration",
-    "calibration",
-    "reliability",
-    "subgroups",
-    "shift_detection",
-    "conformal",
-    "evaluation_privacy",
-    "releases",
-    "bytes",
-    "seconds",
-    "configurations_tried",
-    "convergence",
-    "warnings",
-    "heterogeneity",
-    "feature_total_variation",
-]
+    "scenario", "description", "seed", "run", "resumed_after", "versions", "adjacency", "seeded", "private",
+    "settings", "sampler", "chains", "aggregation", "aggregation_inputs", "sites", "clipped", "averaged_temperature",
+    "privacy", "small_delta", "participation", "recalibration", "calibration", "reliability", "subgroups",
+    "shift_detection", "conformal", "evaluation_privacy", "releases", "bytes", "seconds", "configurations_tried",
+    "convergence", "warnings", "heterogeneity", "feature_total_variation",
+]  # fmt: skip
 NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(), st.text(max_size=5))
 VALUES = st.recursive(
     NUMBERS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
@@ -71,13 +41,10 @@ def test_json_values_property_strict_and_idempotent(value):
     assert json_values(once) == once
 
 
-def test_json_values_of_numpy_and_special_numbers():
+def test_json_values_of_numpy_special_numbers_and_other_types():
     value = {"a": np.float32(0.5), "b": np.array([1, 2]), "c": float("nan"), "d": (math.inf, -math.inf), 3: np.bool_(1)}
     assert json_values(value) == {"a": 0.5, "b": [1, 2], "c": None, "d": ["inf", "-inf"], "3": True}
-
-
-def test_json_values_refuses_other_types():
-    with pytest.raises(ValueError, match="set cannot be written"):
+    with pytest.raises(ValueError, match="set is no JSON value"):
         json_values({"a": {1, 2}})
 
 
@@ -110,7 +77,7 @@ def test_a_summary_is_written_as_it_was_read_in_the_order_of_its_fields(measured
 def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
     write_summary(summary, tmp_path)
     before = (tmp_path / "summary.json").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match="cannot be written"):
+    with pytest.raises(ValueError, match="is no JSON value"):
         write_summary({**summary, "seed": object()}, tmp_path)
     assert (tmp_path / "summary.json").read_text(encoding="utf-8") == before
 
@@ -122,11 +89,15 @@ def test_write_summary_keeps_the_old_file_when_it_fails(summary, tmp_path):
         ("{", "cannot be read as JSON"),
         ("[1]", "expected a JSON object"),
         ('{"scenario": "a"}', "summary.json is not as a run writes it: it has no checksum: an older version"),
+        ({"scenario": "a"}, "summary.json is not as a run writes it: seed"),
+        ({"calibration": [{"n": "many"}]}, r"calibration\.0"),
     ],
 )
-def test_read_summary_names_what_is_wrong(content, message, tmp_path):
-    if content is not None:
+def test_read_summary_names_what_is_wrong(content, message, tmp_path, summary):
+    if isinstance(content, str):
         (tmp_path / "summary.json").write_text(content, encoding="utf-8")
+    elif content is not None:
+        write_summary(content if "scenario" in content else summary | content, tmp_path)
     with pytest.raises(UserError, match=message):
         read_summary(tmp_path)
 
@@ -151,27 +122,11 @@ def test_any_flipped_bit_of_a_summary_or_its_table_is_refused_or_harmless(summar
         read_summary(tmp_path)
 
 
-def test_summary_that_lacks_a_part_is_refused(tmp_path):
-    write_summary({"scenario": "a"}, tmp_path)
-    with pytest.raises(UserError, match=r"summary.json is not as a run writes it: seed"):
-        read_summary(tmp_path)
-
-
-def test_read_summary_refuses_a_misplaced_type(summary, tmp_path):
-    summary["calibration"][2]["n"] = "many"
-    write_summary(summary, tmp_path)
-    with pytest.raises(UserError, match=r"calibration\.2\.n"):
-        read_summary(tmp_path)
-
-
 def test_csv_round_trip_with_undefined_and_infinite(tmp_path):
     rows = [{"a": 1, "b": math.inf, "c": float("nan")}, {"a": "x,\ny", "b": np.float64(0.1)}]
     path = write_csv(tmp_path / "deep" / "t.csv", rows, ("a", "b", "c"))
     assert read_csv(path) == [{"a": "1", "b": "inf", "c": ""}, {"a": "x,\ny", "b": "0.1", "c": ""}]
     assert read_csv(tmp_path / "none.csv") == []
-
-
-def test_csv_refuses_an_unknown_column(tmp_path):
     with pytest.raises(ValueError, match="other"):
         write_csv(tmp_path / "t.csv", [{"a": 1, "other": 2}], ("a",))
 
@@ -179,8 +134,7 @@ def test_csv_refuses_an_unknown_column(tmp_path):
 def test_calibration_csv_row_flattens_intervals(summary):
     row = calibration_csv_row(parse_summary(summary).calibration[0])
     assert set(row) == set(CALIBRATION_COLUMNS)
-    assert (row["rms_debiased_low"], row["rms_debiased_high"]) == tuple(
-        summary["calibration"][0]["intervals"]["rms_debiased"]
-    )
+    ends = summary["calibration"][0]["intervals"]["rms_debiased"]
+    assert [row["rms_debiased_low"], row["rms_debiased_high"]] == ends
     assert row["mce_low"] is None
     assert (row["auroc_low"], row["auroc_high"]) == (0.968, 0.972)

@@ -22,12 +22,12 @@ from fl_dpbayes.config.sampler import (
 from fl_dpbayes.config.task import LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.posterior.diagnostics import effective_sample_size
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.minibatch import TrainingRecords, poisson_units
 from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
 from tests import chains
+from tests.analytic_targets import CHAINS, assert_within_four_standard_errors, regression
 
 SIZE = ConstantStepSize(initial=0.3)
 PRIOR = GaussianPrior(scale=0.8)
@@ -47,18 +47,6 @@ def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_en
     return chains.run(module, records, plan, noise_multipliers, **more)
 
 
-def linear_data():
-    generator = np.random.default_rng(5)
-    features = generator.standard_normal((12, 1)).astype(np.float32) + 0.5
-    return features, (0.7 * features[:, 0] + 0.5 * generator.standard_normal(12)).astype(np.float32)
-
-
-def linear_posterior(features, targets, share):
-    """Mean, and curvature h of the mean energy, of one-dimensional regression with prior N(0, .8^2) to a share."""
-    curvature = float((features**2).sum() + share / PRIOR.scale**2) / len(features)
-    return float(features[:, 0] @ targets) / (len(features) * curvature), curvature
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
@@ -70,46 +58,16 @@ def linear_posterior(features, targets, share):
     ids=lambda sampler: sampler.kind,
 )
 def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler):
-    features, targets = linear_data()
-    chains, temperature = 20_000, 0.5
+    target, temperature = regression(), 0.5
     # One output per chain: without a clip they share nothing but the records.
-    module = nn.Linear(1, chains, bias=False)
-    privacy = NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature)
-    plan = plan_of(sampler, privacy, steps=80)
-    noise = noise_without_privacy(plan, len(features))
-    result = run(plan, module, features, targets, noise, loss=squared_error)
+    module = nn.Linear(2, CHAINS, bias=False)
+    plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature), steps=80)
+    data = target.features.astype(np.float32), target.targets.astype(np.float32)
+    result = run(plan, module, *data, noise_without_privacy(plan, target.units), loss=squared_error)
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
-    mean, curvature = linear_posterior(features, targets, plan.prior_share)
-    correction = 1 - 0.3 * curvature / (2 * (2 - sampler.momentum_lost))
-    variance = temperature / (len(features) * curvature) / correction
-    final = result.samples[0].astype(np.float64)
-    assert abs(final.mean() - mean) <= 4 * math.sqrt(variance / chains)
-    assert abs(final.var() / variance - 1) <= 4 * math.sqrt(2 / chains)
-
-
-@pytest.mark.slow
-def test_poisson_batches_add_exactly_their_own_variance_gaussian_target():
-    features, targets = linear_data()
-    rate, step_size, deviation = 0.4, 0.3, 0.6
-    privacy = NoPrivacyPlan(kind="none", sampling_rate=rate, noise_standard_deviation=deviation)
-    plan = plan_of(SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), privacy, steps=6000, burn_in=50, thinning=1)
-    noise = noise_without_privacy(plan, 12)
-    result = run(plan, nn.Linear(1, 1, bias=False), features, targets, noise, loss=squared_error)
-    mean, curvature = linear_posterior(features, targets, plan.prior_share)
-    squares, residuals = features[:, 0] ** 2, features[:, 0] * mean - targets
-    weight = rate * (1 - rate) / (rate * 12) ** 2
-    fresh = weight * (squares * residuals**2).sum() + (deviation / (rate * 12)) ** 2
-    # V = (1 - a h)^2 V + a^2 [weight sum x_i^2 (x_i^2 V + r_i^2) + noise]
-    variance = (
-        step_size**2 * fresh / (1 - (1 - step_size * curvature) ** 2 - step_size**2 * weight * (squares**2).sum())
-    )
-    error = result.samples.astype(np.float64).T - mean
-    for quantity, expected in ((error, 0.0), (error**2, variance)):
-        standard_error = quantity.std() / math.sqrt(effective_sample_size(quantity))
-        assert abs(quantity.mean() - expected) <= 4 * standard_error
-    # What the noise alone would give lies outside the bound.
-    alone = step_size * (deviation / (rate * 12)) ** 2 / (curvature * (2 - step_size * curvature))
-    assert variance > 1.3 * alone
+    law = target.law(sampler, 0.3, temperature)
+    final = result.samples[0].astype(np.float64).reshape(CHAINS, 2)
+    assert_within_four_standard_errors(final, target.posterior_mean, law)
 
 
 @pytest.fixture(scope="module")
@@ -172,56 +130,14 @@ def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, p
         np.testing.assert_allclose(result.samples[number], w, rtol=1e-4, atol=1e-5)
 
 
-STEEP = {"step_size": SIZE, "prior": FlatPrior()}
-
-
-@pytest.mark.parametrize(
-    ("sampler", "optimiser"),
-    [
-        (SGLD(kind="sgld", **STEEP), lambda p: torch.optim.SGD(p, lr=0.3)),
-        (SGD(kind="sgd", **STEEP), lambda p: torch.optim.SGD(p, lr=0.3)),
-        (SGD(kind="sgd", momentum=0.9, **STEEP), lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9)),
-        (
-            Adam(kind="adam", step_size=ConstantStepSize(initial=0.03), prior=FlatPrior()),
-            lambda p: torch.optim.Adam(p, lr=0.03),
-        ),
-    ],
-    ids=["sgld", "sgd", "momentum", "adam"],
-)
-def test_no_noise_and_no_clip_is_the_optimiser_of_torch_limit(records, sampler, optimiser):
-    features, labels = records
-    steps = 50 if sampler.kind == "adam" else 20
-    plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0), steps=steps)
-    result = run(plan, logistic(), features, labels, np.zeros(steps))
-    module = logistic()
-    reference = optimiser(module.parameters())
-    for _ in range(steps):
-        reference.zero_grad()
-        summed_cross_entropy(module(torch.from_numpy(features)), torch.from_numpy(labels)).backward()
-        for parameter in module.parameters():
-            parameter.grad /= 40
-        reference.step()
-    if sampler.kind == "adam":
-        tolerance = {"rtol": 1e-4, "atol": 1e-6}
-        assert result.last.keys() == {"parameters", "first_moment", "second_moment"}
-    else:
-        # The reference sums 40 gradients of length below 2 in float32: off by at most 40 * 2^-24 * 2, times 20 steps
-        # of 0.3 and, under momentum, a tenfold stretch; the chain sums in float64.
-        bound = 40 * 2**-24 * 2 * 20 * 0.3 * (10 if reference.defaults["momentum"] else 1)
-        tolerance = {"rtol": 0, "atol": bound}
-    np.testing.assert_allclose(result.last["parameters"], to_vector(module).numpy(), **tolerance)
-
-
 @pytest.mark.parametrize(
     "sampler",
     [
-        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9),
-        Adam(kind="dp-adam", step_size=SIZE),
-        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2),
-        SGLD(step_size=SIZE),
+        SGD(kind="dp-sgd", step_size=SIZE, momentum=0.9), Adam(kind="dp-adam", step_size=SIZE),
+        SGHMC(kind="dp-sghmc", step_size=SIZE, friction=0.2), SGLD(step_size=SIZE),
     ],
     ids=lambda sampler: sampler.kind,
-)
+)  # fmt: skip
 def test_two_stretches_carry_the_momentum_and_equal_one(records, sampler):
     features, labels = records
     plan = plan_of(sampler, PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.5), steps=12, thinning=2, burn_in=2)

@@ -10,7 +10,6 @@ from fl_dpbayes.config.sampler import SGHMC, SGLD, BayesByBackprop, ConstantStep
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.models.priors import log_prior
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
 from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy
 from fl_dpbayes.samplers.local_trace import LocalTrace, log_likelihood_estimate
@@ -74,14 +73,6 @@ def test_rows_are_bounded_and_even(max_rows, steps):
         assert steps - numbers[-1] <= (numbers[1] if len(numbers) > 1 else steps)
 
 
-def test_likelihood_is_looked_at_only_for_rows_once_full():
-    calls = []
-    trace = LocalTrace(plan_of(1.0), lambda parameters: float(len(calls.append(1) or calls)), max_rows=10)
-    for number in range(10_000):
-        trace(number, state(0.0), clipped(0, 1))
-    assert len(calls) < 100
-
-
 def test_parameters_of_a_state_that_holds_more_are_the_plain_models():
     seen = []
     for sampler, vectors in (
@@ -123,18 +114,6 @@ def test_estimate_is_exact_over_all_records_and_near_over_some():
     assert abs(some(parameters) - exact) <= 4 * spread
     assert some(parameters) == some(parameters)
     assert log_likelihood_estimate(module, records_of(0), 9, generator)(parameters) == 0.0
-
-
-def test_log_posterior_rises_along_gradient_ascent():
-    trace = LocalTrace(plan_of(1.0), lambda parameters: -float((parameters - 1).square().sum()))
-    position = torch.zeros(2, requires_grad=True)
-    for number in range(20):
-        objective = -(position - 1).square().sum() + log_prior(SAMPLER.prior, position)
-        (gradient,) = torch.autograd.grad(objective, position)
-        position = (position + 0.1 * gradient).detach().requires_grad_()
-        trace(number, ChainState({"parameters": position.detach()}, number), clipped(0, 1))
-    values = [row.log_posterior for row in trace.rows]
-    assert (np.diff(values) > 0).all()
 
 
 def test_trace_of_a_chain_ends_at_its_last_state():

@@ -40,26 +40,17 @@ def test_a_missing_parameter_is_named(coupling: str, sigma: float | None, tau: f
 
 @given(
     tau=st.floats(1e-3, 1e3), batch=st.floats(0.5, 1e4), clip=st.floats(1e-3, 1e3), units=st.integers(1, 10**6),
-    sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20),
+    sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20), friction=st.floats(1e-3, 1),
 )  # fmt: skip
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_langevin_property_has_its_temperature(
-    tau: float, batch: float, clip: float, units: int, sizes: list[float]
-) -> None:
-    scale, steps = NoiseScale(clip, batch, units), np.array(sizes)
-    noise = noise_multipliers("langevin", steps, scale, temperature=tau)
-    assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
-
-
-@given(friction=st.floats(1e-3, 1), tau=st.floats(1e-3, 1e3), coupling=st.sampled_from(["langevin", "floor"]))
-@settings(max_examples=50, deadline=None, derandomize=True)
-def test_friction_property_keeps_the_temperature_at_tau(friction: float, tau: float, coupling: str) -> None:
-    scale = replace(SCALE, friction=friction)
-    noise = noise_multipliers(coupling, SIZES, scale, 1e-9, tau)  # type: ignore[arg-type]
-    plain = multipliers("langevin", None, tau)
-    # A chain that keeps its momentum heats up, so it needs less noise.
-    assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
-    assert scale.temperatures(SIZES, noise) == pytest.approx(np.full(3, tau), rel=1e-12)
+def test_langevin_property_has_its_temperature_at_any_friction(tau, batch, clip, units, sizes, friction) -> None:
+    scale, steps = NoiseScale(clip, batch, units, friction), np.array(sizes)
+    plain = noise_multipliers("langevin", steps, NoiseScale(clip, batch, units), temperature=tau)
+    for coupling in ("langevin", "floor"):
+        noise = noise_multipliers(coupling, steps, scale, 0.0, tau)
+        assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
+        # A chain that keeps its momentum heats up, so it needs less noise.
+        assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
 
 
 @pytest.mark.parametrize("coupling", ["constant", "temperature"])

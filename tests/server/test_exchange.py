@@ -1,63 +1,95 @@
-"""Replies that are not what was asked for: rejected with a status and a reason, whichever message they answer."""
+"""Replies that are not what was asked for: rejected with a status and a reason, and shown clean wherever they are."""
 
+import io
 import json
+import unicodedata
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Array, Error, Message
+from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.events import read_history
+from fl_dpbayes.protocol.arrays import MAGIC
 from fl_dpbayes.protocol.wire import MAX_HEADER_BYTES
 from fl_dpbayes.report.page import write_report
+from fl_dpbayes.run.progress import Display
+from fl_dpbayes.run.simulate import show_run
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
 
+TERMINAL = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202egnp\u2066[/] $x$ <script>\r\n"
 WEIGHT = "last/parameters/1.weight"
+MIXTURE, RECALIBRATED = "aggregation.rule=mixture", "recalibration={fraction=0.2, steps=2}"
+FIRST = {}
 
 
-def with_record(change):
-    def spoil(reply: Message, first: RecordDict) -> None:
-        record = json.loads(reply.content["config"]["record"])
-        change(record)
-        reply.content["config"]["record"] = json.dumps(record)
+def with_text(change: Callable[[str], object]) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        reply.content["config"]["record"] = change(reply.content["config"]["record"])
 
     return spoil
 
 
-def with_arrays(change):
-    def spoil(reply: Message, first: RecordDict) -> None:
+def with_record(change: Callable[[dict], object]) -> Callable[[Message], None]:
+    def changed(text: str) -> str:
+        record = json.loads(text)
+        change(record)
+        return json.dumps(record)
+
+    return with_text(changed)
+
+
+def with_statement(**changes):
+    return with_record(lambda record: record["privacy"].update(changes))
+
+
+def with_arrays(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
         for name, array in list(reply.content["arrays"].items()):
             reply.content["arrays"][name] = Array(change(array.numpy()))
 
     return spoil
 
 
-def other_round(reply: Message, first: RecordDict) -> None:
-    for name in ("config", "arrays"):
-        reply.content[name] = first[name]
+def with_array(**changes) -> Callable[[Message], None]:
+    def spoil(reply: Message) -> None:
+        name = WEIGHT if WEIGHT in reply.content["arrays"] else min(reply.content["arrays"])
+        one = reply.content["arrays"][name]
+        parts = {"dtype": one.dtype, "shape": one.shape, "stype": one.stype, "data": one.data}
+        reply.content["arrays"][name] = Array(**(parts | changes))
+
+    return spoil
 
 
-def renamed(reply: Message, first: RecordDict) -> None:
+def with_refusal(field: str) -> Callable[[Message], None]:
+    return lambda reply: reply.content["config"].update(refusal=json.dumps({"code": "BAD_REQUEST", "field": field}))
+
+
+def declared(length: int) -> bytes:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({length},), }}".ljust(117) + "\n"
+    return MAGIC + len(header).to_bytes(2, "little") + header.encode() + b"\0" * 64
+
+
+def other_round(reply: Message) -> None:
+    for name, part in FIRST.items():
+        reply.content[name] = part
+
+
+def renamed(reply: Message) -> None:
     reply.content["arrays"]["last/parameters/2.weight"] = reply.content["arrays"].pop(WEIGHT)
 
 
-def other_node(reply: Message, first: RecordDict) -> None:
+def other_node(reply: Message) -> None:
     reply.metadata.__dict__["_src_node_id"] = 99
 
 
-def huge_header(reply: Message, first: RecordDict) -> None:
-    reply.content["config"]["record"] += " " * MAX_HEADER_BYTES
-
-
-def no_text(reply: Message, first: RecordDict) -> None:
-    reply.content["config"]["record"] = 5
-
-
-def with_statement(**changes):
-    return with_record(lambda record: record["privacy"].update(changes))
+def error(reply: Message) -> None:
+    reply.__dict__["_content"], reply.__dict__["_error"] = None, Error(2, TERMINAL * 1000)
 
 
 def less_noise_stated(privacy) -> None:
@@ -78,7 +110,15 @@ def restate(privacy) -> None:
     privacy.update(epsilon=found.epsilon_pld, mu=found.mu)
 
 
-# What a hostile site does in the second round and later, one after the other, and what its rejection says.
+def with_key(key: str) -> Callable[[Message], None]:
+    return with_text(lambda text: text[:-1] + f",{key}:1}}")
+
+
+def with_keys(count: int) -> Callable[[Message], None]:
+    return with_text(lambda text: text[:-1] + "".join(f',"key {number}":1' for number in range(count)) + "}")
+
+
+# What a hostile site does in the second round and later, one after the other, and what is said of it.
 FAULTS = [
     (other_round, "another request"),
     (with_arrays(lambda values: np.concatenate([values, values], axis=-1)), "declares a shape"),
@@ -105,79 +145,164 @@ FAULTS = [
     (with_record(lambda record: record.update(sample_temperatures=[1e-300])), "sample_temperatures"),
     (with_arrays(lambda values: 100 * np.abs(values) + 100), "lies"),
     (other_node, "another node"),
-    (huge_header, "the header has"),
-    (no_text, "header is not text"),
+    (with_text(lambda text: text + " " * MAX_HEADER_BYTES), "the header has"),
+    (with_text(lambda text: 5), "header is not text"),
+    (with_text(lambda text: [text]), "header is not text"),
+    (with_array(stype="pickle"), "is not stored as"),
+    (with_array(data=b""), "does not have the"),
+    (with_array(data=declared(10**12)), "does not have the"),
+    (with_array(data=b"\x80\x04."), "does not have the"),
+    (with_array(dtype=TERMINAL * 1000), "declares another type"),
+    (with_array(shape=(10**400,)), "declares a shape"),
+    (with_key(f'"{"x" * 15_000_000}"'), "the header has"),
+    (with_key(f'"{"x" * 3_000_000}"'), "xxx"),
+    (with_key(json.dumps(TERMINAL)), "Extra inputs"),
+    (with_key('"\\ud800"'), "valid string"),
+    (with_keys(400_000), "the header has"),
+    (with_keys(900), "900 fields are not valid"),
+    (with_text(lambda text: text.replace('"history":[', '"history":[' + "[1.5,1.0,1]," * 600_000)), "the header has"),
+    (with_text(lambda text: '{"run":' * 5000 + "1" + "}" * 5000), "more than 1000 keys"),
+    (with_refusal(TERMINAL), "BAD_REQUEST"),
+    (with_refusal("[/red]"), "BAD_REQUEST [/red]"),
+    (error, "error code 2"),
 ]
+RECALIBRATION_FAULTS = {
+    "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
+    "south": (with_key(f'"{"x" * 3_000_000}"'), "rejected: xxx"),
+}
+EVALUATION_FAULTS = {
+    "north": (with_arrays(lambda values: values.astype(np.float32)), "rejected: array"),
+    "south": (with_arrays(lambda values: values * np.nan), "not finite"),
+    "held-out": (with_record(lambda record: record.update(round=7, request="0" * 64)), "another request"),
+    "noisy-scanner": (with_arrays(lambda values: 1e15 * values), "rejected"),
+    "rotated": (with_arrays(lambda values: -values), "rejected"),
+}
+
+
+def status_of(reason: str) -> str:
+    return "REFUSED" if reason.startswith("BAD_REQUEST") else "FAILED" if reason == "error code 2" else "REJECTED"
 
 
 def test_each_bad_reply_is_rejected_with_its_reason_and_the_others_go_on(federation, monkeypatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
     rounds = len(FAULTS) + 2
-    run = federation(
-        f"training={{rounds={rounds}, steps_per_round=2, burn_in=0, thinning=2}}",
-        "aggregation.rule=mixture",
-        "resources.min_sites=3",
-    )
-    first = {}
+    training = f"training={{rounds={rounds}, steps_per_round=2, burn_in=0, thinning=2}}"
+    run = federation(training, MIXTURE, RECALIBRATED, "resources.min_sites=2", "sites.west=")
 
     def change(request: Message, reply: Message) -> Message:
-        number = int(request.metadata.group_id)
-        if request.metadata.message_type == "train" and run.site_of(request) == "south":
-            if number == 1:
-                first.update(reply.content)
-            elif number - 2 < len(FAULTS):
-                FAULTS[number - 2][0](reply, first)
+        site, number = run.site_of(request), int(request.metadata.group_id)
+        faults = {"train.recalibrate": RECALIBRATION_FAULTS, "evaluate": EVALUATION_FAULTS}
+        if request.metadata.message_type in faults:
+            faults[request.metadata.message_type].get(site, (lambda reply: None,))[0](reply)
+        elif request.metadata.message_type == "train" and site == "south" and number == 1:
+            FIRST.update(reply.content)
+        elif request.metadata.message_type == "train" and site == "south" and number < rounds:
+            FAULTS[number - 2][0](reply)
         return reply
 
     run.grid.change = change
     run.run()
     rows, summary = run.rows("privacy.csv", site="south"), run.summary()
     # The site's good replies before and after count; nothing that it sent in between does.
-    expected = ["OK", *["REJECTED"] * len(FAULTS), "OK"]
-    assert [row["status"] for row in rows] == expected
-    for row, (_, reason) in zip(rows[1:], FAULTS, strict=False):
+    bad = [status_of(reason) for _, reason in FAULTS]
+    assert [row["status"] for row in rows] == ["OK", *bad, "OK"]
+    for row, (_, reason), status in zip(rows[1:-1], FAULTS, bad, strict=True):
         assert reason in row["reason"]
-        assert any(f"round {row['round']}: south: REJECTED" in warning for warning in summary["warnings"])
-    good = dict.fromkeys(("north", "east", "west"), ["OK"] * rounds)
-    assert run.statuses() == {"south": expected} | good
+        assert len(row["reason"]) <= 80
+        assert row["reason"].isprintable()
+        assert any(f"round {row['round']}: south: {status}" in warning for warning in summary["warnings"])
+    good = dict.fromkeys(("north", "east"), ["OK"] * rounds)
+    assert run.statuses() == {"south": ["OK", *bad, "OK"]} | good
     assert next(row["status"] for row in summary["privacy"] if row["site"] == "south").startswith("REJECTED it answers")
-    assert [row["sites_rejected"] for row in run.rows("rounds.csv")] == ["0", *["1"] * len(FAULTS), "0"]
-    page = (run.folder / "report.html").read_text()
-    assert f"1 OK, 2 to {rounds - 1} REJECTED, {rounds} OK" in page
+    rejected = [int(status == "REJECTED") for status in ["OK", *bad, "OK"]]
+    assert [int(row["sites_rejected"]) for row in run.rows("rounds.csv")] == rejected
+    assert len(run.posterior()) == 2 * rounds + 2
+    for verb, of_kind in (("did not recalibrate", RECALIBRATION_FAULTS), ("sent no evaluation", EVALUATION_FAULTS)):
+        for site, (_, reason) in of_kind.items():
+            # Sites of which the same is said share a line.
+            assert [text for text in summary["warnings"] if site in text and verb in text and reason in text], site
+    assert set(summary["recalibration"]["sites"]) == {"east"}
+    assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "east"}
+    assert (run.folder / "checkpoint.safetensors").stat().st_size < 2**17
+    page = assert_shown_clean(run)
+    assert f"1 OK, 2 to {sum(rejected) + 1} REJECTED," in page
     assert "sent a reply that was rejected" in page
-    assert len(run.posterior()) == 3 * rounds + 2
 
 
-def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(federation, monkeypatch) -> None:
+def assert_shown_clean(run) -> str:
+    """No file and no display holds a sign that a terminal obeys; return the report."""
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+    display = Display(console, len(FAULTS))
+    for line in (run.folder / "events.jsonl").read_text().splitlines():
+        display.show(json.loads(line))
+        console.print(display.render())
+    show_run(run.folder, console)
+    names = ("events.jsonl", "privacy.csv", "rounds.csv", "summary.json", "report.html")
+    texts = {name: (run.folder / name).read_text(encoding="utf-8") for name in names}
+    for text in (*texts.values(), *run.warnings(), console.file.getvalue()):
+        signs = {letter for letter in text if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+        assert signs <= {"\n", "\t"}
+    assert max(map(len, run.warnings())) < 300
+    return texts["report.html"]
+
+
+def test_card_with_escapes_is_shown_clean(federation, monkeypatch) -> None:
     monkeypatch.setattr("server.federation.write_report", write_report)
-    run = federation("resources.min_sites=3", "aggregation.rule=mixture")
+    run = federation()
+    changes = {"south": {"unit": TERMINAL, "shift": TERMINAL}, "east": {TERMINAL: 1}}
+    run.spoil_record(lambda card: card.update(changes[card["name"]]), ("query",), changes)
+    run.run()
+    assert {row["name"] for row in run.summary()["sites"]} == set(run.scenario.sites) - {"east"}
+    assert_shown_clean(run)
+
+
+def test_reply_that_flower_cannot_put_together_is_one_site_s_failure(federation) -> None:
+    run = federation()
+    pull = type(run.grid).pull_messages
+    faults = iter(
+        [KeyError("x"), ValueError(TERMINAL), TypeError("x"), IndexError("x"), MemoryError(), RecursionError()]
+    )
+
+    def pull_or_fail(message_ids):
+        replies = pull(run.grid, message_ids)
+        if replies and replies[0].metadata.src_node_id == 2 and replies[0].metadata.message_type != "query":
+            raise next(faults)
+        return replies
+
+    run.grid.pull_messages = pull_or_fail
+    run.run()
+    assert run.statuses() == dict.fromkeys(("north", "east", "west"), ["OK"] * 2) | {"south": ["FAILED"] * 2}
+    assert any("south sent no evaluation: rejected: error code" in text for text in run.warnings())
+
+
+def test_what_a_broken_connection_raises_still_ends_the_run(federation) -> None:
+    run = federation()
+
+    def pull(message_ids):
+        raise ConnectionError("gone")
+
+    run.grid.pull_messages = pull
+    with pytest.raises(ConnectionError):
+        run.run()
+
+
+def test_run_whose_bad_replies_leave_too_few_sites_stops_and_keeps_what_there_is(federation) -> None:
+    run = federation("resources.min_sites=3", MIXTURE)
     run.spoil_record(lambda record: record.pop("steps"), sites=("south", "east"), rounds=(2,))
     with pytest.raises(UserError, match=r"round 2: 2 training sites.*asks for 3: south: REJECTED .*; east: REJECTED"):
         run.run()
-    assert {site: statuses[1] for site, statuses in run.statuses().items()} == {
-        "north": "OK", "south": "REJECTED", "east": "REJECTED", "west": "OK",
-    }  # fmt: skip
+    second = {site: statuses[1] for site, statuses in run.statuses().items()}
+    assert second == {"north": "OK", "south": "REJECTED", "east": "REJECTED", "west": "OK"}
     assert len(run.posterior()) == 4 * 1 + 2 * 2
-    assert "2 REJECTED" in (run.folder / "report.html").read_text()
-
-
-def doubled(run) -> None:
-    pull = type(run.grid).pull_messages
-
-    def pull_twice(message_ids):
-        replies = list(pull(run.grid, message_ids))
-        return [*replies, *replies]
-
-    run.grid.pull_messages = pull_twice
+    assert len(run.rows("rounds.csv")) == 2
+    assert run.summary()["privacy"]
 
 
 def test_second_reply_to_a_request_is_dropped_and_said(federation) -> None:
-    once, twice = (
-        federation("recalibration={fraction=0.2, steps=2}", "aggregation.rule=mixture", name=name)
-        for name in ("once", "twice")
-    )
+    once, twice = (federation(RECALIBRATED, MIXTURE, name=name) for name in ("once", "twice"))
     once.run()
-    doubled(twice)
+    pull = type(twice.grid).pull_messages
+    twice.grid.pull_messages = lambda message_ids: 2 * list(pull(twice.grid, message_ids))
     twice.run()
     for stage in ("round 1", "round 2", "recalibration", "evaluation"):
         assert any(text.startswith(f"{stage}: a reply to no open request was dropped") for text in twice.warnings())
@@ -185,42 +310,6 @@ def test_second_reply_to_a_request_is_dropped_and_said(federation) -> None:
         np.testing.assert_array_equal(array, twice.posterior().arrays[name])
     for part in ("calibration", "recalibration"):
         assert once.summary()[part] == twice.summary()[part]
-
-
-RECALIBRATION_FAULTS = {
-    "north": (with_record(lambda record: record.update(parameters=[1e9])), "rejected: parameters"),
-    "south": (with_record(lambda record: record.update(request="0" * 64)), "rejected: it answers another request"),
-    "east": (other_node, "rejected: it comes from another node"),
-}
-EVALUATION_FAULTS = {
-    "north": (with_arrays(lambda values: values.astype(np.float32)), "rejected: array"),
-    "south": (with_arrays(lambda values: values * np.nan), "not finite"),
-    "east": (with_arrays(lambda values: -values), "rejected"),
-    "held-out": (with_record(lambda record: record.update(round=7, request="0" * 64)), "another request"),
-    "noisy-scanner": (with_arrays(lambda values: 1e15 * values), "rejected"),
-    "rotated": (other_node, "another node"),
-}
-
-
-def test_bad_replies_to_recalibration_and_evaluation_are_listed_and_left_out(federation) -> None:
-    run = federation("recalibration={fraction=0.2, steps=2}", "aggregation.rule=mixture")
-    faults = {"train.recalibrate": RECALIBRATION_FAULTS, "evaluate": EVALUATION_FAULTS}
-
-    def change(request: Message, reply: Message) -> Message:
-        spoil, _ = faults.get(request.metadata.message_type, {}).get(run.site_of(request), (None, None))
-        if spoil is not None:
-            spoil(reply, {})
-        return reply
-
-    run.grid.change = change
-    run.run()
-    summary = run.summary()
-    for verb, of_kind in (("did not recalibrate", RECALIBRATION_FAULTS), ("sent no evaluation", EVALUATION_FAULTS)):
-        for site, (_, reason) in of_kind.items():
-            # Sites of which the same is said share a line.
-            assert [text for text in summary["warnings"] if site in text and verb in text and reason in text], site
-    assert set(summary["recalibration"]["sites"]) == {"west"}
-    assert {row["site"] for row in summary["calibration"]} == {"pooled:train", "west"}
 
 
 def free_step(record) -> None:

@@ -132,23 +132,22 @@ def test_site_that_misses_a_round_goes_on_from_its_own_last_state_at_the_round_s
 
 
 @pytest.mark.parametrize("error", [None, ErrorCode.MESSAGE_UNAVAILABLE])
-def test_silent_site_is_asked_no_more_after_some_rounds(federation, error) -> None:
+def test_silent_site_is_asked_no_more_after_some_rounds_in_a_row(federation, error) -> None:
     run = federation(FOUR_ROUNDS, "resources.round_timeout=0.2", "resources.silent_rounds=2")
     run.silence("south", range(2, 5), error)
+    silent = run.grid.change
+    run.silence("east", (1, 3), ErrorCode.MESSAGE_UNAVAILABLE)
+    seldom = run.grid.change
+    run.grid.change = lambda request, reply: (seldom if run.site_of(request) == "east" else silent)(request, reply)
     run.run()
     assert set(train_requests(run, "south")) == {1, 2, 3}
-    assert run.statuses()["south"] == ["OK", "FAILED", "FAILED", "NOT ASKED"]
-    assert run.statuses()["north"] == ["OK"] * 4
+    assert run.statuses() == {
+        "north": ["OK"] * 4, "south": ["OK", "FAILED", "FAILED", "NOT ASKED"],
+        "east": ["FAILED", "OK", "FAILED", "OK"], "west": ["OK"] * 4,
+    }  # fmt: skip
     assert any("south gave no reply in 2 rounds in a row" in text for text in run.warnings())
     # It may have fallen silent in training only.
     assert "south" in {row["site"] for row in run.summary()["calibration"]}
-
-
-def test_rounds_that_are_silent_now_and_then_do_not_add_up(federation) -> None:
-    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.2", "resources.silent_rounds=2")
-    run.silence("south", (1, 3))
-    run.run()
-    assert run.statuses()["south"] == ["FAILED", "OK", "FAILED", "OK"]
 
 
 def test_run_stops_when_no_site_is_left_to_ask(federation) -> None:
@@ -159,78 +158,62 @@ def test_run_stops_when_no_site_is_left_to_ask(federation) -> None:
     assert (run.folder / "posterior.safetensors").is_file()
 
 
-def test_site_comes_back_on_another_node_only_with_the_same_card(federation) -> None:
-    run = federation(
-        FOUR_ROUNDS,
-        "resources.start_nodes=7",
-        "resources.silent_rounds=1",
-        "resources.round_timeout=2",
-        "resources.nodes_may_change=true",
-    )
+GONE, SECOND, BOTH = EVERY - {2}, EVERY - {2} | {8}, EVERY | {8}
+MAY_CHANGE = "resources.nodes_may_change=true"
+
+
+@pytest.mark.parametrize(
+    ("more", "connected", "is_silent", "asked", "statuses", "said"),
+    [
+        ([MAY_CHANGE, "resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: SECOND, 4: SECOND}, True,
+         {1: 2, 2: 2, 3: 8, 4: 8}, ["OK", "FAILED", "OK", "OK"], "round 3: south came back on another node"),
+        # The first node has its name again when it is back.
+        ([MAY_CHANGE], {1: EVERY, 2: GONE, 3: SECOND, 4: BOTH}, False,
+         {1: 2, 2: 2, 3: 8, 4: 2}, ["OK"] * 4, "round 4: south came back on another node"),
+        # Else a node that shows a gone site's card does not take its place, whether that comes back or not.
+        ([], {1: EVERY, 2: SECOND, 3: BOTH, 4: BOTH}, False,
+         {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
+        ([], {1: EVERY, 2: SECOND, 3: SECOND, 4: BOTH}, False,
+         {1: 2, 2: 2, 3: 2, 4: 2}, ["OK"] * 4, "set resources.nodes_may_change"),
+        (["resources.silent_rounds=1"], {1: EVERY, 2: EVERY, 3: GONE, 4: EVERY}, True,
+         {1: 2, 2: 2, 4: 2}, ["OK", "FAILED", "NOT ASKED", "OK"], "round 4: south came back"),
+    ],
+    ids=["elsewhere", "back on the first", "another meanwhile", "another for good", "given up and back"],
+)  # fmt: skip
+def test_site_keeps_its_node_unless_the_rules_let_another_with_its_card_take_its_place(
+    federation, more, connected, is_silent: bool, asked: dict[int, int], statuses: list[str], said: str
+) -> None:
+    run = federation(FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2", *more)
     with_second_south(run)
-    connect(run, lambda number: EVERY if number <= 2 else EVERY - {2} | {8})
-    run.silence("south", (2,), ErrorCode.MESSAGE_UNAVAILABLE)
+    connect(run, connected.get)
+    if is_silent:
+        run.silence("south", (2,), ErrorCode.MESSAGE_UNAVAILABLE)
     run.run()
-    assert run.statuses()["south"] == ["OK", "FAILED", "OK", "OK"]
-    nodes = [m.metadata.dst_node_id for m in run.grid.requests if run.site_of(m) == "south"]
-    assert nodes == [2, 2, 2, 8, 8, 8, 8]
-    assert "round 3: south came back on another node" in run.warnings()
-    (row,) = [row for row in run.summary()["sites"] if row["name"] == "south"]
-    assert row["role"] == "train"
-
-
-@pytest.mark.parametrize("back", [True, False], ids=["back", "gone for good"])
-def test_node_that_shows_a_gone_site_s_card_does_not_take_its_place(federation, back: bool) -> None:
-    run = federation(FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2")
-    with_second_south(run)
-    connect(run, {1: EVERY, 2: EVERY - {2} | {8}, 3: EVERY | {8} if back else EVERY - {2} | {8}, 4: EVERY | {8}}.get)
-    run.run()
-    assert south_nodes(run) == {1: 2, 2: 2, 3: 2, 4: 2}
-    assert run.statuses()["south"] == ["OK"] * 4
-    assert [m.metadata.message_type for m in run.grid.requests if m.metadata.dst_node_id == 8] == ["query"]
-    assert any("set resources.nodes_may_change" in text for text in run.warnings())
-
-
-def test_site_that_was_given_up_comes_back_on_its_own_node(federation) -> None:
-    run = federation(FOUR_ROUNDS, "resources.silent_rounds=1", "resources.round_timeout=2")
-    connect(run, lambda number: EVERY - {2} if number == 3 else EVERY)
-    run.silence("south", (2,), ErrorCode.MESSAGE_UNAVAILABLE)
-    run.run()
-    assert run.statuses()["south"] == ["OK", "FAILED", "NOT ASKED", "OK"]
-    assert "round 4: south came back" in run.warnings()
-
-
-def test_first_node_has_its_name_again_when_it_is_back(federation) -> None:
-    run = federation(
-        FOUR_ROUNDS, "resources.start_nodes=7", "resources.round_timeout=2", "resources.nodes_may_change=true"
-    )
-    with_second_south(run)
-    connect(run, {1: EVERY, 2: EVERY - {2}, 3: EVERY - {2} | {8}, 4: EVERY | {8}}.get)
-    run.run()
-    assert south_nodes(run) == {1: 2, 2: 2, 3: 8, 4: 2}
+    assert south_nodes(run) == asked
+    assert run.statuses()["south"] == statuses
+    assert any(said in text for text in run.warnings())
+    if not more:
+        assert [m.metadata.message_type for m in run.grid.requests if m.metadata.dst_node_id == 8] == ["query"]
+    assert [row["role"] for row in run.summary()["sites"] if row["name"] == "south"] == ["train"]
 
 
 @pytest.mark.parametrize("error", [None, ErrorCode.REPLY_MESSAGE_UNAVAILABLE])
-def test_late_card_is_asked_for_again(federation, error) -> None:
-    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.3", "aggregation.rule=mixture")
+def test_late_card_is_asked_for_again_and_one_that_never_comes_no_more(federation, error) -> None:
+    run = federation(
+        FOUR_ROUNDS, "resources.round_timeout=0.3", "resources.silent_rounds=2", "aggregation.rule=mixture"
+    )
 
     def change(request: Message, reply: Message) -> Message | None:
-        late = request.metadata.message_type == "query" and run.site_of(request) == "west"
-        if late and len(run.requests("query", "west")) == 1:
+        site = run.site_of(request)
+        late = site == "rotated" or (site == "west" and len(run.requests("query", "west")) == 1)
+        if request.metadata.message_type == "query" and late:
             return None if error is None else Message(Error(error, ""), reply_to=request)
         return reply
 
     run.grid.change = change
     run.run()
-    assert len(run.requests("query", "west")) == 2
+    assert len(run.requests("query", "west")) == len(run.requests("query", "rotated")) == 2
     assert run.statuses()["west"] == ["NOT ASKED", "OK", "OK", "OK"]
-
-
-def test_node_that_never_says_who_it_is_is_asked_no_more(federation) -> None:
-    run = federation(FOUR_ROUNDS, "resources.round_timeout=0.3", "resources.silent_rounds=2")
-    run.spoil(lambda reply: None, ("query",), ("west",))
-    run.run()
-    assert len(run.requests("query", "west")) == 2
 
 
 def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_more_than_that(federation) -> None:
@@ -256,43 +239,34 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
     assert sorted(waits)[-2] == 0
 
 
-def names_of(run) -> set[str]:
-    return {row["name"] for row in run.summary()["sites"]}
+CARDS = {
+    "north": ({"units": 0}, "units is 0"),
+    "south": ({"units": 4}, "south declares 4 units, and at the plan's sampling rate a site that trains needs 5"),
+    "west": ({"units": 5}, ""),
+    "east": ({}, ""),
+    "more": ({"units": -5}, "units"),
+    "held-out": ({}, "it comes from another node"),
+    "noisy-scanner": ({"task": {"input_shape": [7], "classes": 1000}}, "its records or classes differ"),
+    "rotated": ({"units": MAX_UNITS + 1}, "units"),
+}
 
 
-def test_site_that_declares_an_impossible_size_does_not_join(federation) -> None:
-    sizes = {"south": -5, "east": 0, "rotated": MAX_UNITS + 1}
-    run = federation()
-    run.spoil_record(lambda card: card.update(units=sizes[card["name"]]), ("query",), sizes)
-    run.run()
-    assert names_of(run) == set(run.scenario.sites) - set(sizes)
-    texts = [text for text in run.warnings() if text.startswith("a node did not join: ") and "units" in text]
-    assert len(texts) == len(sizes)
-
-
-def test_site_too_small_for_a_batch_of_one_does_not_join(federation) -> None:
-    sizes = {"south": 4, "east": 5, "rotated": 1}
-    run = federation("privacy.sampling_rate=0.2")
-    run.spoil_record(lambda card: card.update(units=sizes[card["name"]]), ("query",), sizes)
-    run.run()
-    assert names_of(run) == set(run.scenario.sites) - {"south"}
-    said = "south declares 4 units, and at the plan's sampling rate a site that trains needs 5"
-    assert any(said in text for text in run.warnings())
-
-
-def test_card_under_another_node_s_id_and_one_of_other_records_are_left_out_alone(federation) -> None:
-    run = federation()
+def test_sites_whose_cards_do_not_fit_are_left_out_alone_and_said(federation) -> None:
+    run = federation("privacy.sampling_rate=0.2", "sites.more={role='held_out', records=60}")
 
     def change(request: Message, reply: Message) -> Message:
-        if request.metadata.message_type == "query" and run.site_of(request) == "south":
-            reply.metadata.__dict__["_src_node_id"] = 99
-        if request.metadata.message_type == "query" and run.site_of(request) == "north":
-            card = json.loads(reply.content["config"]["record"]) | {"task": {"input_shape": [7], "classes": 1000}}
+        site = run.site_of(request)
+        if request.metadata.message_type == "query":
+            card = json.loads(reply.content["config"]["record"]) | CARDS[site][0]
             reply.content["config"]["record"] = json.dumps(card)
+            if site == "held-out":
+                reply.metadata.__dict__["_src_node_id"] = 99
         return reply
 
     run.grid.change = change
     run.run()
-    assert names_of(run) == set(run.scenario.sites) - {"south", "north"}
-    assert any("did not join: it comes from another node" in text for text in run.warnings())
-    assert any("north did not join: its records or classes differ" in text for text in run.warnings())
+    assert {row["name"] for row in run.summary()["sites"]} == {"east", "west"}
+    texts = [text for text in run.warnings() if "did not join: " in text]
+    assert len(texts) == 6
+    for _, said in CARDS.values():
+        assert any(said in text for text in texts)

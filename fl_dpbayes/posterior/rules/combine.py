@@ -21,14 +21,10 @@ from fl_dpbayes.protocol.arrays import Arrays
 class Released:
     """What a rule consumes: released samples, and public constants of the run.
 
-    Attributes:
-        samples: site -> samples, each as many as the rule needs; they may lie on disk.
-        weights: site -> w_k >= 0; rules renormalise them over the sites that sent samples.
-        sampler: the sites' algorithm.
-        sites: number of training sites K that the prior was shared between.
-        generator: source of the draws.
-        starts: parameters from which the chains of each number started.
-        student: the server's network and inputs, for rules that need inputs.
+    `samples`: site -> samples, each as many as the rule needs; they may lie on disk. `weights`: site -> w_k >= 0; rules
+    renormalise them over the sites that sent samples. `sampler`: the sites' algorithm. `sites`: number of training
+    sites K that the prior was shared between. `generator`: source of the draws. `starts`: parameters from which the
+    chains of each number started. `student`: the server's network and inputs, for rules that need inputs.
     """
 
     samples: Mapping[str, AnySamples]
@@ -63,35 +59,19 @@ def combine_sites(rule: Rule, released: Released) -> Aggregate:
 
 
 def posterior_aggregate(
-    draws: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
+    draws: npt.NDArray[np.float64],
+    shapes: Mapping[str, tuple[int, ...]],
+    warnings: Iterable[RunWarning],
+    temperature: float = 1.0,
 ) -> Aggregate:
-    """Wrap draws (M, d) of a posterior at temperature 1 as equally weighted samples.
+    """Wrap draws (M, d) as equally weighted samples at a temperature, 0 of points that claim no posterior width.
 
     Raises ValueError if a draw leaves the range of float32.
     """
-    return _aggregate(draws, shapes, warnings, 1.0)
-
-
-def point_aggregate(
-    points: npt.NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]], warnings: Iterable[RunWarning]
-) -> Aggregate:
-    """Wrap points (M, d) that claim no posterior width as equally weighted samples at temperature 0.
-
-    Raises ValueError if a point leaves the range of float32.
-    """
-    return _aggregate(points, shapes, warnings, 0.0)
-
-
-def _aggregate(
-    values: npt.NDArray[np.float64],
-    shapes: Mapping[str, tuple[int, ...]],
-    warnings: Iterable[RunWarning],
-    temperature: float,
-) -> Aggregate:
-    if not (np.abs(values) <= np.finfo(np.float32).max).all():
+    if not (np.abs(draws) <= np.finfo(np.float32).max).all():
         raise ValueError(
             "the combined parameters leave the range of float32: a site's samples are out of all proportion"
         )
-    count = len(values)
-    samples = PosteriorSamples(unflatten(values, shapes), np.ones(count), np.full(count, temperature))
+    count = len(draws)
+    samples = PosteriorSamples(unflatten(draws, shapes), np.ones(count), np.full(count, temperature))
     return Aggregate(samples, tuple(dict.fromkeys(warnings)))

@@ -5,8 +5,6 @@ sites' posteriors are Gaussian and the weights are their precisions. Draws are b
 public temperatures first. Memory is one site's samples plus the sums.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import cho_factor, cho_solve
@@ -21,26 +19,14 @@ from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_ag
 Array = npt.NDArray[np.float64]
 
 
-def weighted_average(draws: Sequence[Array], weights: Sequence[Array]) -> Array:
-    """Average paired draws, w^(s) = (sum_k W_k)^{-1} sum_k W_k w_k^(s).
-
-    References:
-        Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
-
-    `draws`: per site, shape (M, d), independent between sites. `weights`: per site, W_k as a diagonal (d,) or a
-    symmetric positive definite matrix (d, d). Returns draws of shape (M, d).
-    """
-    weighted = (_weighted(site, weight) for site, weight in zip(draws, weights, strict=True))
-    return _solved(sum(weighted, np.zeros(())), sum(weights, np.zeros(())))
-
-
 def combine(rule: Consensus, released: Released) -> Aggregate:
-    """Average draws, paired at random, by `weighted_average`.
+    """Average draws, paired at random: w^(s) = (sum_k W_k)^{-1} sum_k W_k w_k^(s).
 
     `full`: W_k = S_k^-1, a d x d matrix, for last layers and small models. `diagonal`: W_k = diag(1 / v_k). Both are
     unbiased for a site's effective number of draws. `uniform`: W_k = I, which gives mean (1/K) sum_k m_k and covariance
     (1/K^2) sum_k S_k, the global posterior's only where all precisions are equal. More draws than a site's samples
     repeat some.
+    Source: Scott et al. 2016, "Bayes and big data: the consensus Monte Carlo algorithm".
 
     Returns draws at temperature 1. Raises ValueError if a site has too few samples, a parameter that does not vary,
     or a singular covariance.

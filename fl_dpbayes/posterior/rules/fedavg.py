@@ -10,8 +10,8 @@ import numpy as np
 from fl_dpbayes.config.aggregation import FedAvg
 from fl_dpbayes.config.errors import RunWarning
 from fl_dpbayes.posterior.averages import average_of_states
-from fl_dpbayes.posterior.chains import chains, sample_shapes, unflatten
-from fl_dpbayes.posterior.rules.combine import Aggregate, Released, point_aggregate
+from fl_dpbayes.posterior.chains import chains, sample_shapes, state_of
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 from fl_dpbayes.posterior.samples import AnySamples, point_of
 from fl_dpbayes.protocol.arrays import Arrays, prefixed
 
@@ -20,11 +20,10 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
     """Average the sites' posterior means, m = sum_k w_k m_k / sum_k w_k, unless the rule asks for a robust average.
 
     It is the mean of the global posterior only where all sites have the same precision; it says nothing of its width.
+    Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm
+    1.
 
-    References:
-        McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
-
-    Returns one sample at temperature 0. Raises ValueError if no site sent a sample, or all weights are 0.
+    Returns one sample at temperature 0. Raises ValueError if no site sent a sample.
     """
     if (rule.robust, rule.move_bound) != ("none", "none"):
         # Moves count from the mean of the chains' starts.
@@ -38,15 +37,10 @@ def combine(rule: FedAvg, released: Released) -> Aggregate:
         total = total + released.weights[chain.site] * chain.mean
         weight += released.weights[chain.site]
         warnings += chain.warnings
-    if not weight > 0:
-        raise ValueError("no site with a positive weight sent a sample")
-    return point_aggregate((total / weight)[np.newaxis], shapes, warnings)
+    return posterior_aggregate((total / weight)[np.newaxis], shapes, warnings, 0.0)
 
 
 def posterior_means(site_samples: Mapping[str, AnySamples]) -> dict[str, Arrays]:
     """Return each site's posterior mean m_k = sum_t v_t w_t as a state of float32 arrays."""
     shapes = sample_shapes(site_samples)
-    return {
-        chain.site: {name: array[0] for name, array in unflatten(chain.mean[np.newaxis], shapes).items()}
-        for chain in chains(site_samples)
-    }
+    return {chain.site: state_of(chain.mean, shapes) for chain in chains(site_samples)}

@@ -9,7 +9,7 @@ import numpy as np
 from fl_dpbayes.config.aggregation import FedBE
 from fl_dpbayes.config.errors import RunWarning
 from fl_dpbayes.posterior.chains import chains, sample_shapes
-from fl_dpbayes.posterior.rules.combine import Aggregate, Released, point_aggregate
+from fl_dpbayes.posterior.rules.combine import Aggregate, Released, posterior_aggregate
 
 
 def combine(rule: FedBE, released: Released) -> Aggregate:
@@ -17,13 +17,11 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
 
     m = sum_k w_k m_k, v = sum_k w_k (m_k - m)^2 (elementwise), draws ~ N(m, spread^2 diag v). The paper draws 10 with
     spread 1, its authors' code with .1.
-
-    References:
-        Chen and Chao 2021, "FedBE: making Bayesian model ensemble applicable to federated learning", its Gaussian
-        variant.
+    Source: Chen and Chao 2021, "FedBE: making Bayesian model ensemble applicable to federated learning", its Gaussian
+    variant.
 
     Returns K + 1 + draws samples at temperature 0: the sites' means in the order of names, the average, the draws.
-    Raises ValueError if no site sent a sample, or all weights are 0.
+    Raises ValueError if no site sent a sample.
     """
     shapes = sample_shapes(released.samples)
     means, shares, warnings = [], [], list[RunWarning]()
@@ -31,10 +29,8 @@ def combine(rule: FedBE, released: Released) -> Aggregate:
         means.append(chain.mean)
         shares.append(released.weights[chain.site])
         warnings += chain.warnings
-    if not sum(shares) > 0:
-        raise ValueError("no site with a positive weight sent a sample")
     members, weights = np.stack(means), np.asarray(shares) / sum(shares)
     centre = weights @ members
     scatter = weights @ np.square(members - centre)
     around = centre + rule.spread * np.sqrt(scatter) * released.generator.standard_normal((rule.draws, len(centre)))
-    return point_aggregate(np.concatenate([members, centre[np.newaxis], around]), shapes, warnings)
+    return posterior_aggregate(np.concatenate([members, centre[np.newaxis], around]), shapes, warnings, 0.0)

@@ -26,10 +26,8 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
     D = [u - A^T (I / rho + A A^T)^{-1} A u] / r, u = w - m. Dividing by the prior's standard deviation s0 makes rho a
     pure number. Directions whose standard deviation is below s0 / sqrt((l - 1) rho) fall back to FedAvg's delta u, as
     all do at rho = 0: a posterior 50 times narrower than the prior needs rho far above 50^2 / (l - 1).
-
-    References:
-        Al-Shedivat et al. 2021, "Federated learning via posterior averaging: a new perspective and practical
-        algorithms" (its dynamic programme computes the same delta).
+    Source: Al-Shedivat et al. 2021, "Federated learning via posterior averaging: a new perspective and practical
+    algorithms" (its dynamic programme computes the same delta).
 
     `start`: the server's state w, shape (d,). `draws`: the site's draws w_t at temperature 1, shape (M, d).
     `weights`: v_t, summing to 1, shape (M,). `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: s0
@@ -62,8 +60,8 @@ def server_step(
     over the sites present. `shrinkage`: rho >= 0, in prior standard deviations. `prior_scale`: standard deviation
     of the Gaussian prior, > 0 and finite. `learning_rate`: eta > 0; with rho = 0 and eta = 1 the step is FedAvg.
     Repeated steps need eta < 2 / (1 + (l - 1) rho), which bounds every eigenvalue of the inverse of a shrunken
-    covariance. Returns the new state, float32, and warnings, each once. Raises ValueError if no site with weight
-    sent a sample, or the step is not finite.
+    covariance. Returns the new state, float32, and warnings, each once. Raises ValueError if no site sent
+    a sample, or the step is not finite.
     """
     shapes = sample_shapes(site_samples)
     state = flatten_state(start, shapes)
@@ -75,8 +73,6 @@ def server_step(
         warnings += chain.warnings
         if len(chain.weights) < 2:
             warnings.append(warning("one-sample-delta", chain.site))
-    if not weight > 0:
-        raise ValueError("no site with a positive weight sent a sample")
     moved = state - learning_rate * total / weight
     if not (np.abs(moved) <= np.finfo(np.float32).max).all():
         raise ValueError("the FedPA step is not finite: lower the learning rate or the shrinkage")

@@ -23,9 +23,7 @@ def joined(site_samples: Mapping[str, AnySamples], site_weights: Mapping[str, fl
     """Join the sites' samples into one weighted set; those on disk are not read.
 
     p(y|x) = sum_k w_k sum_t (a_kt / sum_u a_ku) p(y|x, w_kt): site k counts w_k however many samples it sent.
-
-    References:
-        Tresp 2000, "A Bayesian committee machine" (the mixture is its linear opinion pool).
+    Source: Tresp 2000, "A Bayesian committee machine" (the mixture is its linear opinion pool).
 
     `site_samples`: site -> samples with their step sizes a_kt as weights. `site_weights`: site -> w_k >= 0;
     renormalised over the sites that sent samples. Returns all samples in the order of `site_samples`, weights

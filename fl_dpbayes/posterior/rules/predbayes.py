@@ -54,15 +54,12 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
     log_product = sum_k log p_k(y|x),   log_mixture = log sum_k p_k(y|x); the prior's prediction, of which the product
     holds K - 1 too many, is uniform and cancels.
 
-    `probabilities`: p_k(y|x) of each site, shape (N, classes), rows summing to 1. Raises ValueError if there is no
-    site.
+    `probabilities`: p_k(y|x) of each site, shape (N, classes), rows summing to 1; at least one.
     """
-    log_product, log_mixture, sites = np.zeros(()), np.full((), -np.inf), 0
+    log_product, log_mixture = np.zeros(()), np.full((), -np.inf)
     for single in probabilities:
         logs = np.log(np.maximum(single, _TINY))
-        log_product, log_mixture, sites = log_product + logs, np.logaddexp(log_mixture, logs), sites + 1
-    if not sites:
-        raise ValueError("there is no site whose predictions could be combined")
+        log_product, log_mixture = log_product + logs, np.logaddexp(log_mixture, logs)
     # The mixture's 1/K cancels when probabilities are normalised.
     return Ends(log_product, log_mixture)
 
@@ -70,8 +67,8 @@ def product_and_mixture(probabilities: Iterable[Array]) -> Ends:
 def between(ends: Ends, beta: float) -> Array:
     """Combine the sites' class probabilities, p(y|x) ~ [prod_k p_k(y|x)]^beta [(1/K) sum_k p_k(y|x)]^(1 - beta).
 
-    References:
-        Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive space".
+    Source: Hasan et al. 2024, "Calibrated one round federated learning with Bayesian inference in the predictive
+    space".
 
     `ends`: of `product_and_mixture`. `beta`: 0 (mixture) to 1 (product). Returns probabilities of shape (N,
     classes), rows summing to 1.
@@ -84,11 +81,7 @@ def best_beta(ends: Ends, labels: npt.NDArray[np.integer]) -> float:
 
     -sum_i log p_beta(y_i|x_i) is convex in beta: p_beta is an exponential family in it. Hasan et al. fit it by gradient
     steps on the same loss.
-
-    Raises ValueError if there is no record.
     """
-    if not len(labels):
-        raise ValueError("beta cannot be fitted: there is no labelled record")
     rows = np.arange(len(labels))
 
     def loss(beta: float) -> float:

@@ -20,10 +20,8 @@ def product(factors: Sequence[NaturalGaussian], *, prior_scale: float, prior_sha
     """Multiply the sites' Gaussians and count the prior once.
 
     L = sum_k L_k + (1 - K s) L_0,  h = sum_k h_k,  L_0 = I / scale^2; the prior's mean is 0.
-
-    References:
-        Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, "Asymptotically exact,
-        embarrassingly parallel MCMC", section 3.1.
+    Source: Tresp 2000, "A Bayesian committee machine"; Neiswanger et al. 2014, "Asymptotically exact, embarrassingly
+    parallel MCMC", section 3.1.
 
     `factors`: each site's p(w)^s p(D_k|w), at least one, all diagonal or all full. `prior_scale`: standard
     deviation of the Gaussian prior, > 0; infinite for a flat one. `prior_share`: share of the prior that each site

@@ -105,20 +105,6 @@ def finished_cell(folder: Path, cell: StudyCell) -> FinishedCell | None:
         content = read_sealed_json(cell_file(folder, cell))
         summary = dict(content["summary"])
         parse_summary(summary)
-        if not all(_holds_rows(summary.get(name)) for name in FURTHER_TABLES):
-            return None
         return FinishedCell(cell, summary, float(content["seconds"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _holds_rows(rows: object) -> bool:
-    """Tell whether a list of a summary, absent or not, is one of rows at places."""
-    if not isinstance(rows, list):
-        return rows is None
-    return all(isinstance(row, dict) and isinstance(row.get("site"), str) and _has_ends(row) for row in rows)
-
-
-def _has_ends(row: Mapping[str, Any]) -> bool:
-    ends = [row.get("interval"), *(row.get("intervals") or {}).values()]
-    return all(each is None or (isinstance(each, list) and len(each) == 2) for each in ends)

@@ -3,18 +3,16 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 
-from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
+from fl_dpbayes.report.study.quantities import over_seeds
 
 EVERY_SETTING = "all"
 PLACE = ("site", "role", "shift", "severity")
-TRAIN = "train"
 
 
 def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
@@ -32,8 +30,11 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     axes = [axis.name for axis in study.axes if axis.name != SEED]
     columns = ["compared", "method", "baseline", "metric", "over", *axes, *PLACE, PREDICTOR]
     columns += ["mean", "low", "high", "pairs"]
-    rows = [_without_nan(row) for row in results.to_dict("records")]
-    rows = [row for row in rows if row["role"] != TRAIN or ":" in row["site"]]
+    # NaN is no key that could be found again.
+    rows = [
+        {name: None if value != value else value for name, value in row.items()} for row in results.to_dict("records")
+    ]
+    rows = [row for row in rows if row["role"] != "train" or ":" in str(row["site"])]
     found = [
         difference
         for compared in study.section.compare
@@ -62,33 +63,25 @@ def _differences(
         if value is not None and math.isfinite(value):
             key = (tuple(row[name] for name in place), tuple(row[name] for name in others), row[SEED])
             values[key][row[compared]] = float(value)
-    baseline, found = (methods[0] if methods else None), []
+    found = []
     for method in methods[1:]:
-        by_setting: dict[tuple[Any, Any], dict[int, float]] = defaultdict(dict)
+        baseline = methods[0]
+        by_setting: dict[tuple[Any, Any], list[float]] = defaultdict(list)
         by_place: dict[Any, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for (where, setting, seed), both in values.items():
             if method in both and baseline in both:
-                by_setting[where, setting][seed] = both[method] - both[baseline]
+                by_setting[where, setting].append(both[method] - both[baseline])
                 by_place[where][seed].append(both[method] - both[baseline])
         first = {"compared": compared, "method": method, "baseline": baseline, "metric": metric}
         for (where, setting), differences in by_setting.items():
             at = dict(zip([*place, *others], [*where, *setting], strict=True))
-            found.append(first | {"over": "setting"} | at | _interval(list(differences.values())))
+            found.append(first | {"over": "setting"} | at | _interval([[each] for each in differences]))
         for where, seeds in by_place.items():
-            most = max(map(len, seeds.values()))
             at = dict(zip(place, where, strict=True)) | dict.fromkeys(others, EVERY_SETTING)
-            means = [fmean(each) for each in seeds.values() if len(each) == most]
-            found.append(first | {"over": EVERY_SETTING} | at | _interval(means))
+            found.append(first | {"over": EVERY_SETTING} | at | _interval(seeds.values()))
     return found
 
 
-def _interval(differences: Sequence[float]) -> dict[str, Any]:
-    paired = paired_difference(differences, [0.0] * len(differences))
-    if paired is None:
-        return {"mean": differences[0], "low": None, "high": None, "pairs": 1}
-    return {"mean": paired.mean, "low": paired.interval.low, "high": paired.interval.high, "pairs": paired.pairs}
-
-
-def _without_nan(row: Mapping[Any, Any]) -> dict[str, Any]:
-    # NaN is no key that could be found again.
-    return {str(key): None if isinstance(value, float) and math.isnan(value) else value for key, value in row.items()}
+def _interval(by_seed: Iterable[Sequence[float]]) -> dict[str, Any]:
+    over = over_seeds(by_seed)
+    return {} if over is None else {"mean": over.mean, "low": over.low, "high": over.high, "pairs": over.seeds}

@@ -85,63 +85,34 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
     folder = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
-    with _environment():
-        try:
-            try:
-                if address is None:
-                    with _on_loopback():
-                        ray.init(
-                            "local",
-                            num_cpus=workers,
-                            object_store_memory=OBJECT_STORE_BYTES,
-                            include_dashboard=False,
-                            log_to_driver=False,
-                            configure_logging=False,
-                            _temp_dir=str(folder),
-                        )
-                else:
-                    _check_listening(address)
-                    ray.init(address, log_to_driver=False, configure_logging=False)
-            except (OSError, ValueError, RuntimeError) as error:
-                where = f"at {address!r}" if address else "on this machine"
-                raise UserError(
-                    f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]}): check "
-                    "--ray-address, or leave it out to run on this machine"
-                ) from None
-            finally:
-                if in_main_thread:
-                    # Ray's own handler would end this process without a word on what was kept.
-                    signal.signal(signal.SIGTERM, before)
-            yield
-        finally:
-            ray.shutdown()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Let Ray listen on the loopback address only: it runs the code of whoever reaches its ports, without a password.
-
-    It asks for no such wish on Linux (it turns the address 127.0.0.1 into the machine's own), but does so by itself
-    where clusters are not enabled, as on other systems.
-    """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in VARIABLES}
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(VARIABLES)
     try:
+        try:
+            if address is None:
+                # Listen on the loopback address only: Ray runs the code of whoever reaches its ports, without a
+                # password. It asks for no such wish on Linux (it turns 127.0.0.1 into the machine's own address), but
+                # does so by itself where clusters are not enabled, as on other systems.
+                ray_constants.ENABLE_RAY_CLUSTER = False
+                ray.init(
+                    "local", num_cpus=workers, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False,
+                    log_to_driver=False, configure_logging=False, _temp_dir=str(folder),
+                )  # fmt: skip
+            else:
+                _check_listening(address)
+                ray.init(address, log_to_driver=False, configure_logging=False)
+        except (OSError, ValueError, RuntimeError) as error:
+            where = f"at {address!r}" if address else "on this machine"
+            raise UserError(
+                f"Ray cannot be reached or started {where} ({str(error).strip().splitlines()[0]}): check "
+                "--ray-address, or leave it out to run on this machine"
+            ) from None
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = clusters
+            if in_main_thread:
+                # Ray's own handler would end this process without a word on what was kept.
+                signal.signal(signal.SIGTERM, before)
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -7,10 +7,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from fl_dpbayes.calibration.intervals import paired_difference
 from fl_dpbayes.config.study_file import PREDICTOR, SEED, Study
-from fl_dpbayes.report.numbers import UNDEFINED, decimal, interval
-from fl_dpbayes.report.study.quantities import quantity
+from fl_dpbayes.report.numbers import decimal, interval
+from fl_dpbayes.report.study.quantities import over_seeds, quantity
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.run.study.differences import EVERY_SETTING
 
@@ -34,15 +33,15 @@ def show_study(study: Study, results: pd.DataFrame, differences: pd.DataFrame, c
 def _metric_table(study: Study, results: pd.DataFrame, metric: str, width: int) -> Table:
     axes = [axis.name for axis in study.axes if axis.name != SEED]
     groups = results.groupby([*axes, PREDICTOR], sort=False)[metric]
-    rows = [(_texts(key), [float(value) for value in values.dropna()]) for key, values in groups]
-    shown = rows[:MOST_ROWS]
+    rows = [(key, [[float(value)] for value in values.dropna()]) for key, values in groups]
+    shown, means = rows[:MOST_ROWS], [over_seeds(values) for _, values in rows[:MOST_ROWS]]
     columns = [
-        TerminalColumn(name, [folded(key[at], name_width(width)) for key, _ in shown], number=False)
-        for at, name in enumerate([*axes, PREDICTOR])
-    ]
-    columns += [
-        TerminalColumn(metric, [decimal(sum(values) / len(values), 4) if values else UNDEFINED for _, values in shown]),
-        TerminalColumn("95% interval", [_over_seeds(values) for _, values in shown], number=False, expendable=2),
+        *(
+            TerminalColumn(name, [folded(str(key[at]), name_width(width)) for key, _ in shown], number=False)
+            for at, name in enumerate([*axes, PREDICTOR])
+        ),
+        TerminalColumn(metric, [decimal(one.mean if one else None, 4) for one in means]),
+        TerminalColumn("95% interval", [_ends(one.ends if one else None) for one in means], number=False, expendable=2),
         *_bounds_column(results, [*axes, PREDICTOR], metric),
         TerminalColumn("seeds", [str(len(values)) for _, values in shown], expendable=1),
     ]
@@ -57,7 +56,7 @@ def _bounds_column(results: pd.DataFrame, keys: Sequence[str], metric: str) -> l
     if not quantity(metric).metric.bounded or not set(ends) <= set(results.columns):
         return []
     means = results.groupby(list(keys), sort=False)[ends].mean().to_numpy()[:MOST_ROWS]
-    return [TerminalColumn("bounds", [_ends(low, high) for low, high in means], number=False)]
+    return [TerminalColumn("bounds", [_ends((low, high)) for low, high in means], number=False)]
 
 
 def _difference_table(differences: pd.DataFrame, where: str, width: int) -> Table:
@@ -70,7 +69,7 @@ def _difference_table(differences: pd.DataFrame, where: str, width: int) -> Tabl
         TerminalColumn("predictor", predictors, number=False),
         TerminalColumn("metric", [row["metric"] for row in rows], number=False),
         TerminalColumn("mean", [decimal(row["mean"], 4) for row in rows]),
-        TerminalColumn("95% interval", [_ends(row["low"], row["high"]) for row in rows], number=False),
+        TerminalColumn("95% interval", [_ends((row["low"], row["high"])) for row in rows], number=False),
         TerminalColumn("seeds", [str(row["pairs"]) for row in rows], expendable=1),
     ]
     columns = [column for column in columns if any(column.cells) or not column.cells]
@@ -78,15 +77,5 @@ def _difference_table(differences: pd.DataFrame, where: str, width: int) -> Tabl
     return fitted_table(f"Differences at {where}", columns, width, caption=caption)
 
 
-def _texts(key: object) -> list[str]:
-    return [str(part) for part in (key if isinstance(key, tuple) else (key,))]
-
-
-def _over_seeds(values: Sequence[float]) -> str:
-    paired = paired_difference(values, [0.0] * len(values))
-    return "" if paired is None else interval(paired.interval, lambda value: decimal(value, 4))
-
-
-def _ends(low: float | None, high: float | None) -> str:
-    undefined = low is None or high is None or low != low
-    return "" if undefined else interval((low, high), lambda value: decimal(value, 4))
+def _ends(ends: tuple[float | None, float | None] | None) -> str:
+    return "" if ends is None or ends[0] != ends[0] else interval(ends, lambda end: decimal(end, 4))

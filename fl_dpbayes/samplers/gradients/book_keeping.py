@@ -44,9 +44,12 @@ def clipped_sum(
     loss: RecordLoss = summed_cross_entropy,
     rows: int = ROWS,
 ) -> ClippedSum:
-    """Sum clipped gradients as `ClippedSumFunction` says; a layer is a Linear or Conv2d.
+    """Return sum_i clip_C(gradient of record i's loss), in the order of `named_parameters()`.
 
-    Raises ValueError if a layer was used more than once, or not at all.
+    `features`: records, shape (N, *shape), of the module's type and device; N may be 0. `targets`: classes (int64) or
+    values (float32), shape (N,). `clip_norm`: C > 0, may be infinite for `flat` and `per-layer` clipping. `loss`: sum
+    over records of the loss whose gradient is clipped. `rows`: how many rows every pass has. Raises ValueError if a
+    layer, a Linear or Conv2d, was used more than once, or not at all.
     """
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:

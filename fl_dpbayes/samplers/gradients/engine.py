@@ -2,63 +2,31 @@
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from fl_dpbayes.config.plan import Clipping
 from fl_dpbayes.models.parameters import trainable_parameters
 from fl_dpbayes.models.rows import validate_module
 from fl_dpbayes.models.variational import VariationalModule
 from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.clipping import ClippedSum
-from fl_dpbayes.samplers.gradients.loss import RecordLoss
 from fl_dpbayes.samplers.gradients.stochastic import resampled
 
 # Half-precision modules round each gradient; a layer that is missed or counted twice differs by far more.
 _PROBE_TOLERANCE = 0.05
 
 
-class ClippedSumFunction(Protocol):
-    """A function that returns sum_i clip_C(gradient of record i's loss), zeros for an empty batch.
-
-    Args:
-        module: features (N, *shape) -> outputs (N, ...), no cross-example operation.
-        features: records, shape (N, *shape), of the module's type and device.
-        targets: classes (int64) or values (float32), shape (N,).
-        clip_norm: C > 0, may be infinite for `flat` and `per-layer` clipping.
-        clipping: the rule.
-        loss: sum over records of the loss whose gradient is clipped.
-        rows: how many rows every pass has.
-
-    Returns:
-        The clipped sum, in the order of `named_parameters()`.
-    """
-
-    def __call__(
-        self,
-        module: nn.Module,
-        features: torch.Tensor,
-        targets: torch.Tensor,
-        *,
-        clip_norm: float,
-        clipping: Clipping = ...,
-        loss: RecordLoss = ...,
-        rows: int = ...,
-    ) -> ClippedSum:
-        """Sum the clipped gradients."""
-        ...
-
-
 @dataclass(frozen=True)
 class GradientEngine:
-    """The chosen way of computing a clipped sum, by name and as a function."""
+    """The chosen way of computing a clipped sum, by name and as a function like `book_keeping.clipped_sum`."""
 
     name: Literal["book_keeping", "vmap"]
-    clipped_sum: ClippedSumFunction
+    clipped_sum: Callable[..., ClippedSum]
 
 
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
@@ -66,7 +34,6 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
 
     Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
     keeping is therefore chosen only if its sum over two synthetic records equals the gradient that autograd gives.
-
     Raises UserError if the module mixes the records of a batch.
     """
     validate_module(module)
@@ -76,7 +43,9 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     return GradientEngine("vmap", vmap.clipped_sum)
 
 
-def _agrees_with_autograd(clipped_sum: ClippedSumFunction, module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+def _agrees_with_autograd(
+    clipped_sum: Callable[..., ClippedSum], module: nn.Module, input_shape: tuple[int, ...]
+) -> bool:
     # Random parameters: a zero output layer would hide every layer below it.
     probe = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)

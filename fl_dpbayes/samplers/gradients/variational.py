@@ -4,9 +4,7 @@ The draws are rows of one batch, S N rows for N records, and each layer applies 
 backward pass to the layers' outputs then gives all that norms and clipped sums need (variational_layers.py).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -29,14 +27,6 @@ from fl_dpbayes.samplers.gradients.variational_layers import (
 _MEAN_CROSS_ENTROPY = mean_over_draws(summed_cross_entropy)
 
 
-@dataclass
-class _Passed:
-    """What went through a layer: its inputs, and the place of its outputs in autograd's graph."""
-
-    inputs: dict[nn.Module, torch.Tensor] = field(default_factory=dict)
-    edges: dict[nn.Module, GradientEdge] = field(default_factory=dict)
-
-
 def is_supported(module: nn.Module) -> bool:
     """Say whether this is a variational module in which book-keeping can treat every trainable layer."""
     return isinstance(module, VariationalModule) and book_keeping.is_supported(module.mean)
@@ -52,12 +42,11 @@ def clipped_sum(
     loss: RecordLoss = _MEAN_CROSS_ENTROPY,
     rows: int = ROWS,
 ) -> ClippedSum:
-    """Sum clipped gradients by mean and spread together, as `ClippedSumFunction` says, means first.
+    """Sum clipped gradients by mean and spread together, as `book_keeping.clipped_sum`, means first.
 
     The module is a variational one, resampled; a layer's means are one layer and its spreads another. `rows` records
-    are in a pass, each once per draw.
-
-    Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
+    are in a pass, each once per draw. Raises ValueError if a layer was used more than once, or not at all, or the
+    module was not resampled.
     """
     assert isinstance(module, VariationalModule)
 
@@ -83,57 +72,39 @@ def drawn_layers(
     """
     draws, count = module.draws, len(features)
     names = list(dict.fromkeys(name.rpartition(".")[0] for name in module.shapes))
-    layers = {name: module.mean.get_submodule(name) for name in names}
-    passed = _Passed()
-    with torch.enable_grad(), _drawn_forward(module, layers, passed):
-        rows = features.expand(draws, *features.shape).flatten(0, 1)
-        value = loss(module.mean(rows).unflatten(0, (draws, count)).transpose(0, 1), targets)
-    if len(passed.inputs) < len(layers):
-        raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
-    gradients = torch.autograd.grad(value, [passed.edges[layer] for layer in layers.values()])
-    slopes = _slopes(module)
-    return [
-        drawn_layer(
-            layer, passed.inputs[layer], gradient, slopes[_join(name, "weight")], slopes.get(_join(name, "bias"))
-        )
-        for (name, layer), gradient in zip(layers.items(), gradients, strict=True)
-    ]
-
-
-@contextmanager
-def _drawn_forward(module: VariationalModule, layers: dict[str, nn.Module], passed: _Passed) -> Iterator[None]:
+    layers = [module.mean.get_submodule(name) for name in names]
     with torch.no_grad():
-        weights = module.weight_draws()
-    for name, layer in layers.items():
+        weights, noise = module.weight_draws(), module.noise_views()
+        slopes = {name: noise[name] * torch.sigmoid(module.spread.get_parameter(name)) for name in module.shapes}
+    inputs: dict[nn.Module, torch.Tensor] = {}
+    edges: dict[nn.Module, GradientEdge] = {}
+
+    def pass_through(layer: nn.Module, name: str, rows: torch.Tensor) -> torch.Tensor:
+        if layer in inputs:
+            raise ValueError(f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine")
         # Autograd records the pass only from where something needs a gradient; none is taken by the weights.
         drawn = weights[_join(name, "weight")].requires_grad_()
-        vars(layer)["forward"] = _forward(layer, drawn, weights.get(_join(name, "bias")), passed)
-    try:
-        yield
-    finally:
-        for layer in layers.values():
-            del vars(layer)["forward"]
-
-
-def _forward(
-    layer: nn.Module, weights: torch.Tensor, biases: torch.Tensor | None, passed: _Passed
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(rows: torch.Tensor) -> torch.Tensor:
-        if layer in passed.inputs:
-            raise ValueError(f"a {type(layer).__name__} layer is used twice in one forward pass: use the vmap engine")
         # A view's place in the graph is lost under a later in-place activation; a copy's is not.
-        outputs = drawn_outputs(layer, rows, weights, biases).clone()
-        passed.inputs[layer] = rows.detach()
-        passed.edges[layer] = get_gradient_edge(outputs)
+        outputs = drawn_outputs(layer, rows, drawn, weights.get(_join(name, "bias"))).clone()
+        inputs[layer], edges[layer] = rows.detach(), get_gradient_edge(outputs)
         return outputs
 
-    return forward
-
-
-def _slopes(module: VariationalModule) -> dict[str, torch.Tensor]:
-    with torch.no_grad():
-        noise = module.noise_views()
-        return {name: noise[name] * torch.sigmoid(module.spread.get_parameter(name)) for name in module.shapes}
+    for name, layer in zip(names, layers, strict=True):
+        vars(layer)["forward"] = partial(pass_through, layer, name)
+    try:
+        with torch.enable_grad():
+            rows = features.expand(draws, *features.shape).flatten(0, 1)
+            value = loss(module.mean(rows).unflatten(0, (draws, count)).transpose(0, 1), targets)
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+    if len(inputs) < len(layers):
+        raise ValueError("a trainable layer was not used in the forward pass: use the vmap engine, or freeze it")
+    gradients = torch.autograd.grad(value, [edges[layer] for layer in layers])
+    return [
+        drawn_layer(layer, inputs[layer], gradient, slopes[_join(name, "weight")], slopes.get(_join(name, "bias")))
+        for name, layer, gradient in zip(names, layers, gradients, strict=True)
+    ]
 
 
 def _join(layer_name: str, parameter: str) -> str:

@@ -84,7 +84,7 @@ def clipped_sum(
     loss: RecordLoss = summed_cross_entropy,
     rows: int = ROWS,
 ) -> ClippedSum:
-    """Sum clipped gradients as `ClippedSumFunction` says, materialising gradients."""
+    """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
     sizes = layer_sizes(module)
 
     def piece_sum(part: torch.Tensor, part_targets: torch.Tensor, real: torch.Tensor) -> ClippedSum:

@@ -140,14 +140,6 @@ def area(first, second):
     return float((pairs > 0).mean() + (pairs == 0).mean() / 2)
 
 
-def test_by_hand():
-    found = separation(np.array([2.0, 1, 0]), np.array([1.0, 1, 2]))
-    # Of 12 pairs 8 are in order (2 of the middle bin's second over the first bin, 6 of the last bin) and 3 tied.
-    assert found.bounds.low == pytest.approx(8 / 12)
-    assert found.value == pytest.approx(9.5 / 12)
-    assert found.bounds.high == pytest.approx(11 / 12)
-
-
 def test_ends_limit():
     one, other = np.array([50.0, 0]), np.array([0, 50.0])
     apart, tied = separation(one, other), separation(one, one)

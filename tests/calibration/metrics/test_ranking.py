@@ -169,13 +169,6 @@ def mean_risk(right):
     return np.mean(np.cumsum(1 - np.asarray(right)) / np.arange(1, len(right) + 1))
 
 
-def test_four_records_golden():
-    statistics = top_label([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
-    area, excess = aurc(statistics), aurc_excess(statistics)
-    assert (area.value, *area.bounds) == pytest.approx([1 / 3] * 3, abs=1e-14)
-    assert excess == pytest.approx(1 / 8, abs=1e-14)
-
-
 def test_agrees_with_sorted_records_in_distinct_bins():
     generator = np.random.default_rng(1)
     confidence = (np.arange(480, 960) + 0.5) / 960

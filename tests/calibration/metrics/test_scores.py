@@ -11,7 +11,7 @@ from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.intervals import NORMAL_QUANTILE, wilson_interval
 from fl_dpbayes.calibration.metrics import ranking, scores
 from fl_dpbayes.calibration.metrics.scores import brier_interval, nll_interval
-from fl_dpbayes.calibration.statistics import empty, from_batch, merge
+from fl_dpbayes.calibration.statistics import empty, from_batch
 from tests.counted import GOLDEN, binary, top_label
 
 
@@ -127,15 +127,6 @@ def test_labels_do_not_decide_whether_it_is_shown():
         p = generator.uniform(0.5, 1, count)
         shown = {nll_interval(top_label(p, np.full(count, right))) is None for right in (True, False)}
         assert len(shown) == 1
-
-
-@pytest.mark.parametrize("score", INTERVALS)
-def test_sites_add_up_to_their_pool(score):
-    generator = np.random.default_rng(26)
-    p = generator.uniform(0.5, 0.98, 300)
-    right = generator.random(300) < p
-    parts = merge(top_label(p[:100], right[:100]), top_label(p[100:], right[100:]))
-    assert INTERVALS[score](parts) == pytest.approx(INTERVALS[score](top_label(p, right)))
 
 
 def test_intervals_and_scores_of_none_one_or_certain_records_limit():

@@ -12,7 +12,7 @@ from fl_dpbayes.calibration.bins import bin_index
 from fl_dpbayes.calibration.recalibration import isotonic
 from fl_dpbayes.calibration.recalibration.isotonic import LARGEST_DEVIATION
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
-from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, sensitivity
+from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, sensitivity
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, RecalibrationMap
 from tests.counted import miscalibrated
 
@@ -80,13 +80,6 @@ def test_the_identity_changes_nothing_and_is_what_calibrated_counts_give_propert
     mapping = isotonic.fit(NoisedTable(200 * np.column_stack([np.ones(ISOTONIC_BINS), middle, middle]), 0.0))
     p = np.clip(probabilities[:, 0], middle[0], middle[-1])
     np.testing.assert_allclose(recalibrate(np.column_stack([1 - p, p]), mapping)[:, 1], p, atol=1e-12)
-
-
-def test_counts_of_sites_add_up_to_those_of_their_pool_property() -> None:
-    probabilities, labels, _ = miscalibrated(501, 3, 2.0)
-    parts = [exact(probabilities[rows], labels[rows]) for rows in np.array_split(np.arange(501), [40, 300])]
-    merged = merge_noised(merge_noised(*parts[:2]), parts[2])
-    np.testing.assert_allclose(merged.sums, isotonic.count(probabilities, labels), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

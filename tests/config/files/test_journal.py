@@ -8,6 +8,7 @@ import pytest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import replaced_atomically, written
 from fl_dpbayes.config.files.journal import Journal, JournalMark, read_journal
+from tests.asking import refused
 
 ENTRIES = [{"round": number, "text": "a\nb\u2028é"} for number in range(4)]
 
@@ -54,16 +55,13 @@ def test_every_changed_byte_and_every_lost_line_is_found(tmp_path: Path) -> None
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
-        with pytest.raises(UserError, match=rf"{path} is not as it was written"):
-            read_journal(path, mark)
+        refused(rf"{path} is not as it was written", read_journal, path, mark)
     lines = content.splitlines(keepends=True)
     for number in range(len(lines)):
         path.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
-        with pytest.raises(UserError, match=rf"{path} is missing or was cut off"):
-            read_journal(path, mark)
+        refused(rf"{path} is missing or was cut off", read_journal, path, mark)
     path.write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
-    with pytest.raises(UserError, match="is not as it was written"):
-        read_journal(path, mark)
+    refused("is not as it was written", read_journal, path, mark)
 
 
 def test_full_disk_is_told_in_one_line_and_leaves_the_old_file(tmp_path: Path) -> None:
@@ -75,8 +73,7 @@ def test_full_disk_is_told_in_one_line_and_leaves_the_old_file(tmp_path: Path) -
             partial.write_text("half of the n")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(UserError, match=rf"{path} cannot be written \(No space left on device\): free space on its"):
-        fill()
+    refused(rf"{path} cannot be written \(No space left on device\): free space on its", fill)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UserError, match="see to its disk and its permissions"), written(path):

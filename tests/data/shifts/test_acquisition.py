@@ -1,7 +1,7 @@
 """Acquisition shifts: more change at every step of severity, from the same draws, at every resolution."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import get_args
 
 import numpy as np
@@ -12,14 +12,8 @@ from fl_dpbayes.config.sources import BuiltIn, Radiographs
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.public_records import synthetic_inputs
 from fl_dpbayes.data.records import load_source
-from fl_dpbayes.data.shifts.acquisition import (
-    MARKER_RATES,
-    SEVERITIES,
-    add_markers,
-    compress_as_jpeg,
-    films_marked,
-    shift_images,
-)
+from fl_dpbayes.data.shifts import acquisition
+from fl_dpbayes.data.shifts.acquisition import SEVERITIES, films_marked, shift_images
 from fl_dpbayes.data.shifts.apply import apply_shift
 
 KINDS = get_args(ImageShift)
@@ -80,9 +74,8 @@ def test_change_grows_with_severity_from_draws_that_do_not_depend_on_it(pictures
 
 @pytest.mark.parametrize("source", ["mnist", "pneumonia"])
 def test_change_grows_with_severity_on_real_images(data_folder, source):
-    features = load_source(
-        BuiltIn(kind=source, folder=data_folder), "test" if source == "mnist" else "validation"
-    ).features
+    part = "test" if source == "mnist" else "validation"
+    features = load_source(BuiltIn(kind=source, folder=data_folder), part).features
     for kind in KINDS:
         for seed in range(3):
             check_ladder(features[100 * seed : 100 * seed + 100], kind, seed)
@@ -154,36 +147,34 @@ def test_a_letter_stands_in_a_corner_on_either_side():
     small, large = (at(np.zeros((1, 1, side, side), np.float32), "marker", 5).mean() for side in (28, 224))
     assert small == pytest.approx(large, rel=1e-6)
     images = np.random.default_rng(0).random((2, 1, 28, 28), dtype=np.float32)
-    result = add_markers(images, np.array([0, 1], dtype=np.float32), np.random.default_rng(0))
+    result = acquisition.add_markers(images, np.array([0, 1], dtype=np.float32), np.random.default_rng(0))
     np.testing.assert_array_equal(result[0], images[0])
     assert result[1].max() == 1
 
 
-@pytest.mark.parametrize("side", [1, 2, 4])
-def test_tiny_images_are_shifted_too(side):
-    images = np.random.default_rng(0).random((3, 1, side, side), dtype=np.float32)
-    for kind in ("marker", "bias_field", "resolution", "jpeg"):
+def test_tiny_images_are_shifted_too():
+    for side, kind in product((1, 2, 4), ("marker", "bias_field", "resolution", "jpeg")):
+        images = np.random.default_rng(0).random((3, 1, side, side), dtype=np.float32)
         assert at(images, kind, 5).shape == images.shape
 
 
 def test_jpeg_at_high_quality_is_nearly_the_image(pictures):
     # 1/255 for rounding to 256 levels, about two more for a quality of 95 on smooth pictures.
     images = pictures["smooth at 28"]
-    assert np.abs(compress_as_jpeg(images, 95) - images).mean() < 3 / 255
+    assert np.abs(acquisition.compress_as_jpeg(images, 95) - images).mean() < 3 / 255
 
 
 def test_the_sick_are_marked_at_the_stated_rate():
-    labels, marked_before = np.arange(30_000) % 3, None
-    for severity, rate in enumerate(MARKER_RATES, start=1):
-        marked = films_marked(labels, severity, np.random.default_rng(0))
+    labels = np.arange(30_000) % 3
+    films = [films_marked(labels, severity, np.random.default_rng(0)) for severity in range(1, 6)]
+    for rate, marked in zip(acquisition.MARKER_RATES, films, strict=True):
         error = np.sqrt(rate * (1 - rate) / 10_000)
         assert abs(marked[labels > 0].mean() - rate) < 4 * error / np.sqrt(2)
         assert abs(marked[labels == 0].mean() - (1 - rate)) < 4 * error
-        if marked_before is not None:
-            assert (marked_before[labels > 0] <= marked[labels > 0]).all()
-            assert (marked_before[labels == 0] >= marked[labels == 0]).all()
-            assert (marked_before != marked).any()
-        marked_before = marked
+    for fewer, more in pairwise(films):
+        assert (fewer[labels > 0] <= more[labels > 0]).all()
+        assert (fewer[labels == 0] >= more[labels == 0]).all()
+        assert (fewer != more).any()
 
 
 @pytest.mark.parametrize("side", [8, 28, 224])

@@ -6,15 +6,15 @@ from PIL import Image
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, SiteSpec
+from fl_dpbayes.config.data import DataSpec, NaturalPartition, SiteSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import HuggingFace
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import load_source
 from fl_dpbayes.data.sources import huggingface
+from tests.asking import refused
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-TRAIN = SiteSpec(role="train")
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,9 @@ def image_folder(folder, **columns):
     for split, count in (("train", 40), ("test", 9)):
         rows = {"scan": pictures(count, seed=count)[1], "sick": np.arange(count) % 2}
         rows |= {name: make(count) for name, make in columns.items()}
-        types = datasets.Features(
-            {"scan": datasets.Image(), "sick": names} | {name: datasets.Value("string") for name in columns}
-        )
-        table = datasets.Dataset.from_dict(rows, features=types)
-        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        types = {"scan": datasets.Image(), "sick": names} | dict.fromkeys(columns, datasets.Value("string"))
+        written = datasets.Dataset.from_dict(rows, features=datasets.Features(types))
+        written.to_parquet(folder / f"{split}-00000-of-00001.parquet")
     return folder
 
 
@@ -74,14 +72,11 @@ def test_images_of_a_local_folder(tmp_path, cache):
         assert records.units.tolist() == list(range(count))
         assert records.task == source.task == Task(input_shape=(1, 10, 12), classes=2)
         assert records.unit == source.unit == "image"
+    small = load_source(images(tmp_path / "scans", height=5, width=4, channels=3), "train").features
+    assert small.shape == (40, 3, 5, 4)
+    assert 0 <= small.min() < small.max() <= 1
     # A hospital's records are not copied into its user's home.
     assert not list(cache.rglob("*.arrow"))
-
-
-def test_images_are_resized_and_given_channels(tmp_path):
-    records = load_source(images(image_folder(tmp_path / "scans"), height=5, width=4, channels=3), "train")
-    assert records.features.shape == (40, 3, 5, 4)
-    assert 0 <= records.features.min() < records.features.max() <= 1
 
 
 def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
@@ -98,17 +93,13 @@ def test_numeric_columns_are_centred_and_scaled_by_constants(tmp_path):
 
 
 def test_a_folder_becomes_sites(tmp_path, deal):
-    folder = image_folder(
-        tmp_path / "scans", hospital=lambda count: [("rome", "oslo")[i % 3 > 1] for i in range(count)]
-    )
+    hospitals = {"hospital": lambda count: [("rome", "oslo")[i % 3 > 1] for i in range(count)]}
+    folder = image_folder(tmp_path / "scans", **hospitals)
     natural = images(folder, site_column="hospital", splits={"train": "train", "test": "test"})
-    sites = {"rome": TRAIN, "oslo": SiteSpec(role="held_out", part="test")}
-    for partition, names in ((NaturalPartition(), sites), (IIDPartition(), {"a": TRAIN, "b": TRAIN})):
-        dealt = deal(names, partition, DataSpec(source=natural))
-        loaded = dealt.load(tmp_path / partition.kind)
-        assert [site.name for site in loaded] == list(names)
-        if partition.kind == "natural":
-            assert [len(site.indices) for site in dealt.plan.sites] == [27, 3]
+    sites = {"rome": SiteSpec(role="train"), "oslo": SiteSpec(role="held_out", part="test")}
+    dealt = deal(sites, NaturalPartition(), DataSpec(source=natural))
+    assert [site.name for site in dealt.load(tmp_path)] == ["rome", "oslo"]
+    assert [len(site.indices) for site in dealt.plan.sites] == [27, 3]
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -118,55 +109,40 @@ def test_a_folder_becomes_sites(tmp_path, deal):
     ({"site_column": "hospital"}, "has no column 'hospital'"),
     ({"splits": {"train": "training"}}, "has no split 'training': set source.splits to some of train, test"),
     ({"config": "small"}, "cannot be had.*check source.config"),
+    ({"splits": {"test": "test"}}, "no part 'train': choose test"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_named(tmp_path, changes, message):
-    with pytest.raises(UserError, match=message):
-        load_source(images(image_folder(tmp_path / "scans"), **changes), "train")
+    refused(message, load_source, images(image_folder(tmp_path / "scans"), **changes), "train")
 
 
 @pytest.mark.parametrize(("column", "values", "message"), [
     ("age", [1.0, None, 2.0], "column 'age' has 1 values that are missing.*data row 2"),
-    ("sick", [0, 1, -1], "column 'sick' has 1 values that are not a whole number from 0 to 1"),
-    ("patient", ["p", None, "q"], "column 'patient' has 1 values that are missing"),
     ("site", ["rome", None, "rome"], "column 'site' has missing values"),
-    ("age", ["old", "older", "young"], "column 'age' has 3 values"),
 ])  # fmt: skip
 def test_a_bad_value_is_named(tmp_path, column, values, message):
     source = table(table_folder(tmp_path / "t", **{column: values}), unit_column="patient", site_column="site")
-    with pytest.raises(UserError, match=message):
-        load_source(source, "train")
-
-
-def test_a_part_without_a_split_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no part 'test': choose train"):
-        load_source(images(image_folder(tmp_path / "scans")), "test")
+    refused(message, load_source, source, "train")
 
 
 def test_too_many_records_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface, "MAX_GREY_LEVELS", 39 * 120)
-    with pytest.raises(UserError, match="has more than 39 records"):
-        load_source(images(image_folder(tmp_path / "scans")), "train")
+    refused("has more than 39 records", load_source, images(image_folder(tmp_path / "scans")), "train")
     monkeypatch.setattr(huggingface, "MAX_NUMBERS", 5)
-    with pytest.raises(UserError, match="has more than 2 records"):
-        load_source(table(table_folder(tmp_path / "t")), "train")
+    refused("has more than 2 records", load_source, table(table_folder(tmp_path / "t")), "train")
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("nowhere", "no such folder"), ("empty", "cannot be had"),
-    ("csv", "not in Parquet, the only format that is read"),
-])  # fmt: skip
-def test_a_folder_without_data_in_parquet_is_refused(tmp_path, name, message):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "csv").mkdir()
+def test_a_folder_without_data_in_parquet_is_refused(tmp_path):
+    for name in ("empty", "csv"):
+        (tmp_path / name).mkdir()
     (tmp_path / "csv" / "train.csv").write_text("age,sex,sick\n1,1,0\n")
-    with pytest.raises(UserError, match=message):
-        load_source(table(tmp_path / name), "train")
+    reasons = {"nowhere": "no such folder", "empty": "cannot be had", "csv": "not in Parquet, the only format"}
+    for name, message in reasons.items():
+        refused(message, load_source, table(tmp_path / name), "train")
 
 
 def test_a_data_set_of_the_hub_that_is_not_here_names_the_remedies():
     source = images(None, path=None, name="owner/scans", revision=COMMIT)
-    with pytest.raises(UserError, match=r"owner/scans: it cannot be had .*download it beforehand.*source.path"):
-        load_source(source, "train")
+    refused(r"owner/scans: it cannot be had .*download it beforehand.*source.path", load_source, source, "train")
 
 
 def test_a_download_of_the_hub_is_used_offline_if_it_is_of_that_commit(tmp_path, cache):
@@ -208,12 +184,9 @@ def write_rows(folder, rows):
 def test_a_row_that_names_a_file_of_this_machine_and_a_broken_or_a_huge_picture_are_refused(tmp_path, monkeypatch):
     Image.new("L", (12, 10)).save(tmp_path / "secret.png")
     named = write_rows(tmp_path / "named", [{"bytes": None, "path": str(tmp_path / "secret.png")}])
-    with pytest.raises(UserError, match="image in row 1 is not inside the Parquet file"):
-        load_source(named, "train")
+    refused("image in row 1 is not inside the Parquet file", load_source, named, "train")
     good = {"bytes": (tmp_path / "secret.png").read_bytes(), "path": None}
     broken = write_rows(tmp_path / "broken", [good, {"bytes": b"no picture", "path": None}])
-    with pytest.raises(UserError, match="image in row 2 cannot be read"):
-        load_source(broken, "train")
+    refused("image in row 2 cannot be read", load_source, broken, "train")
     monkeypatch.setattr(huggingface, "MAX_PICTURE_PIXELS", 119)
-    with pytest.raises(UserError, match="image in row 1 has more than 119 pixels"):
-        load_source(broken, "train")
+    refused("image in row 1 has more than 119 pixels", load_source, broken, "train")

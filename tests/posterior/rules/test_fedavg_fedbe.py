@@ -23,17 +23,6 @@ def test_fedavg_is_the_weighted_mean_of_means(linear_gaussian, samples):
     assert found.temperatures.tolist() == [0.0]
 
 
-def test_fedavg_misses_the_posterior_mean_by_the_weighted_disagreement(linear_gaussian):
-    # sum_k w_k m_k - m = sum_k (w_k I - L^-1 L_k) m_k, which vanishes iff w_k I = L^-1 L_k on the sites' means.
-    sites = linear_gaussian.sites
-    mean, covariance = linear_gaussian.posterior
-    factors = dict(zip(sites, linear_gaussian.factors(0.25), strict=True))
-    average = sum(WEIGHTS[s] * factors[s].mean for s in sites)
-    predicted = sum((WEIGHTS[s] * np.eye(3) - covariance @ factors[s].precision) @ factors[s].mean for s in sites)
-    np.testing.assert_allclose(average - mean, predicted, atol=1e-12)
-    assert np.linalg.norm(average - mean) > 0.05
-
-
 def test_fedavg_is_exact_where_precisions_are_equal_limit():
     precision = np.array([[2.0, 0.5], [0.5, 1.0]])
     means = {name: np.random.default_rng(i).normal(size=2) for i, name in enumerate("abc")}

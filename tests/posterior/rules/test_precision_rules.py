@@ -1,14 +1,12 @@
 """Rules that weigh sites by precision: the product of Gaussians and Consensus Monte Carlo, against exact posteriors."""
 
-import math
-
 import numpy as np
 import pytest
 
 from fl_dpbayes.config.errors import warning
+from fl_dpbayes.posterior.chains import chains
 from fl_dpbayes.posterior.natural import NaturalGaussian
-from fl_dpbayes.posterior.precision import LARGEST_ERROR, mean_error
-from fl_dpbayes.posterior.rules.consensus import weighted_average
+from fl_dpbayes.posterior.precision import ESTIMATES, mean_error
 from fl_dpbayes.posterior.rules.product import product
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
@@ -37,67 +35,12 @@ def test_diagonal_closed_form_is_exact_on_a_diagonal_problem(orthogonal):
 
 
 @pytest.mark.parametrize("share", [1 / 4, 1.0])
-def test_empty_sites_return_the_prior_limit(share):
-    # A site without records targets p(w)^s.
-    scale = 1.7
-    empty = [NaturalGaussian(np.full(3, share / scale**2), np.zeros(3))] * 4
-    joined = product(empty, prior_scale=scale, prior_share=share)
-    np.testing.assert_allclose(1 / joined.precision, scale**2, rtol=1e-12)
-    np.testing.assert_allclose(joined.mean, 0, atol=1e-12)
-
-
-def test_one_empty_site_changes_nothing_limit(linear_gaussian):
-    scale = linear_gaussian.prior_scale
-    empty = NaturalGaussian(np.eye(3) / scale**2, np.zeros(3))
-    factors = linear_gaussian.factors(1.0)
-    with_empty = product([*factors, empty], prior_scale=scale, prior_share=1.0)
-    without = product(factors, prior_scale=scale, prior_share=1.0)
-    np.testing.assert_allclose(with_empty.precision, without.precision, rtol=1e-12)
-
-
-@pytest.mark.parametrize("share", [1 / 4, 1.0])
 def test_sites_that_drop_out_leave_the_posterior_of_the_others(linear_gaussian, share):
     # The share 1/4 was promised to four sites and three answered: the prior still counts once.
     present, scale = linear_gaussian.sites[:3], linear_gaussian.prior_scale
     factors = [linear_gaussian.natural(site, share) for site in present]
     precision = np.eye(3) / scale**2 + sum(linear_gaussian.information[site] for site in present)
     np.testing.assert_allclose(product(factors, prior_scale=scale, prior_share=share).precision, precision, rtol=1e-12)
-
-
-def test_golden_product_of_two():
-    # N(0, 1) and N(4, 4).
-    pair = [NaturalGaussian(np.array([1.0]), np.array([0.0])), NaturalGaussian(np.array([0.25]), np.array([1.0]))]
-    joined = product(pair, prior_scale=math.inf, prior_share=0.0)
-    assert joined.mean == pytest.approx(0.8)
-    assert 1 / joined.precision == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("form", ["full", "diagonal"])
-def test_averages_of_exact_draws_follow_the_posterior(linear_gaussian, orthogonal, form):
-    problem = problem_of(form, linear_gaussian, orthogonal)
-    generator = np.random.default_rng(1)
-    draws, weights = [], []
-    for site in problem.sites:
-        mean, covariance = problem.moments(site, 0.25)
-        draws.append(generator.multivariate_normal(mean, covariance, size=200_000))
-        precision = np.linalg.inv(covariance)
-        weights.append(precision if form == "full" else np.diag(precision))
-    combined = weighted_average(draws, weights)
-    mean, covariance = problem.posterior
-    assert (np.abs(combined.mean(axis=0) - mean) < 4 * np.sqrt(np.diag(covariance) / 200_000)).all()
-    scale = np.sqrt(np.outer(np.diag(covariance), np.diag(covariance)))
-    assert (np.abs(np.cov(combined.T) - covariance) / scale).max() < 0.01
-
-
-def test_averages_of_exact_moments_give_the_posterior_mean(linear_gaussian):
-    # Sample means that are exactly the sites' and exact weights: the average of the draws is the posterior mean.
-    draws, weights = [], []
-    for seed, site in enumerate(linear_gaussian.sites):
-        moments = linear_gaussian.moments(site, 0.25)
-        draws.append(exact_samples(moments, 30, seed=seed).arrays["w"])
-        weights.append(np.linalg.inv(moments[1]))
-    mean = weighted_average(draws, weights).mean(axis=0)
-    np.testing.assert_allclose(mean, linear_gaussian.posterior[0], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +100,6 @@ def test_uniform_weights_give_the_mean_of_means_and_a_wrong_width(linear_gaussia
     exact_mean, exact_covariance = linear_gaussian.posterior
     assert np.abs(expected - exact_mean).max() > 20 * error.max()
     assert np.trace(covariance) > 2 * np.trace(exact_covariance)
-
-
-def test_diagonal_weights_are_biased_where_parameters_are_correlated(linear_gaussian):
-    weights = [np.diag(np.linalg.inv(linear_gaussian.moments(s, 0.25)[1])) for s in linear_gaussian.sites]
-    marginal = [1 / np.diag(linear_gaussian.moments(s, 0.25)[1]) for s in linear_gaussian.sites]
-    means = [linear_gaussian.moments(s, 0.25)[0][np.newaxis] for s in linear_gaussian.sites]
-    exact = linear_gaussian.posterior[0]
-    for weight in (weights, marginal):
-        assert np.abs(weighted_average(means, weight)[0] - exact).max() > 0.01
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal", "uniform"])
@@ -241,23 +175,12 @@ def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(rule):
         assert sum(said.kind == "conflict" for said in found.warnings) == expected
 
 
-def estimated(sample, form):
-    count, parameters = sample.shape
-    if form == "full":
-        precision = (count - parameters - 2) / (count - 1) * np.linalg.inv(np.cov(sample.T))
-        return NaturalGaussian(precision, precision @ sample.mean(axis=0))
-    precision = (count - 3) / (count - 1) / sample.var(axis=0, ddof=1)
-    return NaturalGaussian(precision, precision * sample.mean(axis=0))
-
-
 @pytest.mark.parametrize("form", ["full", "diagonal"])
 def test_error_of_the_mean_is_foretold_over_many_seeds(form):
     parameters, draws, apart, errors, foretold = 6, 60, 12.0, [], []
     for seed in range(400):
-        generator = np.random.default_rng(seed)
-        factors = [
-            estimated(sign * apart / 2 + generator.standard_normal((draws, parameters)), form) for sign in (-1.0, 1.0)
-        ]
+        given = two_sites(apart, parameters=parameters, draws=draws, seed=seed)
+        factors = [ESTIMATES[form](chain)[0] for chain in chains(given)]
         combined = factors[0] + factors[1]
         # Of the true product the precision is 2 and the mean 0.
         errors.append(2 * np.square(combined.mean).mean())
@@ -265,14 +188,3 @@ def test_error_of_the_mean_is_foretold_over_many_seeds(form):
     standard_error = np.std(errors) / np.sqrt(len(errors))
     # First order in the errors of the precisions, of which each is about sqrt(2 / 53) = 0.2.
     assert np.mean(foretold) == pytest.approx(np.mean(errors), abs=4 * standard_error + 0.1 * np.mean(errors))
-
-
-def test_forty_dimensions_and_conflict_of_the_known_case_are_foretold():
-    samples = two_sites(100.0, parameters=40, draws=4000, seed=2)
-    factors = [estimated(each.arrays["w"], "full") for each in samples.values()]
-    combined = factors[0] + factors[1]
-    true = np.sqrt(2 * np.square(combined.mean).mean())
-    found = mean_error([(factor, 4000.0) for factor in factors], combined)
-    assert true > 4
-    assert found == pytest.approx(true, rel=0.4)
-    assert found > LARGEST_ERROR

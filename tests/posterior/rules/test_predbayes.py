@@ -68,13 +68,6 @@ def test_fitted_beta_reaches_the_ends():
     probabilities = np.tile([[[0.8, 0.2]]], (3, 10, 1))
     assert fitted_beta(probabilities, np.zeros(10, int)) == 1.0
     assert fitted_beta(probabilities, np.array([0] * 5 + [1] * 5)) == 0.0
-    with pytest.raises(ValueError, match="no labelled record"):
-        fitted_beta(probabilities[:, :0], np.zeros(0, int))
-
-
-def test_no_site_is_refused():
-    with pytest.raises(ValueError, match="no site"):
-        combine(np.zeros((0, 1, 2)), beta=0.5)
 
 
 def test_unequal_temperatures_are_said():

@@ -92,10 +92,10 @@ def test_a_method_that_was_not_measured_everywhere_says_where(study) -> None:
 
 
 def test_other_metrics_are_named(study) -> None:
-    answer = study_answer(study(None, {"metrics": ["nll"]}, where="away"))
+    answer = study_answer(study(None, {"metrics": ["nll"], "where": "away"}))
     assert answer.lead.startswith("At away the negative log-likelihood is with the last iterate 0.328 [")
     assert "lowers the negative log-likelihood by 0.066" in answer.differences[0]
-    assert study_answer(study(where="nowhere")).lead == "Nothing was measured by rms_debiased at nowhere."
+    assert study_answer(study(None, {"where": "nowhere"})).lead == "Nothing was measured by rms_debiased at nowhere."
 
 
 def test_cautions(study_folder) -> None:

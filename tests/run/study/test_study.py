@@ -1,5 +1,6 @@
 """`fl-dpbayes study` whole, on Ray: killed workers, a killed driver, what is resumed, what fails."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,24 +19,24 @@ from fl_dpbayes.run.study import study as engine
 
 STUDY = """
 seed = 1
-data = {{ source = "digits" }}
-partition = {{ kind = "dirichlet", alpha = 1.0, min_records = 100 }}
-model = {{ kind = "logistic" }}
-training = {{ rounds = 2, steps_per_round = {steps}, burn_in = 5, thinning = 5 }}
-aggregation = {{ rule = "fald" }}
+data = { source = "digits" }
+partition = { kind = "dirichlet", alpha = 1.0, min_records = 100 }
+model = { kind = "logistic" }
+training = { rounds = 2, steps_per_round = 5, burn_in = 5, thinning = 5 }
+aggregation = { rule = "fald" }
 [study]
 question = "Does averaging help?"
 compare = ["predictor"]
 [axes]
-{axes}
+AXES
 [sites]
-north = {{ role = "train" }}
-south = {{ role = "train" }}
-away = {{ role = "held_out", records = 200 }}
+north = { role = "train" }
+south = { role = "train" }
+away = { role = "held_out", records = 200 }
 [sampler]
 kind = "dp-sgld"
-step_size = {{ kind = "constant", initial = 2.0 }}
-prior = {{ kind = "gaussian", scale = 1.0 }}
+step_size = { kind = "constant", initial = 2.0 }
+prior = { kind = "gaussian", scale = 1.0 }
 [privacy]
 epsilon = 4.0
 delta = 1e-4
@@ -47,9 +48,9 @@ sampling_rate = 0.5
 WAIT_SECONDS = 180.0
 
 
-def study_file(folder: Path, axes: str, steps: int = 5) -> str:
+def study_file(folder: Path, axes: str) -> str:
     path = folder / "mine.toml"
-    path.write_text(STUDY.format(axes=axes, steps=steps))
+    path.write_text(STUDY.replace("AXES", axes))
     return str(path)
 
 
@@ -112,17 +113,31 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert error.strip() == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
 
 
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
 def workers_of(driver: int) -> list[int]:
     """Return the Ray workers of a driver that run a cell."""
-    found = []
-    for process in descendants(driver):
-        try:
-            name = Path(f"/proc/{process}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if name.startswith(b"ray::run_cell"):
-            found.append(process)
-    return found
+    names = {process: read(f"/proc/{process}/cmdline") for process in descendants(driver)}
+    return [process for process, name in names.items() if name.startswith("ray::run_cell")]
+
+
+def read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def listening(driver: int) -> set[str]:
+    """Return the addresses, as the kernel writes them, at which a driver and the processes below it listen."""
+    sockets = set()
+    for process in (driver, *descendants(driver)):
+        for file in Path(f"/proc/{process}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(os.readlink(file))
+    lines = [line.split() for name in ("tcp", "tcp6") for line in read(f"/proc/net/{name}").splitlines()[1:]]
+    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -133,59 +148,50 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-def test_killed_workers_and_a_killed_driver_cost_only_their_cells(tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_else_reaches_ray(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "study"]
-    path = study_file(tmp_path, "partition.alpha = [9.0, 0.5]\nseed = [1, 2]", steps=60)
 
     def begin(*arguments: object) -> subprocess.Popen:
-        return subprocess.Popen(
-            [*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        command = [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "study", *map(str, arguments)]
+        # Ray's processes give a dead driver a minute to come back, and end then.
+        environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen([*command, "--workers", "1"], text=True, env=environment, **streams)
 
     def finished() -> dict[str, int]:
         return {file.name: file.stat().st_mtime_ns for file in (out / "cells").glob("*.json")}
 
-    first = begin(path, "--out", out, "--workers", "1")
+    first = begin(study_file(tmp_path, "seed = [1, 2, 3]"), "--out", out)
     wait_for(lambda: workers_of(first.pid))
+    # Ray runs the code of whoever reaches one of its ports.
+    assert listening(first.pid)
+    assert listening(first.pid) <= LOOPBACK
     os.kill(workers_of(first.pid)[0], signal.SIGKILL)
-    printed = first.communicate(timeout=WAIT_SECONDS)[0]
-    assert first.returncode == 1, printed
-    assert "its process ended" in printed
-    assert "1 cell of 4 failed" in printed
-    before = finished()
-    assert len(before) == 3
-    before.pop(sorted(before)[0])
-    for name in set(finished()) - set(before):
-        (out / "cells" / name).unlink()
+    wait_for(finished)
+    below = descendants(first.pid)
+    first.kill()
+    first.communicate()
+    (error,) = (out / "cells").glob("*.error.txt")
+    assert "its process ended" in error.read_text()
+    kept = finished()
+    assert 1 <= len(kept) <= 2
 
-    second = begin("--resume", out, "--workers", "1")
-    wait_for(lambda: len(finished()) == 3)
-    below = descendants(second.pid)
-    second.kill()
-    second.communicate()
-    after = finished()
-    assert {name: after[name] for name in before} == before
-
-    third = begin("--resume", out, "--workers", "1")
-    printed = third.communicate(timeout=WAIT_SECONDS)[0]
-    assert third.returncode == 0, printed
-    assert "3 of 4 cells are already there" in printed
-    assert {name: finished()[name] for name in after} == after
-    assert len(finished()) == 4
-    assert not list((out / "cells").glob("*.error.txt"))
+    second = begin("--resume", out)
+    printed = second.communicate(timeout=WAIT_SECONDS)[0]
+    assert second.returncode == 0, printed
+    assert f"{len(kept)} of 3 cells are already there" in printed
+    assert {name: finished()[name] for name in kept} == kept
+    assert len(finished()) == 3
+    assert not error.exists()
     assert not (out / "work").exists()
-    assert len(pd.read_parquet(out / "results.parquet")["cell"].unique()) == 4
+    assert len(pd.read_parquet(out / "results.parquet")["cell"].unique()) == 3
     # Ray's processes of the killed driver end of themselves.
     wait_for(lambda: not any(alive(process, started) for process, started in below.items()))
 
 
 def alive(process: int, started: int) -> bool:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return False
-    return int(fields[19]) == started and fields[0] != "Z"
+    fields = read(f"/proc/{process}/stat").rpartition(")")[2].split()
+    return bool(fields) and int(fields[19]) == started and fields[0] != "Z"
 
 
 def test_a_study_whose_file_was_changed_is_not_gone_on_with(tmp_path: Path, command, refusal, here: list[str]) -> None:
@@ -200,38 +206,3 @@ def test_a_study_whose_file_was_changed_is_not_gone_on_with(tmp_path: Path, comm
     (out / "journal.jsonl").unlink()
     assert "journal.jsonl is missing or damaged, or an older version" in refusal("study", "--resume", out)
     assert here == ["seed 1"]
-
-
-# Prints the ports that answer at another address of this machine than 127.0.0.1: those that are open to everybody.
-PROGRAM = """
-import contextlib, pathlib, socket, sys
-import ray
-from fl_dpbayes.run.study.cell import CellJob
-from fl_dpbayes.run.study.grid import study_cells
-from fl_dpbayes.run.study.ray_pool import run_on_ray
-from fl_dpbayes.config.study_file import load_study
-
-def answers(address, port):
-    with socket.socket() as probe:
-        return probe.connect_ex((address, port)) == 0
-
-# A folder that is a file: the cell fails at once.
-job = CellJob(study_cells(load_study("noniid"))[0], pathlib.Path(sys.argv[1]), None, False)
-with contextlib.closing(run_on_ray([job], 1, None)) as outcomes:
-    assert next(outcomes).error
-    node = ray.nodes()[0]
-    gcs_port = int(ray.get_runtime_context().gcs_address.rsplit(":", 1)[1])
-    ports = [gcs_port, node["NodeManagerPort"], node["ObjectManagerPort"]]
-    assert all(answers("127.0.0.1", port) for port in ports), ports
-    print("open:", [port for port in ports if answers("127.0.0.2", port)])
-"""
-
-
-@pytest.mark.slow
-def test_ray_listens_on_the_loopback_address_only(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(blocked)], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert "open: []" in done.stdout, done.stdout + done.stderr[-2000:]

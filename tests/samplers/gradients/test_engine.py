@@ -1,20 +1,36 @@
+"""Whole models, plain, with masks or with weight draws: every engine against one backward pass per record."""
+
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.samplers.gradients import book_keeping, vmap
+from fl_dpbayes.models.dropout import DropoutModule
+from fl_dpbayes.models.variational import VariationalModule
+from fl_dpbayes.samplers.gradients import book_keeping, variational, vmap
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
-from tests.samplers.gradients.layers_used_otherwise import ReadElsewhere, Twice
+from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
+from fl_dpbayes.samplers.gradients.stochastic import resampled
+from tests.samplers.gradients import one_by_one
+from tests.samplers.gradients.one_by_one import ReadElsewhere, Twice
 
-ENGINES = [book_keeping, vmap]
-NAMES, KINDS = ["book_keeping", "vmap"], ["logistic", "mlp", "cnn"]
+RULES = [FLAT, PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=0.9)]
 TASK = Task(input_shape=(1, 8, 8), classes=3)
-MODELS = [LogisticModel(), MLPModel(hidden=(9,)), CNNModel(channels=(3, 40), hidden=5)]
+MODELS = {"logistic": LogisticModel(), "mlp": MLPModel(hidden=(9, 5)), "cnn": CNNModel(channels=(3, 40), hidden=5)}
+KINDS = {
+    "plain": lambda base: base,
+    "masks": lambda base: DropoutModule(base, rate=0.5),
+    "draws": lambda base: VariationalModule(base, 3),
+}
+ALL = [(kind, model) for kind in KINDS for model in MODELS if (kind, model) != ("masks", "logistic")]
+EVERY = pytest.mark.parametrize(("kind", "model"), ALL)
 
 
 class Tied(Twice):
@@ -27,46 +43,126 @@ class Tied(Twice):
         return self.head(self.other(torch.tanh(self.layer(features))))
 
 
-def batch(module, count=6):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, *TASK.input_shape, generator=generator), torch.arange(count) % 3
+class Unused(Twice):
+    def forward(self, features):
+        return self.head(torch.tanh(features))
 
 
-@pytest.mark.parametrize("model", MODELS, ids=KINDS)
-def test_shipped_models_use_book_keeping_and_both_engines_agree(one_by_one, model):
-    module = build_model(model, TASK, seed=0)
-    assert gradient_engine(module, TASK.input_shape).name == "book_keeping"
-    one_by_one.randomise(module)
-    features, labels = batch(module)
-    for engine in ENGINES:
-        one_by_one.check(engine, module, features, labels, 0.2)
+def batch(count, *shape):
+    shape = shape or TASK.input_shape
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(count) % 3
 
 
-@pytest.mark.parametrize("kind", [Twice, ReadElsewhere, Tied])
-def test_shared_weights_fall_back_to_vmap_and_are_right(one_by_one, kind):
-    module = one_by_one.randomise(kind())
-    engine = gradient_engine(module, (4,))
-    assert engine.name == "vmap"
-    features = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
-    labels = torch.arange(5) % 3
-    one_by_one.check(engine, module, features, labels, 0.2)
+def of_kind(kind, base):
+    """Make a module with random parameters, and what its loss is called in options."""
+    base = build_model(MODELS[base], TASK, seed=0) if isinstance(base, str) else base
+    loss = {"loss": mean_over_draws(summed_cross_entropy)} if kind == "draws" else {}
+    return one_by_one.randomise(KINDS[kind](base)), loss
+
+
+def with_draws(module, features):
+    return resampled(module, features, np.random.default_rng(0))
+
+
+@EVERY
+def test_book_keeping_is_chosen_and_all_engines_equal_one_by_one_under_every_rule_in_pieces_too(kind, model):
+    module, loss = of_kind(kind, model)
+    features, labels = batch(6)
+    chosen = gradient_engine(module, TASK.input_shape)
+    assert chosen.name == "book_keeping"
+    assert chosen.clipped_sum is (variational if kind == "draws" else book_keeping).clipped_sum
+    joined, inputs = with_draws(module, features)
+    for clipping, (engine, rows) in itertools.product(RULES, itertools.product((chosen, vmap), (64, 4))):
+        one_by_one.check(engine, joined, inputs, labels, 0.6, clipping, rows=rows, **loss)
+    found = chosen.clipped_sum(joined, inputs, labels, clip_norm=math.inf, **loss)
+    expected = one_by_one.gradient_of(joined, inputs, labels, *loss.values())
+    torch.testing.assert_close(found.total, expected, rtol=1e-4, atol=1e-5)
+    assert found.clipped == 0
+
+
+@EVERY
+def test_record_that_is_not_finite_contributes_zero_and_a_batch_of_them_or_of_none_gives_zero(kind, model):
+    module, loss = of_kind(kind, model)
+    features, labels = batch(6)
+    rest = torch.arange(6) != 2
+    for engine in (gradient_engine(module, TASK.input_shape), vmap):
+        joined, inputs = with_draws(module, features)
+        for clip_norm in (0.2, math.inf):
+            options = {"clip_norm": clip_norm, **loss}
+            expected = engine.clipped_sum(joined, inputs[rest], labels[rest], **options).total
+            for value in (math.nan, math.inf, -math.inf):
+                spoilt = features.clone()
+                spoilt[2, 0, 3, 3] = value
+                found = engine.clipped_sum(*with_draws(module, spoilt), labels, **options).total
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        bad = with_draws(module, torch.full_like(features, math.nan))
+        assert not engine.clipped_sum(*bad, labels, clip_norm=1.0, **loss).total.any()
+        empty = engine.clipped_sum(*with_draws(module, features[:0]), labels[:0], clip_norm=1.0, **loss)
+        assert empty.total.shape == (sum(value.numel() for value in module.parameters()),)
+        assert not empty.total.any()
+        assert (empty.clipped, empty.units) == (0, 0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_vanishing_rate_or_spread_gives_the_sum_of_the_plain_model_limit(model):
+    base, _ = of_kind("plain", model)
+    features, labels = batch(6)
+    expected = book_keeping.clipped_sum(base, features, labels, clip_norm=0.4)
+    if model != "logistic":
+        masked = with_draws(DropoutModule(base, rate=1e-9), features)
+        torch.testing.assert_close(book_keeping.clipped_sum(*masked, labels, clip_norm=0.4).total, expected.total)
+    for draws in (1, 3):
+        module, loss = VariationalModule(base, draws), mean_over_draws(summed_cross_entropy)
+        for parameter in module.spread.parameters():
+            parameter.data.fill_(-200.0)
+        found = variational.clipped_sum(*with_draws(module, features), labels, clip_norm=0.4, loss=loss)
+        by_mean, by_spread = found.total.chunk(2)
+        torch.testing.assert_close(by_mean, expected.total, rtol=2e-5, atol=1e-6)
+        assert not by_spread.any()
+        assert found.clipped == expected.clipped
+
+
+def convolutions(*layers):
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *layers, nn.Flatten(), nn.Linear(144, 3))
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, padding="same"), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")],
-    ids=["group_norm", "same_padding", "circular_padding"],
+    ("kind", "base", "shape"),
+    [
+        *(("plain", kind, (4,)) for kind in (Twice, ReadElsewhere, Tied)),
+        *(("draws", kind, (4,)) for kind in (Twice, ReadElsewhere, Unused)),
+        *((kind, lambda: convolutions(nn.GroupNorm(2, 4)), (1, 8, 8)) for kind in KINDS),
+        ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding="same")), (1, 8, 8)),
+        ("plain", lambda: convolutions(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular")), (1, 8, 8)),
+    ],
 )
-def test_other_layers_fall_back_to_vmap_and_are_right(one_by_one, layer):
-    module = one_by_one.randomise(nn.Sequential(nn.Conv2d(1, 4, 3), layer, nn.Flatten(), nn.Linear(144, 3)))
-    engine = gradient_engine(module, TASK.input_shape)
+def test_shared_weights_and_other_layers_fall_back_to_vmap_and_are_right(kind, base, shape):
+    module, loss = of_kind(kind, base())
+    engine = gradient_engine(module, shape)
     assert engine.name == "vmap"
-    features, labels = batch(module)
-    one_by_one.check(engine, module, features, labels, 0.2)
+    assert not any("forward" in vars(layer) for layer in module.modules())
+    features, labels = batch(5, *shape)
+    joined, inputs = with_draws(module, features)
+    if base is Unused:
+        assert engine.clipped_sum(joined, inputs, labels, clip_norm=0.2, **loss).units == 5
+    else:
+        one_by_one.check(engine, joined, inputs, labels, 0.2, **loss)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("plain", 15), ("draws", 30)])
+def test_frozen_layer_has_no_part_in_norm_or_sum(kind, size):
+    base = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    base[0].requires_grad_(False)
+    module, loss = of_kind(kind, base)
+    features, labels = batch(6, 5)
+    engine = gradient_engine(module, (5,))
+    joined, inputs = with_draws(module, features)
+    assert engine.clipped_sum(joined, inputs, labels, clip_norm=0.3, **loss).total.shape == (size,)
+    one_by_one.check(engine, joined, inputs, labels, 0.3, **loss)
 
 
 def test_probe_leaves_the_module_as_it_was():
-    module = build_model(MODELS[1], TASK, seed=0)
+    module = build_model(MODELS["mlp"], TASK, seed=0)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     gradient_engine(module, TASK.input_shape)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
@@ -78,52 +174,15 @@ def test_batch_norm_is_refused():
         gradient_engine(nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (1, 8, 8))
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-@pytest.mark.parametrize("model", MODELS, ids=KINDS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("clip_norm", [0.2, math.inf])
-def test_record_that_is_not_finite_contributes_zero(one_by_one, engine, model, value, clip_norm):
-    module = one_by_one.randomise(build_model(model, TASK, seed=0))
-    features, labels = batch(module)
-    spoilt = features.clone()
-    spoilt[2, 0, 3, 3] = value
-    found = engine.clipped_sum(module, spoilt, labels, clip_norm=clip_norm).total
-    rest = torch.arange(6) != 2
-    expected = engine.clipped_sum(module, features[rest], labels[rest], clip_norm=clip_norm).total
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-@pytest.mark.parametrize("model", MODELS, ids=KINDS)
-def test_batch_of_bad_records_only_gives_zero(one_by_one, engine, model):
-    module = one_by_one.randomise(build_model(model, TASK, seed=0))
-    features = torch.full((3, 1, 8, 8), math.nan)
-    found = engine.clipped_sum(module, features, torch.zeros(3, dtype=torch.int64), clip_norm=1.0).total
-    assert not found.any()
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
-@pytest.mark.parametrize("model", MODELS, ids=KINDS)
-def test_empty_batch_gives_zero(engine, model):
-    module = build_model(model, TASK, seed=0)
-    found = engine.clipped_sum(
-        module, torch.zeros(0, *TASK.input_shape), torch.zeros(0, dtype=torch.int64), clip_norm=1.0
-    )
-    assert found.total.shape == (sum(value.numel() for value in module.parameters()),)
-    assert not found.total.any()
-    assert (found.clipped, found.units) == (0, 0)
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=NAMES)
+@pytest.mark.parametrize("engine", [book_keeping, vmap], ids=["book_keeping", "vmap"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_module_is_clipped_in_float64(one_by_one, engine, dtype):
-    module = one_by_one.randomise(build_model(MODELS[1], TASK, seed=0)).to(dtype)
-    features, labels = batch(module, 40)
+def test_half_precision_module_is_clipped_in_float64(engine, dtype):
+    module = of_kind("plain", "mlp")[0].to(dtype)
+    features, labels = batch(40)
     for record, label in zip(10 * features, labels, strict=True):
         found = engine.clipped_sum(module, record[None].to(dtype), label[None], clip_norm=0.1).total
         assert found.dtype == torch.float64
-        norm = found.double().norm().item()
-        assert norm <= 0.1 * (1 + 1e-6)
+        assert found.norm().item() <= 0.1 * (1 + 1e-6)
     exact = one_by_one.gradient_of(module.float(), features[:1], labels[:1])
     module.to(dtype)
     found = engine.clipped_sum(module, features[:1].to(dtype), labels[:1], clip_norm=math.inf).total

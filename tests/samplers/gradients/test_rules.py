@@ -14,12 +14,9 @@ from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients, weighted_sum
-from fl_dpbayes.samplers.gradients.loss import (
-    mean_over_draws,
-    summed_cross_entropy,
-    summed_gaussian_negative_log_likelihood,
-)
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy, summed_gaussian_negative_log_likelihood
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
+from tests.samplers.gradients import one_by_one
 
 ENGINES = [book_keeping, vmap]
 RULES = ["flat", "global", "automatic", "per-layer"]
@@ -59,7 +56,7 @@ def records_of(count, *shape):
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
-def assert_equals_one_by_one(one_by_one, engines, module, features, clip_norm, loss):
+def assert_equals_one_by_one(engines, module, features, clip_norm, loss):
     _, targets_of, own_loss, reference_loss = LOSSES[loss]
     targets = targets_of(len(features))
     one_by_one.randomise(module)
@@ -77,20 +74,13 @@ def assert_equals_one_by_one(one_by_one, engines, module, features, clip_norm, l
 @pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    data=st.data(),
-    groups=st.integers(1, 3),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    bias=st.booleans(),
-    side=st.integers(2, 7),
-    records=st.integers(1, 4),
-    clip_norm=CLIP_NORMS,
-    loss=st.sampled_from(sorted(LOSSES)),
-)
+    data=st.data(), groups=st.integers(1, 3), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 2)), padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)), bias=st.booleans(), side=st.integers(2, 7),
+    records=st.integers(1, 4), clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
+)  # fmt: skip
 def test_convolution_under_every_rule_property(
-    one_by_one, data, groups, kernel, stride, padding, dilation, bias, side, records, clip_norm, loss
+    data, groups, kernel, stride, padding, dilation, bias, side, records, clip_norm, loss
 ):
     for axis in (0, 1):
         assume(dilation[axis] * (kernel[axis] - 1) < side + 2 * padding[axis])
@@ -99,25 +89,22 @@ def test_convolution_under_every_rule_property(
     pixels = convolution(torch.zeros(1, inputs, side, side)).numel()
     module = nn.Sequential(convolution, nn.Tanh(), nn.Flatten(), nn.Linear(pixels, LOSSES[loss][0], bias))
     features = records_of(records, inputs, side, side)
-    assert_equals_one_by_one(one_by_one, ENGINES, module, features, clip_norm, loss)
+    assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    bias=st.booleans(),
-    positions=st.sampled_from([(), (1,), (3,), (2, 2)]),
-    records=st.integers(1, 5),
-    clip_norm=CLIP_NORMS,
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
+    positions=st.sampled_from([(), (1,), (3,), (2, 2)]), records=st.integers(1, 5), clip_norm=CLIP_NORMS,
     loss=st.sampled_from(sorted(LOSSES)),
-)
-def test_linear_under_every_rule_property(one_by_one, widths, bias, positions, records, clip_norm, loss):
+)  # fmt: skip
+def test_linear_under_every_rule_property(widths, bias, positions, records, clip_norm, loss):
     layers = []
     for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
         layers += [nn.Linear(inputs, outputs, bias), nn.Tanh()]
     module = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), LOSSES[loss][0], bias))
     features = records_of(records, *positions, widths[0])
-    assert_equals_one_by_one(one_by_one, ENGINES, module, features, clip_norm, loss)
+    assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
 
 class Whole(nn.Module):
@@ -127,12 +114,10 @@ class Whole(nn.Module):
 
 @settings(deadline=None, derandomize=True, max_examples=12)
 @given(
-    layer=st.sampled_from(["group_norm", "layer_norm", "embedding", "conv1d"]),
-    records=st.integers(1, 4),
-    clip_norm=CLIP_NORMS,
-    loss=st.sampled_from(sorted(LOSSES)),
-)
-def test_other_layers_under_every_rule_property(one_by_one, layer, records, clip_norm, loss):
+    layer=st.sampled_from(["group_norm", "layer_norm", "embedding", "conv1d"]), records=st.integers(1, 4),
+    clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
+)  # fmt: skip
+def test_other_layers_under_every_rule_property(layer, records, clip_norm, loss):
     outputs = LOSSES[loss][0]
     module = {
         "group_norm": nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.Tanh(), nn.Linear(8, outputs)),
@@ -141,25 +126,11 @@ def test_other_layers_under_every_rule_property(one_by_one, layer, records, clip
         "conv1d": nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Conv1d(2, 4, 2), nn.Flatten(), nn.Linear(8, outputs)),
     }[layer]
     assert gradient_engine(module, (6,)).name == "vmap"
-    assert_equals_one_by_one(one_by_one, [vmap], module, records_of(records, 6), clip_norm, loss)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("loss", sorted(LOSSES))
-@pytest.mark.parametrize("clipping", [FLAT, PerLayerClipping()])
-def test_infinite_bound_gives_the_plain_gradient_limit(one_by_one, engine, loss, clipping):
-    outputs, targets_of, own_loss, reference_loss = LOSSES[loss]
-    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, outputs))
-    one_by_one.randomise(module)
-    features, targets = records_of(7, 1, 6, 6), targets_of(7)
-    found = engine.clipped_sum(module, features, targets, clip_norm=math.inf, clipping=clipping, loss=own_loss)
-    expected = one_by_one.gradient_of(module, features, targets, reference_loss)
-    torch.testing.assert_close(found.total, expected, rtol=1e-4, atol=1e-5)
-    assert found.clipped == 0
+    assert_equals_one_by_one([vmap], module, records_of(records, 6), clip_norm, loss)
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_units_under_every_rule(one_by_one, kind):
+def test_units_under_every_rule(kind):
     module = one_by_one.randomise(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
     features, targets, index = records_of(9, 5), classes(9), torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2])
     gradients = per_unit_gradients(module, features, targets, index, 3)
@@ -171,23 +142,7 @@ def test_units_under_every_rule(one_by_one, kind):
         one_by_one.assert_matches(found.total, expected, clip_norm=clip_norm, records=3)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_loss_is_averaged_over_draws(one_by_one, engine, loss):
-    outputs, targets_of, own_loss, reference_loss = LOSSES[loss]
-    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3 * outputs), nn.Unflatten(1, (3, outputs)))
-    one_by_one.randomise(module)
-
-    def reference(found, targets):
-        return sum(reference_loss(found[:, draw], targets) for draw in range(3)) / 3
-
-    features, targets = records_of(6, 5), targets_of(6)
-    found = engine.clipped_sum(module, features, targets, clip_norm=0.3, loss=mean_over_draws(own_loss))
-    expected = one_by_one.clipped_sum(module, features, targets, 0.3, loss=reference)
-    one_by_one.assert_matches(found.total, expected, clip_norm=0.3, records=6)
-
-
-def test_clipped_records_are_counted_over_pieces(one_by_one):
+def test_clipped_records_are_counted_over_pieces():
     module = one_by_one.randomise(nn.Linear(5, 3))
     features, targets = records_of(20, 5), classes(20)
     rows = [one_by_one.gradient_of(module, features[i : i + 1], targets[i : i + 1]).norm() for i in range(20)]
@@ -205,13 +160,10 @@ EXPONENTS = st.integers(-30, 30)
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(
     exponents=st.tuples(EXPONENTS, st.integers(-12, 12), st.integers(-12, 12)),
-    clip_norm=st.sampled_from([1e-6, 1.0, 1e6]),
-    kind=st.sampled_from(RULES),
-    loss=st.sampled_from(sorted(LOSSES)),
-    form=st.sampled_from(["dense", "sequence", "formed", "gram"]),
-    seed=st.integers(0, 99),
-)
-def test_no_record_contributes_more_than_the_bound_property(one_by_one, exponents, clip_norm, kind, loss, form, seed):
+    clip_norm=st.sampled_from([1e-6, 1.0, 1e6]), kind=st.sampled_from(RULES), loss=st.sampled_from(sorted(LOSSES)),
+    form=st.sampled_from(["dense", "sequence", "formed", "gram"]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_no_record_contributes_more_than_the_bound_property(exponents, clip_norm, kind, loss, form, seed):
     outputs, targets_of, own_loss, _ = LOSSES[loss]
     first, size = {
         "dense": (nn.Sequential(nn.Flatten(), nn.Linear(32, 8)), 8),
@@ -234,14 +186,9 @@ def test_no_record_contributes_more_than_the_bound_property(one_by_one, exponent
 
 @settings(deadline=None, derandomize=True, max_examples=80)
 @given(
-    inputs=EXPONENTS,
-    upstream=EXPONENTS,
-    difference=st.integers(-12, 0),
-    outputs=st.sampled_from([2, 64]),
-    clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]),
-    kind=st.sampled_from(RULES),
-    seed=st.integers(0, 99),
-)
+    inputs=EXPONENTS, upstream=EXPONENTS, difference=st.integers(-12, 0), outputs=st.sampled_from([2, 64]),
+    clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]), kind=st.sampled_from(RULES), seed=st.integers(0, 99),
+)  # fmt: skip
 def test_positions_that_cancel_keep_within_the_bound_property(
     inputs, upstream, difference, outputs, clip_norm, kind, seed
 ):

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -11,23 +12,17 @@ from fl_dpbayes.config.plan import AutomaticClipping, FlatClipping, GlobalClippi
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.variational import VariationalModule
-from fl_dpbayes.samplers.gradients import book_keeping, variational, variational_layers, vmap
-from fl_dpbayes.samplers.gradients.engine import gradient_engine
-from fl_dpbayes.samplers.gradients.loss import (
-    mean_over_draws,
-    summed_cross_entropy,
-    summed_gaussian_negative_log_likelihood,
-)
+from fl_dpbayes.samplers.gradients import variational, variational_layers
+from fl_dpbayes.samplers.gradients.loss import mean_over_draws, summed_cross_entropy
 from fl_dpbayes.samplers.gradients.variational_layers import drawn_layer, norms
-from tests.samplers.gradients.layers_used_otherwise import ReadElsewhere, Twice
+from tests.samplers.gradients import one_by_one
 
 LOSS = mean_over_draws(summed_cross_entropy)
-RULES = [FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=0.9)]
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = [LogisticModel(), MLPModel(hidden=(9, 5)), CNNModel(channels=(3, 4), hidden=5)]
 
 
-def resampled(one_by_one, base, draws, records, seed=0):
+def resampled(base, draws, records, seed=0):
     module = one_by_one.randomise(VariationalModule(base, draws))
     module.resample(np.random.default_rng(seed), records)
     return module
@@ -39,98 +34,41 @@ def batch(*shape, scale=1.0):
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    bias=st.booleans(),
-    positions=st.sampled_from([(), (), (1,), (3,)]),
-    draws=st.integers(1, 4),
-    records=st.integers(1, 5),
+    widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
+    positions=st.sampled_from([(), (), (1,), (3,)]), draws=st.integers(1, 4), records=st.integers(1, 5),
     clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
     clipping=st.sampled_from([FlatClipping(), PerLayerClipping(), AutomaticClipping()]),
-)
-def test_linear_equals_one_by_one_property(one_by_one, widths, bias, positions, draws, records, clip_norm, clipping):
+)  # fmt: skip
+def test_linear_equals_one_by_one_property(widths, bias, positions, draws, records, clip_norm, clipping):
     layers = []
     for inputs, outputs in zip(widths, [*widths[1:], 4], strict=True):
         layers += [nn.Linear(inputs, outputs, bias), nn.Tanh()]
     base = nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * math.prod(positions), 3, bias))
-    module = resampled(one_by_one, base, draws, records)
+    module = resampled(base, draws, records)
     features, labels = batch(records, *positions, widths[0])
     one_by_one.check(variational, module, features, labels, clip_norm, clipping, loss=LOSS)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)
 @given(
-    groups=st.integers(1, 2),
-    kernel=st.integers(1, 3),
-    stride=st.integers(1, 2),
-    padding=st.integers(0, 2),
-    dilation=st.integers(1, 2),
-    bias=st.booleans(),
-    side=st.integers(3, 6),
-    draws=st.integers(1, 3),
-    records=st.integers(1, 4),
-    clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
-)
+    groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 2), padding=st.integers(0, 2),
+    dilation=st.integers(1, 2), bias=st.booleans(), side=st.integers(3, 6), draws=st.integers(1, 3),
+    records=st.integers(1, 4), clip_norm=st.sampled_from([0.01, 0.5, 1e6]),
+)  # fmt: skip
 def test_convolution_equals_one_by_one_property(
-    one_by_one, groups, kernel, stride, padding, dilation, bias, side, draws, records, clip_norm
+    groups, kernel, stride, padding, dilation, bias, side, draws, records, clip_norm
 ):
     assume(dilation * (kernel - 1) < side + 2 * padding)
     convolution = nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups, bias)
     pixels = convolution(torch.zeros(1, 2, side, side)).numel()
     base = nn.Sequential(convolution, nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(pixels, 3, bias))
-    module = resampled(one_by_one, base, draws, records)
+    module = resampled(base, draws, records)
     features, labels = batch(records, 2, side, side)
     one_by_one.check(variational, module, features, labels, clip_norm, loss=LOSS)
 
 
-@pytest.mark.parametrize("clipping", RULES, ids=lambda rule: rule.kind)
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_both_engines_equal_one_by_one_under_every_rule(one_by_one, model, clipping):
-    module = resampled(one_by_one, build_model(model, TASK, seed=0), 3, 6)
-    features, labels = batch(6, *TASK.input_shape)
-    engine = gradient_engine(module, TASK.input_shape)
-    assert engine.name == "book_keeping"
-    assert engine.clipped_sum is variational.clipped_sum
-    expected = one_by_one.clipped_sum(module, features, labels, 0.6, clipping, LOSS)
-    for clipped_sum in (engine.clipped_sum, vmap.clipped_sum):
-        found = clipped_sum(module, features, labels, clip_norm=0.6, clipping=clipping, loss=LOSS)
-        one_by_one.assert_matches(found.total, expected, clip_norm=0.6, records=6)
-
-
-def test_regression_loss(one_by_one):
-    module = resampled(one_by_one, nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 2)), 2, 4)
-    loss = mean_over_draws(summed_gaussian_negative_log_likelihood)
-    features, targets = torch.tensor([[-1.0], [0.0], [1.0], [2.0]]), torch.tensor([0.3, 1.0, -1.0, 0.0])
-    one_by_one.check(variational, module, features, targets, 0.5, loss=loss)
-
-
-def test_no_clip_gives_the_plain_gradient_limit(one_by_one):
-    module = resampled(one_by_one, build_model(MODELS[2], TASK, seed=0), 2, 6)
-    features, labels = batch(6, *TASK.input_shape)
-    found = variational.clipped_sum(module, features, labels, clip_norm=math.inf, loss=LOSS)
-    expected = one_by_one.gradient_of(module, features, labels, LOSS)
-    torch.testing.assert_close(found.total.double(), expected, rtol=1e-4, atol=1e-5)
-    assert found.clipped == 0
-
-
-@pytest.mark.parametrize("draws", [1, 3])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_vanishing_spread_gives_the_gradient_of_the_plain_model_limit(one_by_one, model, draws):
-    base = one_by_one.randomise(build_model(model, TASK, seed=0))
-    module = VariationalModule(base, draws)
-    for parameter in module.spread.parameters():
-        parameter.data.fill_(-200.0)
-    module.resample(np.random.default_rng(0), 6)
-    features, labels = batch(6, *TASK.input_shape)
-    found = variational.clipped_sum(module, features, labels, clip_norm=0.4, loss=LOSS)
-    by_mean, by_spread = found.total.chunk(2)
-    expected = book_keeping.clipped_sum(base, features, labels, clip_norm=0.4)
-    torch.testing.assert_close(by_mean, expected.total, rtol=2e-5, atol=1e-6)
-    assert not by_spread.any()
-    assert found.clipped == expected.clipped
-
-
-def test_spread_gradient_is_that_of_finite_differences(one_by_one):
-    module = resampled(one_by_one, nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3)), 2, 4).double()
+def test_spread_gradient_is_that_of_finite_differences():
+    module = resampled(nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3)), 2, 4).double()
     module.noise = module.noise.double()
     features, labels = batch(4, 3)
     features = features.double()
@@ -151,18 +89,15 @@ def test_spread_gradient_is_that_of_finite_differences(one_by_one):
 
 @settings(deadline=None, derandomize=True, max_examples=60)
 @given(
-    draws=st.integers(1, 4),
-    model=st.sampled_from(MODELS),
-    input_exponent=st.integers(-30, 30),
-    mean_exponent=st.integers(-30, 30),
-    spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
+    draws=st.integers(1, 4), model=st.sampled_from(MODELS), input_exponent=st.integers(-30, 30),
+    mean_exponent=st.integers(-30, 30), spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
     clip_norm=st.sampled_from([1e-6, 0.1, 1e3]),
     clipping=st.sampled_from([FlatClipping(), PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=1e4)]),
-)
+)  # fmt: skip
 def test_one_record_never_adds_more_than_the_clip_norm_property(
-    one_by_one, draws, model, input_exponent, mean_exponent, spread, clip_norm, clipping
+    draws, model, input_exponent, mean_exponent, spread, clip_norm, clipping
 ):
-    module = resampled(one_by_one, build_model(model, TASK, seed=0), draws, 1)
+    module = resampled(build_model(model, TASK, seed=0), draws, 1)
     for mean, width in zip(module.mean.parameters(), module.spread.parameters(), strict=True):
         mean.data *= 10.0**mean_exponent
         width.data += spread
@@ -172,44 +107,39 @@ def test_one_record_never_adds_more_than_the_clip_norm_property(
     assert found.total.double().norm().item() <= clip_norm
 
 
+def factored(a, g, slopes, bias_slopes=None):
+    """A layer's gradients under draws, of inputs (S, N, p), output gradients (S, N, o) and slopes; and their norms."""
+    layer = nn.Linear(a.shape[-1], g.shape[-1], bias=bias_slopes is not None)
+    found = drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, bias_slopes)
+    weights = torch.einsum("sno,snp->snop", g.double(), a.double())
+    by_mean, by_spread = weights.sum(0), torch.einsum("snop,sop->nop", weights, slopes.double())
+    return found, by_mean.flatten(1).norm(dim=1), by_spread.flatten(1).norm(dim=1)
+
+
 @pytest.mark.parametrize("difference", [0.0, 1e-7, 1e-5, 1e-3])
 def test_norms_are_no_underestimate_where_draws_cancel(difference):
     # Two draws with opposite output gradients: the sum over draws is a small difference of large numbers.
-    layer, source = nn.Linear(40, 30), torch.Generator().manual_seed(0)
+    source = torch.Generator().manual_seed(0)
     a = torch.randn(1, 50, 40, generator=source).expand(2, 50, 40)
     g = torch.randn(1, 50, 30, generator=source) * torch.tensor([1.0, -1.0])[:, None, None]
-    a, g = (
-        a + difference * torch.randn(a.shape, generator=source),
-        g + difference * torch.randn(g.shape, generator=source),
-    )
+    a, g = (values + difference * torch.randn(values.shape, generator=source) for values in (a, g))
     slopes = torch.randn(1, 30, 40, generator=source).expand(2, 30, 40)
-    bias_slopes = torch.randn(1, 30, generator=source).expand(2, 30)
-    found = drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, bias_slopes)
-    by_mean, by_spread = norms(found)
-    ones = torch.ones(50)
-    for index in range(50):
-        clipped = torch.zeros(50)
-        clipped[index] = 1 / by_mean[index]
-        parts = variational_layers.weighted_sums(found, clipped, ones)[0]
-        assert torch.cat(parts).double().norm().item() <= 1 + 1e-6
-        clipped[index] = 1 / by_spread[index]
-        parts = variational_layers.weighted_sums(found, ones, clipped)[1]
-        assert torch.cat(parts).double().norm().item() <= 1 + 1e-6
-    weights = torch.einsum("sno,snp->nop", g.double(), a.double())
-    sloped = torch.einsum("sno,snp,sop->nop", g.double(), a.double(), slopes.double())
-    assert (by_mean.double() >= weights.flatten(1).norm(dim=1)).all()
-    assert (by_spread.double() >= sloped.flatten(1).norm(dim=1)).all()
+    found, mean_norms, spread_norms = factored(a, g, slopes, torch.randn(1, 30, generator=source).expand(2, 30))
+    bounds, ones = norms(found), torch.ones(50)
+    for index, part in itertools.product(range(50), (0, 1)):
+        factors = [ones, ones]
+        factors[part] = torch.zeros(50).index_fill(0, torch.tensor(index), float(1 / bounds[part][index]))
+        contribution = torch.cat(variational_layers.weighted_sums(found, *factors)[part])
+        assert contribution.double().norm().item() <= 1 + 1e-6
+    assert (bounds[0].double() >= mean_norms).all()
+    assert (bounds[1].double() >= spread_norms).all()
 
 
 def test_norms_are_tight_where_draws_do_not_cancel():
-    layer, source = nn.Linear(400, 300, bias=False), torch.Generator().manual_seed(0)
+    source = torch.Generator().manual_seed(0)
     a, g = torch.randn(4, 6, 400, generator=source), torch.randn(4, 6, 300, generator=source)
-    slopes = torch.randn(4, 300, 400, generator=source)
-    by_mean, by_spread = norms(drawn_layer(layer, a.flatten(0, 1), g.flatten(0, 1), slopes, None))
-    weights = torch.einsum("sno,snp->nop", g.double(), a.double()).flatten(1).norm(dim=1)
-    sloped = torch.einsum("sno,snp,sop->nop", g.double(), a.double(), slopes.double()).flatten(1).norm(dim=1)
-    torch.testing.assert_close(by_mean.double(), weights, rtol=3e-4, atol=0)
-    torch.testing.assert_close(by_spread.double(), sloped, rtol=3e-4, atol=0)
+    found, *exact = factored(a, g, torch.randn(4, 300, 400, generator=source))
+    torch.testing.assert_close([each.double() for each in norms(found)], exact, rtol=3e-4, atol=0)
 
 
 @pytest.mark.parametrize("positions", [1, 2])
@@ -228,70 +158,11 @@ def test_norms_hold_where_squares_leave_float32(exponent, positions):
     torch.testing.assert_close(found[1].double(), sloped, rtol=1e-5, atol=0)
 
 
-def test_pairs_and_records_are_treated_in_chunks(one_by_one, monkeypatch):
-    module = resampled(one_by_one, build_model(MODELS[2], TASK, seed=0), 3, 10)
+def test_pairs_and_records_are_treated_in_chunks(monkeypatch):
+    module = resampled(build_model(MODELS[2], TASK, seed=0), 3, 10)
     features, labels = batch(10, *TASK.input_shape)
     whole = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS)
     monkeypatch.setattr(variational_layers, "_PAIR_ELEMENTS", 2)
     parts = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS, rows=4)
     torch.testing.assert_close(parts.total, whole.total, rtol=1e-5, atol=1e-6)
     assert (parts.units, parts.clipped) == (whole.units, whole.clipped) == (10, 10)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_record_that_is_not_finite_contributes_zero(one_by_one, model, value):
-    module = resampled(one_by_one, build_model(model, TASK, seed=0), 2, 6)
-    features, labels = batch(6, *TASK.input_shape)
-    spoilt = features.clone()
-    spoilt[2, 0, 3, 3] = value
-    rest = torch.arange(6) != 2
-    expected = variational.clipped_sum(module, features[rest], labels[rest], clip_norm=0.2, loss=LOSS)
-    found = variational.clipped_sum(module, spoilt, labels, clip_norm=0.2, loss=LOSS)
-    assert found.total.isfinite().all()
-    if not math.isfinite(value):
-        torch.testing.assert_close(found.total, expected.total, rtol=1e-5, atol=1e-6)
-
-
-def test_empty_batch_gives_zero(one_by_one):
-    module = resampled(one_by_one, nn.Linear(4, 3), 2, 0)
-    found = variational.clipped_sum(module, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), clip_norm=1.0)
-    assert found.total.shape == (30,)
-    assert not found.total.any()
-
-
-class Unused(Twice):
-    def forward(self, features):
-        return self.head(torch.tanh(features))
-
-
-@pytest.mark.parametrize("kind", [Twice, ReadElsewhere, Unused])
-def test_other_uses_of_a_layer_fall_back_to_vmap_and_are_right(one_by_one, kind):
-    module = resampled(one_by_one, kind(), 2, 5)
-    engine = gradient_engine(module, (4,))
-    assert engine.name == "vmap"
-    features, labels = batch(5, 4)
-    engine.clipped_sum(module, features, labels, clip_norm=0.2, loss=LOSS)
-    assert not any("forward" in vars(layer) for layer in module.modules())
-    if kind is not Unused:
-        one_by_one.check(engine, module, features, labels, 0.2, loss=LOSS)
-
-
-def test_normalisation_layers_fall_back_to_vmap_and_are_right(one_by_one):
-    base = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 3))
-    module = resampled(one_by_one, base, 2, 4)
-    engine = gradient_engine(module, TASK.input_shape)
-    assert engine.name == "vmap"
-    features, labels = batch(4, *TASK.input_shape)
-    one_by_one.check(engine, module, features, labels, 0.2, loss=LOSS)
-
-
-def test_frozen_layer_has_no_part(one_by_one):
-    base = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    base[0].requires_grad_(False)
-    module = resampled(one_by_one, base, 2, 6)
-    features, labels = batch(6, 5)
-    found = variational.clipped_sum(module, features, labels, clip_norm=0.3, loss=LOSS)
-    assert found.total.shape == (30,)
-    expected = one_by_one.clipped_sum(module, features, labels, 0.3, loss=LOSS)
-    one_by_one.assert_matches(found.total, expected, clip_norm=0.3, records=6)

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
@@ -17,6 +15,7 @@ from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page import write_report
+from tests.server.conftest import predictions
 
 TASK = Task(input_shape=(1, 8, 8), classes=10)
 # Sites that only evaluate take time; two of them give records that no site trains on.
@@ -26,24 +25,11 @@ STATEMENT = "digits that came with the library"
 
 
 def held_back(run, site: str) -> Records:
-    (path,) = (run.folder / "sites").glob(f"*-{site}.toml")
-    return load_site(read_site_file(path)).test
+    return load_site(run.site_file(site)).test
 
 
-def public_section(path: Path, more: str = "") -> str:
-    return f"public={{kind='file', path='{path}', statement='{STATEMENT}'{more}}}"
-
-
-def write_public(run, path: Path) -> None:
-    part = held_back(run, "spare")
-    np.savez(path, features=part.features, labels=part.labels)
-
-
-def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
-    path = fitting_file(tmp_path)
-    run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
-    write_public(run, path)
-    return run
+def public_section(path: Path) -> str:
+    return f"public={{kind='file', path='{path}', statement='{STATEMENT}'}}"
 
 
 def fitting_file(folder: Path) -> Path:
@@ -52,19 +38,18 @@ def fitting_file(folder: Path) -> Path:
     return folder / "public.npz"
 
 
-def module_of(run):
-    return build_model(run.scenario.model, TASK, 0)
+def federation_with_public_file(federation, tmp_path: Path, rule: str):
+    path = fitting_file(tmp_path)
+    run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT)
+    part = held_back(run, "spare")
+    np.savez(path, features=part.features, labels=part.labels)
+    return run
 
 
 def site_predictions(run, features) -> list[np.ndarray]:
-    bank = PosteriorBank(run.folder / "bank")
+    bank, module = PosteriorBank(run.folder / "bank"), build_model(run.scenario.model, TASK, 0)
     samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
-    return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
-
-
-def predictions(run, features) -> np.ndarray:
-    found = run.posterior()
-    return predictive_probabilities(module_of(run), found.arrays, found.weights, features)
+    return [predictive_probabilities(module, each.arrays, each.weights, features) for each in samples]
 
 
 def divergence(teacher, student) -> float:
@@ -108,19 +93,17 @@ def test_fitted_beta_and_student_are_those_of_the_sites_predictions(federation, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["noise", "strokes"])
-def test_synthetic_inputs_need_no_record_and_are_warned_about(federation, pattern: str) -> None:
+def test_synthetic_inputs_need_no_record_and_are_warned_about(federation) -> None:
     run = federation(
-        f"aggregation={{rule='predbayes', beta=0.5, public={{kind='synthetic', pattern='{pattern}', count=300}}}}",
-        *KEPT,
+        "aggregation={rule='predbayes', beta=0.5, public={kind='synthetic', pattern='strokes', count=300}}", *KEPT
     ).run()
     summary = run.summary()
     said = summary["aggregation_inputs"]
     assert (said["kind"], said["pattern"], said["count"], said["statement"], said["beta"]) == (
-        "synthetic", pattern, 300, "", 0.5,
+        "synthetic", "strokes", 300, "", 0.5,
     )  # fmt: skip
     assert any("at made-up inputs only" in warning for warning in summary["warnings"])
-    assert f"300 made-up inputs ({pattern}), no record" in write_report(run.folder).read_text()
+    assert "300 made-up inputs (strokes), no record" in write_report(run.folder).read_text()
 
 
 @pytest.mark.slow
@@ -133,53 +116,21 @@ def test_equal_seeds_give_equal_students(federation) -> None:
         np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["distillation", "predbayes"])
-def test_order_of_a_sites_hidden_units_does_not_matter(federation, rule: str) -> None:
-    overrides = (
-        f"aggregation={{rule='{rule}', iterations=15, public={{kind='synthetic', count=100}}}}",
-        'model={ kind = "mlp", hidden = [5] }',
-        *SPARE,
-        "training={rounds=1, steps_per_round=20, burn_in=10, thinning=5}",
-    )
-    plain, permuted = (federation(*overrides, name=name) for name in ("plain", "permuted"))
-    permuted.grid.change = lambda request, reply: _permuted(permuted, request, reply)
-    for run in (plain, permuted):
-        run.run()
-    banks = [PosteriorBank(run.folder / "bank").stored("south").in_memory().arrays for run in (plain, permuted)]
-    assert not np.allclose(banks[0]["1.weight"], banks[1]["1.weight"], atol=1e-3)
-    features = held_back(plain, "spare").features
-    np.testing.assert_allclose(predictions(plain, features), predictions(permuted, features), atol=1e-4)
-
-
-def _permuted(run, request: Message, reply: Message) -> Message:
-    if request.metadata.message_type == "train" and run.site_of(request) == "south":
-        arrays, order = reply.content["arrays"], [3, 0, 4, 1, 2]
-        for name, array in arrays.items():
-            values = array.numpy()
-            if name.startswith("samples/1."):
-                values = values[:, order]
-            elif name == "samples/3.weight":
-                values = values[:, :, order]
-            arrays[name] = Array(np.ascontiguousarray(values))
-    return reply
-
-
 @pytest.mark.parametrize(
-    ("arrays", "more", "rule", "said"),
+    ("arrays", "rule", "said"),
     [
-        (None, "", "rule='distillation'", "does not exist"),
-        ({"features": np.zeros((4, 63))}, "", "rule='distillation'", "give at least one row of 64 numbers"),
-        ({"features": np.zeros((4, 64))}, "", "rule='predbayes', beta='fitted'", "no array 'labels'"),
-        ({"features": np.zeros((4, 64), object)}, "", "rule='distillation'", "not of plain numbers"),
+        (None, "rule='distillation'", "does not exist"),
+        ({"features": np.zeros((4, 63))}, "rule='distillation'", "give at least one row of 64 numbers"),
+        ({"features": np.zeros((4, 64))}, "rule='predbayes', beta='fitted'", "no array 'labels'"),
+        ({"features": np.zeros((4, 64), object)}, "rule='distillation'", "not of plain numbers"),
     ],
     ids=["absent", "shape", "labels", "pickle"],
 )
 def test_public_file_that_does_not_fit_is_refused_before_any_budget_is_spent(
-    federation, tmp_path: Path, arrays, more: str, rule: str, said: str
+    federation, tmp_path: Path, arrays, rule: str, said: str
 ) -> None:
     path = fitting_file(tmp_path)
-    section = f"aggregation={{{rule}, {public_section(path, more)}}}"
+    section = f"aggregation={{{rule}, {public_section(path)}}}"
     run = federation(section)
     path.unlink() if arrays is None else np.savez(path, **arrays)
     with pytest.raises(UserError, match=said):

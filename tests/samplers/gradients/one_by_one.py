@@ -1,8 +1,9 @@
-import math
-from types import SimpleNamespace
+"""What every engine must meet: one backward pass per record, clipped in float64; and modules to try it on."""
 
-import pytest
+import math
+
 import torch
+from torch import nn
 from torch.nn import functional
 
 from fl_dpbayes.config.plan import FLAT
@@ -67,14 +68,16 @@ def randomise(module, seed=0):
     return module
 
 
-@pytest.fixture(scope="session")
-def one_by_one():
-    """The definition that every engine must meet: one backward pass per record, clipped in float64."""
-    return SimpleNamespace(
-        gradient_of=gradient_of,
-        clipped=clipped,
-        clipped_sum=clipped_sum,
-        assert_matches=assert_matches,
-        check=check,
-        randomise=randomise,
-    )
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, features):
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(features)))))
+
+
+class ReadElsewhere(Twice):
+    def forward(self, features):
+        return self.head(torch.tanh(self.layer(features))) + (features @ self.layer.weight)[:, :3]
