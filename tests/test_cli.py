@@ -138,15 +138,9 @@ def test_help_describes_every_argument(run) -> None:
             assert all(len(line.split()) > 5 for line in text.splitlines() if "* " in line), (path, arguments)
 
 
-def test_account_json_has_the_contracts_keys(run) -> None:
+def test_account_and_solve_print_json(run) -> None:
     _, printed, _ = run("account", "--sigma", "1", "--q", "1", "--steps", "1", "--delta", "1e-5", "--json")
-    answer = json.loads(printed)
-    assert answer.keys() == {"delta", "adjacency", "mu", "mu_kind", "epsilon"}
-    assert answer["epsilon"].keys() == {"pld", "rdp", "gdp"}
-    assert answer["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
-
-
-def test_solve_json_meets_its_target(run) -> None:
+    assert json.loads(printed)["epsilon"]["gdp"] == pytest.approx(4.377178095681137, abs=1e-9)
     _, printed, _ = run("solve", "--epsilon", "2", "--q", ".1", "--steps", "50", "--delta", "1e-5", "--json")
     answer = json.loads(printed)
     assert answer.keys() >= {"noise_multiplier", "epsilon", "delta", "history"}

@@ -68,12 +68,10 @@ def test_evaluations_cannot_be_averaged_for_free(site) -> None:
         assert ledger.spent("train").steps == 0
 
 
-def test_evaluation_of_the_same_round_with_other_weights_is_refused(site) -> None:
+def test_evaluation_of_the_same_round_with_other_weights_or_of_a_large_delta_is_refused(site) -> None:
     assert refusal_of(evaluate(site)) is None
     assert refusal_of(evaluate(site, weight=1.0)) == ("PLAN_CHANGED", "plan")
-
-
-def test_noised_evaluation_needs_a_delta_below_one_over_n(site) -> None:
+    # Nor is it without a delta below 1/n.
     site.write(ROWS, ledger=PLACE | {"cohort": "wide", "epsilon": 8.0, "delta": 0.025})
     assert refusal_of(evaluate(site, delta=0.025)) == ("POLICY_DENIED", "delta")
 

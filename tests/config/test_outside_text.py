@@ -119,13 +119,7 @@ def test_what_python_does_not_count_stays_below_64_mebibytes_too() -> None:
     assert int(ended.stdout) < 64 * 1024
 
 
-def test_numbers_that_json_does_not_know_are_named_by_their_field() -> None:
-    with pytest.raises(ValueError, match=r"^privacy\.epsilon: .*finite"):
-        read_header(TrainReply, json.dumps(_reply() | {"privacy": _reply()["privacy"] | {"epsilon": np.inf}}))
-
-
-def _reply() -> dict:
-    return {
+REPLY = {
         "run": "ab" * 16, "round": 1, "request": "0" * 64, "status": "OK", "first_step": 0, "steps": 1,
         "ledger_head": "0" * 64,
         "privacy": {"cohort": "c", "unit": "patient", "units": 40, "adjacency": "add_or_remove_one", "delta": 1e-3,
@@ -134,5 +128,7 @@ def _reply() -> dict:
     }  # fmt: skip
 
 
-def test_an_honest_reply_is_read_as_it_was() -> None:
-    assert read_header(TrainReply, json.dumps(_reply())).model_dump(mode="json") == {"protocol": 1, **_reply()}
+def test_an_honest_reply_is_read_as_it_was_and_numbers_that_json_does_not_know_are_named_by_their_field() -> None:
+    assert read_header(TrainReply, json.dumps(REPLY)).model_dump(mode="json") == {"protocol": 1, **REPLY}
+    with pytest.raises(ValueError, match=r"^privacy\.epsilon: .*finite"):
+        read_header(TrainReply, json.dumps(REPLY | {"privacy": REPLY["privacy"] | {"epsilon": np.inf}}))

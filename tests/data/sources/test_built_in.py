@@ -113,10 +113,3 @@ def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
     refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_source, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
     refused(str(tmp_path), load_source, BuiltIn(kind=kind), "train")
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "allowed"), [("digits", "test", "train"), ("mnist", "validation", "train or")]
-)
-def test_a_source_without_that_part_is_refused(kind, part, allowed):
-    refused(f"has no part '{part}': choose {allowed}", load_source, BuiltIn(kind=kind), part)

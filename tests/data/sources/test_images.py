@@ -74,11 +74,8 @@ def test_no_patient_lies_in_training_and_test(tmp_path):
             for visit in range(3):
                 level = 10 * label + visit
                 Image.new("L", (8, 8), level).save(tmp_path / name / f"P{patient:02d}-{visit}.png")
-    site_file = SiteFile(
-        name="north", role="train", units=18, policy=Policy(max_run_epsilon=1.0),
-        source=patients(tmp_path, "^(P[0-9]+)-"), split=Split(test_fraction=0.4, key="5e" * 16),
-    )  # fmt: skip
-    site = load_site(site_file)
+    own = {"source": patients(tmp_path, "^(P[0-9]+)-"), "split": Split(test_fraction=0.4, key="5e" * 16)}
+    site = load_site(SiteFile(name="north", role="train", units=18, policy=Policy(max_run_epsilon=1.0), **own))
     assert site.unit == "patient"
     assert len(site.train.labels) % 6 == len(site.test.labels) % 6 == 0
     assert 0 < len(site.test.labels) < 180
