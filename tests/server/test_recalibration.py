@@ -14,11 +14,10 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_source
-from fl_dpbayes.models.build import build_model
-from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
+from tests.server.conftest import predictions
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -73,8 +72,7 @@ def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys:
     np.savez(archive, features=records.features[:60], labels=records.labels[:60])
     predict_records(run.folder, archive, table, Console(quiet=True))
     stored = load_posterior(run.folder / "posterior.safetensors")
-    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
-    plain = predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, records.features[:60])
+    plain = predictions(run, records.features[:60])
     written = pandas.read_csv(table).filter(like="probability_").to_numpy()
     assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
     assert np.abs(written - plain).max() > 1e-3

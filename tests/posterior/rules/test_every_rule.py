@@ -125,23 +125,6 @@ def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not
     np.testing.assert_allclose(average_states(states, weights)["w"], reverse, rtol=1e-6)
 
 
-def test_averaged_langevin_chains_without_records_keep_the_prior() -> None:
-    # Each of K sites takes E steps on p(w)^(1/K) / w_k with noise 2 g / w_k; equal weights, so that all chains agree.
-    step, local_steps, chains = 0.05, 3, 40_000
-    state, noise = SCALE * np.random.default_rng(1).normal(size=chains), np.random.default_rng(1)
-    for _ in range(40):
-        states = {}
-        for site in SITES:
-            local = state.copy()
-            for _ in range(local_steps):
-                local += -step * local / SCALE**2 + np.sqrt(2 * step * 4) * noise.normal(size=chains)
-            states[site] = {"w": local}
-        state = average_states(states, EQUAL)["w"].astype(np.float64)
-    expected = SCALE**2 / (1 - step / SCALE**2 / 2)
-    assert abs(state.mean()) < 4 * np.sqrt(expected / chains)
-    assert abs(state.var() / expected - 1) < 4 * np.sqrt(2 / chains)
-
-
 def test_temperature_of_averaged_chains_golden() -> None:
     heat, units = {"a": 2.0, "b": 6.0}, {"a": 30, "b": 10}
     assert averaged_temperature(heat, {"a": 3.0, "b": 1.0}, units) == pytest.approx(3.0)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from fl_dpbayes.posterior.rules.mixture import joined
-from tests.analytic_targets import assert_within_standard_errors, exact_samples, random_samples
+from tests.analytic_targets import assert_within_standard_errors, random_samples
 
 
 def test_width_is_the_law_of_total_variance_and_not_the_posteriors(linear_gaussian):
@@ -20,12 +20,3 @@ def test_width_is_the_law_of_total_variance_and_not_the_posteriors(linear_gaussi
     assert_within_standard_errors(means, centre)
     assert_within_standard_errors(covariances, total)
     assert np.trace(total) > 10 * np.trace(linear_gaussian.posterior[1])
-
-
-def test_it_does_not_sharpen_as_sites_are_added(linear_gaussian):
-    # Four copies of one site: the posterior given all records would be four times as precise.
-    samples = exact_samples(linear_gaussian.moments("b", 1.0), 50)
-    mixture = joined(dict.fromkeys("abcd", samples), dict.fromkeys("abcd", 1.0)).in_memory()
-    np.testing.assert_allclose(
-        np.cov(mixture.arrays["w"].T, aweights=mixture.weights, ddof=0), np.cov(samples.arrays["w"].T, ddof=0)
-    )

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.errors import warning
+from fl_dpbayes.posterior.chains import chains
 from fl_dpbayes.posterior.natural import NaturalGaussian
-from fl_dpbayes.posterior.precision import mean_error
+from fl_dpbayes.posterior.precision import ESTIMATES, mean_error
 from fl_dpbayes.posterior.rules.product import product
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
@@ -174,23 +175,12 @@ def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(rule):
         assert sum(said.kind == "conflict" for said in found.warnings) == expected
 
 
-def estimated(sample, form):
-    count, parameters = sample.shape
-    if form == "full":
-        precision = (count - parameters - 2) / (count - 1) * np.linalg.inv(np.cov(sample.T))
-        return NaturalGaussian(precision, precision @ sample.mean(axis=0))
-    precision = (count - 3) / (count - 1) / sample.var(axis=0, ddof=1)
-    return NaturalGaussian(precision, precision * sample.mean(axis=0))
-
-
 @pytest.mark.parametrize("form", ["full", "diagonal"])
 def test_error_of_the_mean_is_foretold_over_many_seeds(form):
     parameters, draws, apart, errors, foretold = 6, 60, 12.0, [], []
     for seed in range(400):
-        generator = np.random.default_rng(seed)
-        factors = [
-            estimated(sign * apart / 2 + generator.standard_normal((draws, parameters)), form) for sign in (-1.0, 1.0)
-        ]
+        given = two_sites(apart, parameters=parameters, draws=draws, seed=seed)
+        factors = [ESTIMATES[form](chain)[0] for chain in chains(given)]
         combined = factors[0] + factors[1]
         # Of the true product the precision is 2 and the mean 0.
         errors.append(2 * np.square(combined.mean).mean())
