@@ -1,17 +1,12 @@
 """`simulate --resume`: after kills at any instant a run ends as the unbroken one; and what a user meets who errs."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from fl_dpbayes.run.flower_engine import HOME_FILE
-from fl_dpbayes.run.flower_processes import processes_of
 from fl_dpbayes.run.folder_lock import folder_lock
 
 KILLS = 12
@@ -91,14 +86,6 @@ print(json.dumps(report))
 TABLES = ("posterior.safetensors", "privacy.csv", "calibration.csv")
 
 
-def shell(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", *arguments]
-
-
-def is_zombie(number: int) -> bool:
-    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-
-
 def without_seconds(path: Path) -> list[list[str]]:
     rows = [line.split(",") for line in path.read_text().splitlines()]
     return [[cell for name, cell in zip(rows[0], row, strict=True) if name != "seconds"] for row in rows]
@@ -122,37 +109,6 @@ def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_pat
         assert without_seconds(tmp_path / name / "rounds.csv") == without_seconds(tmp_path / "unbroken" / "rounds.csv")
     # How far a run had come when it was killed depends on the machine; training takes most of its time.
     assert any('"event": "train"' in last or '"event": "site"' in last for last in report["rounds"])
-
-
-@pytest.mark.slow
-def test_flower_run_whose_command_is_killed_is_resumed(tmp_path: Path) -> None:
-    settings = ["training={rounds=6, steps_per_round=20, burn_in=20, thinning=10}", "simulation.insecure_seed=5"]
-    begin = [part for setting in settings for part in ("--set", setting)]
-    inline = shell("quickstart", *begin, "--engine", "inline", "--out", str(tmp_path / "unbroken"))
-    subprocess.run(inline, check=True, capture_output=True, timeout=300)
-    folder, log = tmp_path / "run", tmp_path / "log"
-    with log.open("wb") as file:
-        killed = subprocess.Popen(
-            shell("quickstart", *begin, "--out", str(folder)), stdout=file, stderr=file, start_new_session=True
-        )
-        events, deadline = folder / "events.jsonl", time.monotonic() + 200
-        while not (events.is_file() and '"event": "site"' in events.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
-    assert (folder / HOME_FILE).is_file(), log.read_text()
-    # Flower's processes are in sessions of their own and would finish so short a run by themselves.
-    left = processes_of(Path((folder / HOME_FILE).read_text()))
-    for number in left:
-        os.kill(number, signal.SIGSTOP)
-    done = subprocess.run(shell("--resume", str(folder)), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "resuming after round" in done.stdout
-    assert not (folder / HOME_FILE).exists()
-    assert left
-    assert not [number for number in left if Path(f"/proc/{number}").exists() and not is_zombie(number)]
-    for table in TABLES:
-        assert (folder / table).read_bytes() == (tmp_path / "unbroken" / table).read_bytes(), table
 
 
 SMALL = [

@@ -98,13 +98,8 @@ class Stop(threading.Event):
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
-
-    def answer(home, environment, *arguments):
-        asked.append(arguments[0])
-        return {"runs": [{"status": "finished:completed"}]}
-
-    monkeypatch.setattr(flower_engine, "_flwr", answer)
+    asked, answer = [], {"runs": [{"status": "finished:completed"}]}
+    monkeypatch.setattr(flower_engine, "_flwr", lambda home, environment, what, *_: asked.append(what) or answer)
     return asked
 
 
@@ -129,8 +124,7 @@ def test_run_that_dies_without_a_word_is_noticed(tmp_path: Path, questions, monk
     clock = iter(range(0, 1000, 4))
     monkeypatch.setattr(flower_engine.time, "monotonic", lambda: next(clock))
     wait(tmp_path / "events.jsonl", stop := Stop())
-    assert stop.looks == 4
-    assert questions == ["ls"]
+    assert (stop.looks, questions) == (4, ["ls"])
 
 
 def test_stopped_run_asks_nothing(tmp_path: Path, questions) -> None:
@@ -141,15 +135,10 @@ def test_stopped_run_asks_nothing(tmp_path: Path, questions) -> None:
     assert questions == []
 
 
-@pytest.mark.parametrize("engine", ["inline", "flower"])
-@pytest.mark.parametrize(
-    ("devices", "device", "expected"), [(0, "cuda", "no CUDA device is here"), (2, "cuda:2", "here are 0 to 1")]
-)
-def test_absent_device_is_refused_before_anything_is_written(
-    engine: str, devices: int, device: str, expected: str, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    scenario = load_scenario("quickstart", [f"resources.device={device}"])
-    with pytest.raises(UserError, match=expected):
-        simulate(scenario, engine, tmp_path / "run", None, Console())
-    assert not (tmp_path / "run").exists()
+def test_absent_device_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
+    for devices, device, expected in ((0, "cuda", "no CUDA device is here"), (2, "cuda:2", "here are 0 to 1")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        scenario = load_scenario("quickstart", [f"resources.device={device}"])
+        with pytest.raises(UserError, match=expected):
+            simulate(scenario, "inline", tmp_path / "run", None, Console())
+        assert not (tmp_path / "run").exists()
