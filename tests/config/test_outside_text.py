@@ -120,12 +120,12 @@ def test_what_python_does_not_count_stays_below_64_mebibytes_too() -> None:
 
 
 REPLY = {
-        "run": "ab" * 16, "round": 1, "request": "0" * 64, "status": "OK", "first_step": 0, "steps": 1,
-        "ledger_head": "0" * 64,
-        "privacy": {"cohort": "c", "unit": "patient", "units": 40, "adjacency": "add_or_remove_one", "delta": 1e-3,
-                    "epsilon": 1.0, "epsilon_method": "pld", "mu": 1.0, "mu_kind": "exact", "steps": 1, "budget": 8.0,
-                    "history": [[1.0, 1.0, 1]], "seeded": False},
-    }  # fmt: skip
+    "run": "ab" * 16, "round": 1, "request": "0" * 64, "status": "OK", "first_step": 0, "steps": 1,
+    "ledger_head": "0" * 64,
+    "privacy": {"cohort": "c", "unit": "patient", "units": 40, "adjacency": "add_or_remove_one", "delta": 1e-3,
+                "epsilon": 1.0, "epsilon_method": "pld", "mu": 1.0, "mu_kind": "exact", "steps": 1, "budget": 8.0,
+                "history": [[1.0, 1.0, 1]], "seeded": False},
+}  # fmt: skip
 
 
 def test_an_honest_reply_is_read_as_it_was_and_numbers_that_json_does_not_know_are_named_by_their_field() -> None:
