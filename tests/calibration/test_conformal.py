@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
@@ -19,7 +19,6 @@ def draw(generator, count, shares):
     return probabilities / probabilities.sum(axis=1, keepdims=True), labels
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 400), st.sampled_from([0.5, 0.8, 0.9, 0.95]))
 def test_threshold_property_is_the_exact_one_rounded_down_to_an_edge(seed, count, level):
     generator = np.random.default_rng(seed)

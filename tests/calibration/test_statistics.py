@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
@@ -39,7 +39,6 @@ SURE = np.concatenate([np.linspace(-36, -9, 50), np.linspace(9, 36, 50)])
 CLASSES = st.sampled_from([2, 3, 5, 10])
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS, SIZES, SIZES, SIZES, CLASSES)
 def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_order_and_read_back(
     seed, a, b, c, classes

@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_dpbayes.calibration.bins import FINE_BINS, bin_index
@@ -150,7 +150,6 @@ def test_ends_limit():
         assert separation(first, np.zeros(2)) is separation(np.zeros(2), first) is None
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 60), st.sampled_from([8, 60, FINE_BINS]))
 def test_bounds_property_hold_the_area_of_unbinned_values(seed, m, n, bins):
     generator = np.random.default_rng(seed)

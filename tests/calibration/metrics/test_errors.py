@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -117,7 +117,6 @@ def test_without_records_undefined_limit():
     assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {(0, *[None] * 4)}
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS, SEEDS)
 def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second):
     a, b = random_statistics(first, 70), random_statistics(second + 20_000, 130)
@@ -125,7 +124,6 @@ def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second)
         assert metric(merge(a, b)) <= 0.35 * metric(a) + 0.65 * metric(b) + 1e-12
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS)
 def test_finer_bins_property_never_lower_the_error(seed):
     statistics = random_statistics(seed)
@@ -138,7 +136,6 @@ def test_finer_bins_property_never_lower_the_error(seed):
     assert errors.sce(statistics) >= abs(table[1] - table[2]) / statistics.count / 3 - 1e-12
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS)
 def test_label_flip_property_and_sce_of_two_classes(seed):
     generator = np.random.default_rng(seed)

@@ -32,7 +32,6 @@ def batch(*shape, scale=1.0):
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(1)), torch.arange(shape[0]) % 3
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
     positions=st.sampled_from([(), (), (1,), (3,)]), draws=st.integers(1, 4), records=st.integers(1, 5),
@@ -49,7 +48,6 @@ def test_linear_equals_one_by_one_property(widths, bias, positions, draws, recor
     one_by_one.check(variational, module, features, labels, clip_norm, clipping, loss=LOSS)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 2), padding=st.integers(0, 2),
     dilation=st.integers(1, 2), bias=st.booleans(), side=st.integers(3, 6), draws=st.integers(1, 3),
@@ -87,7 +85,7 @@ def test_spread_gradient_is_that_of_finite_differences():
     torch.testing.assert_close(found.double(), torch.tensor(differences, dtype=torch.float64), rtol=1e-4, atol=1e-6)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     draws=st.integers(1, 4), model=st.sampled_from(MODELS), input_exponent=st.integers(-30, 30),
     mean_exponent=st.integers(-30, 30), spread=st.sampled_from([-90.0, -20.0, 0.0, 50.0]),
