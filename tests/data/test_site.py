@@ -37,8 +37,8 @@ def test_a_training_site_is_split_by_unit_and_by_its_key():
     site = load_site(digits_site())
     assert site.train.unit_count + site.test.unit_count == 1797
     assert abs(site.test.unit_count - 359.4) < 4 * np.sqrt(1797 * 0.16)
-    assert site.train.features.dtype == np.float32
-    assert site.train.labels.dtype == site.train.unit_index.dtype == np.int64
+    dtypes = [getattr(site.train, name).dtype for name in ("features", "labels", "unit_index")]
+    assert dtypes == [np.float32, np.int64, np.int64]
     assert np.array_equal(np.sort(site.train.unit_index), np.arange(site.train.unit_count))
     assert (site.units, site.unit, site.shift, site.role) == (1440, "record", "", "train")
     assert np.array_equal(site.train.features, load_site(digits_site()).train.features)

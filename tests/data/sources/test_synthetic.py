@@ -16,16 +16,10 @@ from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
 from tests.asking import refused
 
-SOURCES = [
-    Logistic2D(records=3000, test_records=600, sites=3, seed=1),
-    Radiographs(records=3000, test_records=600, sites=3, side=12, seed=1),
-]
-TRAIN = SiteSpec(role="train")
-SITES = {
-    "site-1": TRAIN,
-    "site-2": SiteSpec(role="held_out", part="test"),
-    "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2)),
-}
+SIZE = {"records": 3000, "test_records": 600, "sites": 3, "seed": 1}
+SOURCES = [Logistic2D(**SIZE), Radiographs(side=12, **SIZE)]
+SITES = {"site-1": SiteSpec(role="train"), "site-2": SiteSpec(role="held_out", part="test"),
+         "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2))}  # fmt: skip
 
 
 def of_site(records, number):
