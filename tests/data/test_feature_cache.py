@@ -90,9 +90,8 @@ def test_writers_at_the_same_time_leave_one_whole_file(tmp_path, records):
         return 2 * array.reshape(len(array), -1)
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: cached_features(tmp_path, FEATURES, records, compute), range(4)))
-    for array in found:
-        np.testing.assert_array_equal(array, 2 * records.reshape(6, 20))
+        for array in pool.map(lambda _: cached_features(tmp_path, FEATURES, records, compute), range(4)):
+            np.testing.assert_array_equal(array, 2 * records.reshape(6, 20))
     assert len(list(tmp_path.iterdir())) == 1
 
 
