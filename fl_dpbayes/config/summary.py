@@ -32,16 +32,8 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
             return value
 
 
-def _empty_for_none(value: object) -> object:
-    return "" if value is None else value
-
-
-def _number_or_none(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
-
-
-Text = Annotated[str, BeforeValidator(_empty_for_none)]
-Number = Annotated[float | None, AfterValidator(_number_or_none)]
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+Number = Annotated[float | None, AfterValidator(lambda value: None if value is None or math.isnan(value) else value)]
 Interval = tuple[Number, Number] | None
 
 
@@ -131,38 +123,34 @@ class NetBenefitRecord(SummaryPart):
     none: Number = None
 
 
+# What stands beside a metric.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "nll": {"nll_clipped": int | None},
+    "brier": {"brier_terms": dict[str, Number] | None},
+    "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
+    "auroc": {"auroc_bounds": Interval},
+    "aurc_excess": {
+        "aurc_bounds": Interval,
+        "accuracy_at_coverage": dict[str, Number] | None,
+        "accuracy_at_coverage_bounds": dict[str, Interval] | None,
+    },
+    "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
+}
+
+
 def _calibration_fields() -> dict[str, Any]:
     """The metrics in the order of their records, each with what stands beside it."""
-    beside: dict[str, dict[str, Any]] = {
-        "nll": {"nll_clipped": int | None},
-        "brier": {"brier_terms": dict[str, Number] | None},
-        "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
-        "auroc": {"auroc_bounds": Interval},
-        "aurc_excess": {
-            "aurc_bounds": Interval,
-            "accuracy_at_coverage": dict[str, Number] | None,
-            "accuracy_at_coverage_bounds": dict[str, Interval] | None,
-        },
-        "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
-    }
     fields: dict[str, Any] = {}
-    for key in METRICS:
-        fields |= {key: Number, **beside.get(key, {})}
-    bounds = {f"{metric.key}_bounds": Interval for metric in METRICS.values() if metric.bounded}
-    return {name: (kind, None) for name, kind in (fields | bounds).items()}
+    for metric in METRICS.values():
+        fields |= {metric.key: Number, **_BESIDE.get(metric.key, {})}
+    fields |= {f"{metric.key}_bounds": Interval for metric in METRICS.values() if metric.bounded}
+    return {name: (kind, None) for name, kind in fields.items()}
 
 
 if TYPE_CHECKING:
 
     class _Measured(SummaryPart):
-        brier_terms: dict[str, Number] | None = None
-        auroc_bounds: Interval = None
-        aurc_bounds: Interval = None
-        accuracy_at_coverage: dict[str, Number] | None = None
-        accuracy_at_coverage_bounds: dict[str, Interval] | None = None
-        net_benefit: tuple[NetBenefitRecord, ...] | None = None
-
-        def __getattr__(self, metric: str) -> float | None: ...
+        def __getattr__(self, metric: str) -> Any: ...
 
 else:
     _Measured = create_model("_Measured", __base__=SummaryPart, **_calibration_fields())
