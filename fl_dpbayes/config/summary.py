@@ -5,7 +5,7 @@ Fields stand in the order in which they are written.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
@@ -157,21 +157,15 @@ else:
 
 
 class CalibrationValues(_Measured):
-    """Every metric of `config.metrics` of one predictor on one set of records; undefined values are None.
+    """Every metric of `config.metrics` of one predictor on one set of `n` records; undefined values are None.
 
-    Attributes:
-        nll_clipped: records whose p_label was below the floor.
-        brier_terms: five terms over 15 bins: reliability - resolution + uncertainty + within_variance -
-            within_covariance.
-        ece_if_calibrated: mean ECE of a calibrated model with the same confidences at this n.
-        ece_if_calibrated_high: 95 % quantile of the same.
-        auroc_bounds: what it can be at least and at most, whatever the order within cells; no interval; as aurc_bounds.
-        accuracy_at_coverage: accuracy on the most confident records, by the share of records kept ("0.8").
-        accuracy_at_coverage_bounds: as `auroc_bounds`, by share.
-        net_benefit: decision curve at steps of .05; two classes only.
-        n: records (rounded where they were counted with noise).
-        intervals: 95 % intervals of the metrics that have one that covers; `nll` has none where one more wrong answer
-            could change too much.
+    `n` is rounded where records were counted with noise. `nll_clipped`: records whose p_label was below the floor.
+    `brier_terms`: over 15 bins, reliability - resolution + uncertainty + within_variance - within_covariance.
+    `ece_if_calibrated`: mean ECE of a calibrated model with the same confidences at this n, `..._high` its 95 %
+    quantile. `auroc_bounds`, `aurc_bounds`: what they can be at least and at most, whatever the order within cells; no
+    interval. `accuracy_at_coverage`: accuracy on the most confident records, by the share of records kept ("0.8"), with
+    such bounds. `net_benefit`: decision curve at steps of .05; two classes only. `intervals`: 95 % intervals of the
+    metrics that have one that covers; `nll` has none where one more wrong answer could change too much.
     """
 
     n: int | None = None
@@ -192,7 +186,8 @@ class CalibrationValues(_Measured):
 class CalibrationRecord(CalibrationValues):
     """How one predictor did at one site, or at all sites of a role; it averages `samples`.
 
-    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows.
+    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows, and `median:<role>` is
+    their median, which the report takes.
     """
 
     site: Text
@@ -201,19 +196,10 @@ class CalibrationRecord(CalibrationValues):
     samples: int | None = None
 
     @property
-    def pooled(self) -> bool:
-        """Whether the row is over all records of its role's sites."""
-        return self.site == f"pooled:{self.role}"
-
-    @property
-    def mean_of_sites(self) -> bool:
-        """Whether the row is the mean of its role's sites, each counting the same."""
-        return self.site == f"mean:{self.role}"
-
-    @property
-    def median_of_sites(self) -> bool:
-        """Whether the row is the median of its role's sites, which the report takes of their rows."""
-        return self.site == f"median:{self.role}"
+    def over(self) -> Literal["pooled", "mean", "median", ""]:
+        """What the row is over its role's sites; empty for one site's own."""
+        kinds: tuple[Literal["pooled", "mean", "median"], ...] = ("pooled", "mean", "median")
+        return next((kind for kind in kinds if self.site == f"{kind}:{self.role}"), "")
 
 
 class SubgroupRecord(CalibrationRecord):
@@ -377,7 +363,7 @@ class Summary(SummaryPart):
     @property
     def places(self) -> list[CalibrationRecord]:
         """The calibration rows that were measured on records: sites and pools of them, no means of rows."""
-        return [row for row in self.calibration if not row.mean_of_sites]
+        return [row for row in self.calibration if row.over != "mean"]
 
     @property
     def recalibration_noise(self) -> str:

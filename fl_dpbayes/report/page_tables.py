@@ -52,7 +52,7 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
 
 def run_tables(run: Summary) -> dict[str, PageTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
-    over_sites = [*median_rows(run), *(row for row in run.calibration if row.pooled or row.mean_of_sites)]
+    over_sites = [*median_rows(run), *(row for row in run.calibration if row.over)]
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
@@ -169,15 +169,11 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
 
 def _site_table(run: Summary) -> PageTable:
     """Show who took part: role, size, shift."""
+    words = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
+    units = [(count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit) for site in run.sites]
     rows = [
-        (
-            site.name,
-            {"train": "trains", "held_out": "held out", "shifted": "shifted"}[site.role],
-            (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
-            count(site.test_n),
-            site.shift or "none",
-        )
-        for site in run.sites
+        (site.name, words[site.role], unit, count(site.test_n), site.shift or "none")
+        for site, unit in zip(run.sites, units, strict=True)
     ]
     return page_table(("Site", "Role", "Units n", "Test records", "Shift"), rows, (0, 1, 4))
 
@@ -238,15 +234,11 @@ def _cost_table(run: Summary) -> PageTable:
     """Show bytes and seconds of the run."""
     up, down = run.bytes.up, run.bytes.down
     rows = [
-        ("Bytes sent by all sites", data_size(sum(up) if up else None), _largest(up)),
-        ("Bytes sent to all sites", data_size(sum(down) if down else None), _largest(down)),
+        ("Bytes sent by all sites", data_size(sum(up) if up else None), data_size(max(up, default=None))),
+        ("Bytes sent to all sites", data_size(sum(down) if down else None), data_size(max(down, default=None))),
         *((f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()),
     ]
     return page_table(("", "Total", "Largest round"), rows)
-
-
-def _largest(sizes: Sequence[int]) -> str:
-    return data_size(max(sizes)) if sizes else UNDEFINED
 
 
 def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
