@@ -77,10 +77,9 @@ def release_noised(
     """Release one coarse noised table per predictor, paid for in the ledger's account of the test part.
 
     Each table is one full-batch Gaussian event; the test part is disjoint from the training part, so it has a budget of
-    its own.
-
-    `site`: its records; every unit counts at most `policy.max_test_records_per_unit` of them. Returns the reply and
-    its arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger refuses.
+    its own. `site`: its records; every unit counts at most `policy.max_test_records_per_unit` of them. Returns the
+    reply and its arrays `<predictor>/noised`. Raises RefusedError POLICY_DENIED with the field, or what the ledger
+    refuses.
     """
     settings, policy, sigma = site_file.ledger, site_file.policy, request.noise_multiplier
     if settings is None:

@@ -20,13 +20,11 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 def model_inputs(site_file: SiteFile, model: Model, part: SiteSplit) -> SiteSplit:
     """Replace a part's records by the features that the model asks for, computed once and kept on the site's disk.
 
-    To be called before the ledger reserves anything: features that the site cannot compute then cost no budget.
-
-    Returns the part, its features of shape (N, D) where the model has features or a frozen body. Raises
-    RefusedError BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be computed
-    by weights from the internet and the site's policy does not allow that, or by a larger body than it allows.
-    Raises UserError if the site has not got the weights of the backbone or of the body. Raises OSError if the cache
-    cannot be written.
+    To be called before the ledger reserves anything: features that the site cannot compute then cost no budget. Returns
+    the part, its features of shape (N, D) where the model has features or a frozen body. Raises RefusedError
+    BAD_REQUEST if records of this shape have no such features; POLICY_DENIED if they would be computed by weights from
+    the internet and the site's policy does not allow that, or by a larger body than it allows. Raises UserError if the
+    site has not got the weights of the backbone or of the body. Raises OSError if the cache cannot be written.
     """
     if model.features is not None:
         part = _with_features(site_file, model.features, part)

@@ -19,10 +19,8 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
     """Read and validate the site file of this node.
 
     A hospital names its file in the node's own config (`site-file`), which no message can change. A node of Flower's
-    simulation has no such key but a partition number; only there does the message say in which folder the virtual
-    sites lie.
-
-    Raises RefusedError SITE_NOT_CONFIGURED if the node has neither. Raises UserError if the file is not valid.
+    simulation has no such key but a partition number; only there does the message say in which folder the virtual sites
+    lie. Raises RefusedError SITE_NOT_CONFIGURED if the node has neither. Raises UserError if the file is not valid.
     """
     own = context.node_config.get("site-file")
     if own:

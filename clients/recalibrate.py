@@ -41,10 +41,9 @@ def recalibrate_posterior(
 ) -> tuple[RecalibrateReply, SentArrays]:
     """Run the requested stretch of the private fit on the site's recalibration part, as far as its budget admits.
 
-    The part is disjoint from those for training and testing, so it has a budget of its own.
-
-    Returns the reply, and the array `noised` of a count of bins. Raises RefusedError with the code and the
-    request's field. Raises LedgerError if the ledger cannot be used; nothing was then released.
+    The part is disjoint from those for training and testing, so it has a budget of its own. Returns the reply, and the
+    array `noised` of a count of bins. Raises RefusedError with the code and the request's field. Raises LedgerError if
+    the ledger cannot be used; nothing was then released.
     """
     check_recalibration_policy(site_file, request)
     samples = read_predictors(message, request.model, request.task, {PREDICTOR: request.weights}, request.arrays)

@@ -47,11 +47,9 @@ def train_chain(site_file: SiteFile, request: TrainRequest, message: Message) ->
     """Run the requested stretch of the site's chain, as far as its budget admits, and release its samples.
 
     The steps are reserved in the ledger before the first of them, and the reply is stored before it is sent: the same
-    request again gets the stored reply.
-
-    `message`: the Flower message that carries the start state `start/<name>`. Returns the reply, and its arrays
-    `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the request's field. Raises
-    LedgerError if the ledger cannot be used; nothing was then released.
+    request again gets the stored reply. `message`: the Flower message that carries the start state `start/<name>`.
+    Returns the reply, and its arrays `samples/<name>` and `last/<name>`. Raises RefusedError with the code and the
+    request's field. Raises LedgerError if the ledger cannot be used; nothing was then released.
     """
     shapes = check_training_policy(site_file, request)
     start = read_start(request, message, shapes)

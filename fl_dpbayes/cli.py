@@ -9,7 +9,9 @@ from typing import Annotated, get_type_hints
 
 import click
 import typer
+from click import Choice
 from rich.console import Console
+from typer import Argument, Option
 from typer.models import ArgumentInfo
 
 from fl_dpbayes.config.errors import Stopped, UserError
@@ -27,32 +29,37 @@ console = Console()
 errors = Console(stderr=True)
 
 Engine = Annotated[
-    str,
-    typer.Option(click_type=click.Choice(["flower", "inline"]), help="flower: Ray, several processes; inline: here."),
+    str, Option(click_type=Choice(["flower", "inline"]), help="flower: Ray, several processes; inline: here.")
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
+DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
+    Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
 ]
-Delta = Annotated[float, typer.Option(help="Delta, in (0, 1).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Delta = Annotated[float, Option(help="Delta, in (0, 1).")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 Adjacency = Annotated[
-    str,
-    typer.Option(click_type=click.Choice(["add_or_remove_one", "replace_one"]), help="Which data sets are neighbours."),
+    str, Option(click_type=Choice(["add_or_remove_one", "replace_one"]), help="Which data sets are neighbours.")
 ]
+
+
+def _check_alone(command: str, resume: Path, assignments: list[str] | None, out: Path | None, more: str = "") -> None:
+    given = [*(f"--set {one}" for one in assignments or []), more, f"--out {out}" if out is not None else ""]
+    if said := " ".join(filter(None, given)):
+        alone = f"fl-dpbayes {command} --resume {shlex.quote(str(resume))}  alone"
+        raise UserError(f"--resume goes on as it was begun, and you gave {said}: give  {alone}")
 
 
 @app.command(epilog="Example: fl-dpbayes simulate quickstart --set privacy.epsilon=2")
 def simulate(
-    scenario: Annotated[str | None, typer.Argument(help="A shipped name or the path of a .toml file.")] = None,
+    scenario: Annotated[str | None, Argument(help="A shipped name or the path of a .toml file.")] = None,
     engine: Engine = "flower",
-    out: Annotated[Path | None, typer.Option(help="Run directory; default: runs/<scenario>-<time>.")] = None,
+    out: Annotated[Path | None, Option(help="Run directory; default: runs/<scenario>-<time>.")] = None,
     assignments: Assignments = None,
     data_dir: DataDir = None,
-    seed: Annotated[int | None, typer.Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
+    seed: Annotated[int | None, Option(help="Scenario seed: model start, partition, shift, evaluation.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory, after its last round.")
+        Path | None, Option(metavar="DIR", help="Go on with this directory's run, after its last round.")
     ] = None,
 ) -> None:
     """Run a scenario over many simulated sites and write its run directory; or go on with one that was cut off."""
@@ -61,14 +68,7 @@ def simulate(
     from fl_dpbayes.run.simulate import simulate as run
 
     if resume is not None:
-        given = [f"--set {assignment}" for assignment in assignments or []]
-        given += [f"--seed {seed}"] if seed is not None else []
-        given += [f"--out {out}"] if out is not None else []
-        if given:
-            raise UserError(
-                f"--resume goes on with a run as it was begun, and you gave {' '.join(given)}: give  "
-                f"fl-dpbayes simulate --resume {shlex.quote(str(resume))}  alone"
-            )
+        _check_alone("simulate", resume, assignments, out, f"--seed {seed}" if seed is not None else "")
         resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
         return
     if scenario is None:
@@ -83,24 +83,18 @@ def simulate(
     "Example: fl-dpbayes study --resume runs/noniid"
 )
 def study(
-    name: Annotated[
-        str | None, typer.Argument(metavar="STUDY", help="A shipped name or the path of a .toml file.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: runs/<study>-<time>.")] = None,
+    name: Annotated[str | None, Argument(metavar="STUDY", help="A shipped name or the path of a .toml file.")] = None,
+    out: Annotated[Path | None, Option(help="Folder of the results; default: runs/<study>-<time>.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run what is missing or failed of the study in this folder.")
+        Path | None, Option(metavar="DIR", help="Run what this study's folder misses, or failed.")
     ] = None,
     assignments: Assignments = None,
     data_dir: DataDir = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Cells at a time on this machine; default: one per core.")
-    ] = None,
+    workers: Annotated[int | None, Option(min=1, max=1024, help="Cells at a time here; default: one per core.")] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster whose machines have this package and the data.")
+        str | None, Option(help="A Ray cluster's address; its machines have package and data.")
     ] = None,
-    keep_runs: Annotated[
-        bool, typer.Option("--keep-runs", help="Keep each cell's run directory (posterior, report), not only figures.")
-    ] = False,
+    keep_runs: Annotated[bool, Option("--keep-runs", help="Keep each cell's run directory, not only figures.")] = False,
 ) -> None:
     """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
     from fl_dpbayes.config.study_file import load_study
@@ -108,8 +102,7 @@ def study(
 
     places = Workers(workers, ray_address, keep_runs)
     if resume is not None:
-        if given := [f"--set {one}" for one in assignments or []] + ([f"--out {out}"] if out is not None else []):
-            raise UserError(f"--resume goes on with a study as it was begun: leave out {' '.join(given)}")
+        _check_alone("study", resume, assignments, out)
         finished = resume_study(resume, load_study(name) if name else None, data_dir, places, console)
     elif name is None:
         raise UserError("give a STUDY, for example  fl-dpbayes study noniid  (or --resume DIR)")
@@ -119,7 +112,7 @@ def study(
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
-def report(run_dir: Annotated[Path, typer.Argument(help="A run directory, or the folder of a study.")]) -> None:
+def report(run_dir: Annotated[Path, Argument(help="A run directory, or the folder of a study.")]) -> None:
     """Print a run's tables and write its report.html and figures again; of a study, write them again."""
     from fl_dpbayes.report.page import write_report
     from fl_dpbayes.report.study.page import write_study_report
@@ -135,9 +128,9 @@ def report(run_dir: Annotated[Path, typer.Argument(help="A run directory, or the
 
 @app.command(epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv")
 def predict(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    data: Annotated[Path, typer.Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the CSV; default: the terminal.")] = None,
+    run_dir: Annotated[Path, Argument(help="A run directory.")],
+    data: Annotated[Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
+    out: Annotated[Path | None, Option(help="Where to write the CSV; default: the terminal.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
@@ -148,8 +141,8 @@ def predict(
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="A run directory.")],
-    data: Annotated[Path, typer.Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
+    run_dir: Annotated[Path, Argument(help="A run directory.")],
+    data: Annotated[Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -162,11 +155,11 @@ def evaluate(
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")
 def account(
     delta: Delta,
-    sigma: Annotated[float | None, typer.Option(help="Noise multiplier.")] = None,
-    q: Annotated[float | None, typer.Option(help="Sampling rate.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps.")] = None,
+    sigma: Annotated[float | None, Option(help="Noise multiplier.")] = None,
+    q: Annotated[float | None, Option(help="Sampling rate.")] = None,
+    steps: Annotated[int | None, Option(help="Number of steps.")] = None,
     history: Annotated[
-        Path | None, typer.Option(help="A JSON list of rows (noise_multiplier, sampling_rate, steps) instead.")
+        Path | None, Option(help="A JSON list of [noise_multiplier, sampling_rate, steps] instead.")
     ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
@@ -183,25 +176,25 @@ def account(
 
 @app.command(epilog="Example: fl-dpbayes solve --epsilon 2 --delta 1e-5 --q 0.01 --steps 1000")
 def solve(
-    epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
+    epsilon: Annotated[float, Option(help="Target epsilon.")],
     delta: Delta,
-    q: Annotated[float, typer.Option(help="Sampling rate.")],
-    steps: Annotated[int | None, typer.Option(help="Number of steps, to find the noise.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise multiplier, to find the number of steps.")] = None,
+    q: Annotated[float, Option(help="Sampling rate.")],
+    steps: Annotated[int | None, Option(help="Number of steps, to find the noise.")] = None,
+    sigma: Annotated[float | None, Option(help="Noise multiplier, to find the number of steps.")] = None,
     coupling: Annotated[
         str,
-        typer.Option(
-            click_type=click.Choice(["constant", "temperature", "langevin", "floor"]),
+        Option(
+            click_type=Choice(["constant", "temperature", "langevin", "floor"]),
             help="How noise follows the step size.",
         ),
     ] = "constant",
     schedule: Annotated[
-        str, typer.Option(help='Step sizes as TOML, e.g. {kind="polynomial", initial=0.1, power=0.33}.')
+        str, Option(help='Step sizes as TOML, e.g. {kind="polynomial", initial=0.1, power=0.33}.')
     ] = '{kind="constant", initial=0.1}',
-    units: Annotated[int, typer.Option(help="n, for couplings with a temperature.")] = 1000,
-    clip_norm: Annotated[float, typer.Option(help="C, for couplings with a temperature.")] = 1.0,
+    units: Annotated[int, Option(help="n, for couplings with a temperature.")] = 1000,
+    clip_norm: Annotated[float, Option(help="C, for couplings with a temperature.")] = 1.0,
     temperature: Annotated[
-        float | None, typer.Option(help="tau of the coupling 'floor' [default: 1.0]; others take none.")
+        float | None, Option(help="tau of the coupling 'floor' [default: 1.0]; others: none.")
     ] = None,
     adjacency: Adjacency = "add_or_remove_one",
     as_json: AsJson = False,
@@ -229,7 +222,7 @@ def solve(
 
 @app.command(epilog="Example: fl-dpbayes audit quickstart")
 def audit(
-    scenario: Annotated[str, typer.Argument(help="A shipped name or the path of a .toml file.")],
+    scenario: Annotated[str, Argument(help="A shipped name or the path of a .toml file.")],
     assignments: Assignments = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
@@ -244,11 +237,11 @@ def audit(
 
 @app.command(epilog="Example: fl-dpbayes bench accounting\n\nExample: fl-dpbayes bench memory --sites 50 --samples 20")
 def bench(
-    name: Annotated[str, typer.Argument(click_type=click.Choice(["accounting", "memory"]), help="Which benchmark.")],
-    sites: Annotated[int, typer.Option(min=1, max=9999, help="memory: number of sites.")] = 20,
-    samples: Annotated[int, typer.Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
-    parameters: Annotated[int, typer.Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
-    folder: Annotated[Path | None, typer.Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
+    name: Annotated[str, Argument(click_type=Choice(["accounting", "memory"]), help="Which benchmark.")],
+    sites: Annotated[int, Option(min=1, max=9999, help="memory: number of sites.")] = 20,
+    samples: Annotated[int, Option(min=1, max=1000, help="memory: samples of each site.")] = 20,
+    parameters: Annotated[int, Option(min=100, max=50_000_000, help="memory: parameters, about.")] = 100_000,
+    folder: Annotated[Path | None, Option(help="memory: where its files lie meanwhile; default: /tmp.")] = None,
 ) -> None:
     """Measure the speed of the accounting, or the server's memory."""
     if name == "accounting":
@@ -271,14 +264,14 @@ def list_shipped() -> None:
 
 @app.command(epilog="Example: fl-dpbayes reproduce closer-logistic --seeds 5")
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which table or figure; an unknown name lists all.")],
-    full: Annotated[bool, typer.Option("--full", help="The paper's size and 5 seeds.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions; default: 1, or 5 with --full.")] = None,
+    name: Annotated[str, Argument(help="Which table or figure; an unknown name lists all.")],
+    full: Annotated[bool, Option("--full", help="The paper's size and 5 seeds.")] = False,
+    seeds: Annotated[int | None, Option(min=1, help="Repetitions; default: 1, or 5 with --full.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Output folder; finished cells in it are kept. Default: runs/reproduce/NAME.")
+        Path | None, Option(help="Folder; its finished cells are kept. Default: runs/reproduce/NAME.")
     ] = None,
     data_dir: DataDir = None,
-    workers: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
+    workers: Annotated[int, Option(min=1, help="Number of processes.")] = 2,
 ) -> None:
     """Measure a table or figure of the papers and print it beside what they report; a rerun does what is missing."""
     from fl_dpbayes.run.study.study import Workers
@@ -292,7 +285,7 @@ site = typer.Typer(help="What a hospital does at its own site.", no_args_is_help
 ledger = typer.Typer(help="Make a site's privacy ledger, look into it, repair its second place.", no_args_is_help=True)
 app.add_typer(site, name="site")
 site.add_typer(ledger, name="ledger")
-SiteFileArgument = Annotated[Path, typer.Argument(help="The site file.")]
+SiteFileArgument = Annotated[Path, Argument(help="The site file.")]
 
 
 @ledger.command("create", epilog="Example: fl-dpbayes site ledger create north.toml")

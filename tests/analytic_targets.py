@@ -5,7 +5,6 @@ norm C (which clips nothing here) and n units of one record each. `independent_c
 on one, as `run_chain` would. Tolerances are standard errors of the draws, never a free choice.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,8 +31,11 @@ SIZE = ConstantStepSize(initial=0.1)
 
 
 @dataclass(frozen=True)
-class Target(ABC):
-    """Records (n, d) and targets (n,) of a model whose loss depends on x w alone, and the settings of a chain."""
+class Target:
+    """Records (n, d) and targets (n,) of a model whose loss depends on x w alone, and the settings of a chain.
+
+    A kind has `errors`, the slope of each record's loss by its output x w, and the `posterior_mean` given all records.
+    """
 
     features: np.ndarray
     targets: np.ndarray
@@ -49,15 +51,6 @@ class Target(ABC):
     def scale(self, friction: float = 1.0) -> NoiseScale:
         return NoiseScale(self.clip_norm, self.sampling_rate * self.units, self.units, friction)
 
-    @abstractmethod
-    def errors(self, outputs: Any) -> Any:
-        """Slope of each record's loss by its output x w, an array or a tensor of the outputs' shape."""
-
-    @property
-    @abstractmethod
-    def posterior_mean(self) -> np.ndarray:
-        """Of the posterior given all records."""
-
 
 class Regression(Target):
     """loss_i = (x_i w - y_i)^2 / 2: the posterior is N(m, (n H)^-1), H the curvature of the mean energy.
@@ -69,8 +62,8 @@ class Regression(Target):
     exactly, Poisson batches included: r_i is record i's residual at m; A and g are read off the sampler's step.
     """
 
-    def errors(self, outputs: Any) -> Any:
-        return outputs - (torch.from_numpy(self.targets).to(outputs) if torch.is_tensor(outputs) else self.targets)
+    def errors(self, outputs: torch.Tensor) -> torch.Tensor:
+        return outputs - torch.from_numpy(self.targets).to(outputs)
 
     @property
     def curvature(self) -> np.ndarray:
@@ -113,19 +106,17 @@ class Regression(Target):
 class Logistic(Target):
     """loss_i = log(1 + exp(x_i w)) - y_i x_i w with two weights: the posterior's moments come from a grid."""
 
-    def errors(self, outputs: Any) -> Any:
-        if torch.is_tensor(outputs):
-            return torch.sigmoid(outputs) - torch.from_numpy(self.targets).to(outputs)
-        return 1 / (1 + np.exp(-outputs)) - self.targets
+    def errors(self, outputs: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(outputs) - torch.from_numpy(self.targets).to(outputs)
 
-    def moments(self, temperature: float = 1.0, half_width: float = 8.0, points: int = 801) -> tuple[Any, Any]:
-        """Mean (2,) and covariance (2, 2) of p(w | records)^(1/T), summed over a grid."""
-        axis = np.linspace(-half_width, half_width, points)
+    def moments(self) -> Moments:
+        """Mean (2,) and covariance (2, 2) of p(w | records), summed over a grid."""
+        axis = np.linspace(-8.0, 8.0, 801)
         grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
         outputs = grid @ self.features.T
         energy = (np.logaddexp(0, outputs) - outputs * self.targets).sum(axis=1)
         energy += self.share * (grid**2).sum(axis=1) / (2 * self.prior.scale**2)
-        weights = np.exp(-(energy - energy.min()) / temperature)
+        weights = np.exp(energy.min() - energy)
         mean = np.average(grid, axis=0, weights=weights)
         return mean, np.cov(grid.T, aweights=weights, bias=True)
 
@@ -144,12 +135,12 @@ def regression(*, sampling_rate: float = 1.0, copies: int = 1, share: float = 0.
     )
 
 
-def logistic(*, share: float = 1.0, units: int = 40) -> Logistic:
-    """Records of two inputs and labels that follow a logistic model."""
+def logistic() -> Logistic:
+    """Forty records of two inputs and labels that follow a logistic model."""
     generator = np.random.default_rng(6)
-    features = generator.standard_normal((units, 2))
+    features = generator.standard_normal((40, 2))
     truth = 1 / (1 + np.exp(-features @ np.array([1.0, -0.6])))
-    return Logistic(features, (generator.random(units) < truth).astype(float), GaussianPrior(scale=1.5), share)
+    return Logistic(features, (generator.random(40) < truth).astype(float), GaussianPrior(scale=1.5), share=1.0)
 
 
 def linear_step(sampler: Sampler, step_size: float, curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,10 @@
 
 import csv
 import json
+import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,11 @@ def record_of(message: Message) -> dict:
 read_once = cache(load_digits)
 
 
+class HastyConnection(sqlite3.Connection):
+    def execute(self, statement, *parameters):
+        return super().execute(statement if "synchronous" not in statement else "PRAGMA synchronous = OFF", *parameters)
+
+
 @contextmanager
 def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
     """Build federations of the quickstart's sites with few steps; few draws behind references, and no waits for disks.
@@ -169,6 +175,7 @@ def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
         patch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
         patch.setattr("fl_dpbayes.data.sources.digits.load_digits", read_once)
         patch.setattr("os.fsync", lambda descriptor: None)
+        patch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=HastyConnection))
         yield lambda *overrides, name="run": Federation(
             folder / name, load_scenario("quickstart", [*SMALL, *overrides])
         )

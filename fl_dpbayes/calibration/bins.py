@@ -31,15 +31,11 @@ def bin_index(confidence: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     return np.minimum(np.floor(np.asarray(confidence, np.float64) * bins).astype(np.int64), bins - 1)
 
 
-def _end_edges() -> Floats:
-    """Upper edges of the cells of the first ENDS bins, as probabilities, rising; the last is that of the bins."""
-    start = math.log((FINE_BINS - ENDS) / ENDS)
-    steps = math.ceil(math.log(LARGEST_LOG_ODDS / start) / math.log(CELL_GROWTH))
-    divided = expit(-start * CELL_GROWTH ** np.arange(1, steps))
-    return np.union1d(divided, np.arange(1, ENDS + 1) / FINE_BINS)
-
-
-END_EDGES = _end_edges()
+# Upper edges of the cells of the first ENDS bins, as probabilities, rising; the last is that of the bins.
+_START = math.log((FINE_BINS - ENDS) / ENDS)
+_STEPS = math.ceil(math.log(LARGEST_LOG_ODDS / _START) / math.log(CELL_GROWTH))
+_DIVIDED = expit(-_START * CELL_GROWTH ** np.arange(1, _STEPS))
+END_EDGES = np.union1d(_DIVIDED, np.arange(1, ENDS + 1) / FINE_BINS)
 CELLS = FINE_BINS - 2 * ENDS + 2 * len(END_EDGES)
 _LOWER = np.searchsorted(END_EDGES, np.arange(ENDS) / FINE_BINS, side="right")
 _MIDDLE = np.arange(len(END_EDGES), CELLS - len(END_EDGES))
@@ -52,10 +48,8 @@ def cell_index(confidence: npt.ArrayLike, rest: npt.ArrayLike) -> npt.NDArray[np
     """Place confidences in cells: fine bins of p, those near 0 divided by p and those near 1 by the rest.
 
     The order of cells is that of the log odds log(p / rest): 1 - p alone could not tell 1 - 1e-20 from 1 - 1e-30.
-
-    `confidence`: p, any shape, each in [0, 1]. `rest`: the probability of everything else, of the same shape; 1 - p
-    but for rounding. Returns indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1]
-    - 1].
+    `confidence`: p, any shape, each in [0, 1]. `rest`: the probability of everything else, of the same shape; 1 - p but
+    for rounding. Returns indices in [0, CELLS - 1]; all of a fine bin lie in [FIRST_CELL[k], FIRST_CELL[k + 1] - 1].
     """
     fine = bin_index(confidence, FINE_BINS)
     from_below = np.searchsorted(END_EDGES, confidence, side="right")
@@ -76,10 +70,9 @@ def in_fixed_pieces(function: Callable[..., npt.NDArray], *arrays: npt.NDArray) 
     """Apply a function of rows to pieces of 1024 rows, missing rows being zero, and join what it gives.
 
     What vectorised code computes for a row could differ in its last bits with the row's place among others, and the
-    last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md).
-
-    `function`: arrays of shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...), cut
-    alike. Returns shape (N, ...).
+    last bit of a probability decides on which side of a bin's edge it lies (docs/sensitivity.md). `function`: arrays of
+    shapes (1024, ...) -> shape (1024, ...), row by row. `arrays`: each of shape (N, ...), cut alike. Returns shape (N,
+    ...).
     """
     count = len(arrays[0])
     found = []
@@ -97,7 +90,6 @@ def coarsen(table: Floats, bins: int) -> Floats:
     """Sum the cells of a table, shape (..., CELLS, columns), into B equal-width bins, shape (..., B, columns).
 
     Records are never binned again: 11/15 lies in another of 15 bins when it is placed directly than by way of 300.
-
     Raises ValueError if B does not divide FINE_BINS.
     """
     if bins < 1 or FINE_BINS % bins:

@@ -25,11 +25,9 @@ def set_thresholds(calibration: CalibrationStatistics, level: float, weights: Fl
     record from the same population (from the one that the weights describe).
 
     Source: Sadinle, Lei, Wasserman, JASA 114 (2019), 223-234 (score); Tibshirani et al., NeurIPS 2019, and Podkopaev
-        and Ramdas, UAI 2021 (weights for label shift, the candidate's own mass at infinity).
-
-    `level`: 1 - alpha, in (0, 1). `weights`: w, prevalence at the target over prevalence in the calibration
-    records, shape (C,), >= 0; None for 1. Returns index of the first fine bin of p_c that is in the set, per class,
-    shape (C,); t_c is that index / FINE_BINS.
+    and Ramdas, UAI 2021 (weights for label shift, the candidate's own mass at infinity). `level`: 1 - alpha, in (0, 1).
+    `weights`: w, prevalence at the target over prevalence in the calibration records, shape (C,), >= 0; None for 1.
+    Returns index of the first fine bin of p_c that is in the set, per class, shape (C,); t_c is that index / FINE_BINS.
     """
     mass = np.ones(calibration.classes) if weights is None else weights
     reached = np.cumsum((mass @ coarsen(calibration.class_wise, FINE_BINS)[..., OUTCOME])[::-1])

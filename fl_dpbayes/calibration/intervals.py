@@ -38,12 +38,10 @@ class Measured(NamedTuple):
 def wilson_interval(successes: float, count: float, noise_variance: float = 0.0) -> Interval | None:
     """Return the score interval of a proportion, also where both sums carry noise of known variance.
 
-    The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)].
-
-    Source: Wilson, JASA 22 (1927), 209-212; Fieller's argument for the noisy denominator.
-
-    `noise_variance`: v, variance of independent Gaussian noise on y and on n; 0 for exact sums. Returns the
-    interval within [0, 1]; [0, 1] where the noise hides n; None for exact sums without records.
+    The proportions a with (y - a n)^2 <= z^2 [a (1 - a) n + v (1 + a^2)]. Source: Wilson, JASA 22 (1927), 209-212;
+    Fieller's argument for the noisy denominator. `noise_variance`: v, variance of independent Gaussian noise on y and
+    on n; 0 for exact sums. Returns the interval within [0, 1]; [0, 1] where the noise hides n; None for exact sums
+    without records.
     """
     if count <= 0 and noise_variance == 0:
         return None
@@ -110,9 +108,7 @@ def paired_difference(
 
     A pair is one seed, which gives both methods the same split, start and shift. The interval speaks of the mean over
     seeds like these on the same data, not over other hospitals. Few pairs make it wide: t is 12.7 for two of them, and
-    equal differences give one of no width.
-
-    Source: Student, Biometrika 6 (1908), 1-25.
+    equal differences give one of no width. Source: Student, Biometrika 6 (1908), 1-25.
 
     `values_a`: figures of one method, one per pair, finite. Returns None for fewer than two pairs. Raises ValueError if
     the lengths differ, or a value is not finite.

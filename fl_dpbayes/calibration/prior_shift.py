@@ -64,7 +64,6 @@ def prevalence_from_means(source: CalibrationStatistics, target: CalibrationStat
     its records, estimates with `estimated_prevalence`; the server has sums.
 
     Source: Lipton, Wang, Smola, "Detecting and correcting for label shift with black box predictors", ICML 2018.
-
     Returns (1 - pi_1, pi_1), or None for more than two classes, one class in the source, or predictions that do not
     tell its classes apart (m_1 <= m_0).
     """

@@ -30,9 +30,8 @@ LUCKIEST_SHARE = 0.16
 def debiased_mean_square_gap(table: Floats, noise_std: Floats | float = 0.0) -> Floats:
     """Return the mean square gap less the part that chance alone puts into it; it may be negative.
 
-    sum_b (n_b / N) [(p_b - y_b)^2 - 2 s_b^2 / n_b^2 - y_b (1 - y_b) / (n_b - 1)] over bins with n_b >= 2.
-
-    Source: Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, definition 5.2 (s = 0).
+    sum_b (n_b / N) [(p_b - y_b)^2 - 2 s_b^2 / n_b^2 - y_b (1 - y_b) / (n_b - 1)] over bins with n_b >= 2. Source:
+    Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, definition 5.2 (s = 0).
 
     `table`: sums of 1, p, y per bin, shape (..., B, >= 3), with at least one record. `noise_std`: s_b, standard
     deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns the
@@ -50,21 +49,20 @@ def rms_interval(table: Floats, noise_std: Floats | float = 0.0) -> Interval | N
 
     The models have true frequencies p_b + t u_b, t over STEPS, in three directions u: the observed gap, every bin too
     confident (-p_b), and every bin too cautious (1 - p_b). The last two guard where the observed frequencies hide the
-    variance (no wrong answer among few); there a model is kept only if the number of right answers in all is no
-    further than MOST_DEVIATIONS from what it expects (all are kept where sums are noisy).
-    Along a direction the interval runs from the least error under which an estimate as large as the observed one has a
-    share of TAIL, to the largest under which one as small has; an estimate in the lowest LUCKIEST_SHARE of a calibrated
-    model's counts as that quantile there. The union over directions, and the estimate, are returned. No random number
-    is drawn. Coverage is measured, not proven:
-    `fl-dpbayes reproduce interval-coverage`.
+    variance (no wrong answer among few); there a model is kept only if the number of right answers in all is no further
+    than MOST_DEVIATIONS from what it expects (all are kept where sums are noisy). Along a direction the interval runs
+    from the least error under which an estimate as large as the observed one has a share of TAIL, to the largest under
+    which one as small has; an estimate in the lowest LUCKIEST_SHARE of a calibrated model's counts as that quantile
+    there. The union over directions, and the estimate, are returned. No random number is drawn. Coverage is measured,
+    not proven: `fl-dpbayes reproduce interval-coverage`.
 
     Source: Chuang and Lai, "Hybrid resampling methods for confidence intervals", Statistica Sinica 10 (2000), 1-50,
     with the moments of the law in place of resampling; Cowan, Cranmer, Gross, Vitells, "Power-constrained limits",
     arXiv 1105.3166, for the upper end.
 
     `table`: sums of 1, p, y per bin, shape (B, >= 3); noisy sums must hold several records per bin. `noise_std`:
-    standard deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns
-    the interval, or None without records.
+    standard deviation of independent Gaussian noise on the sums, one value or shape (B,); 0 for exact sums. Returns the
+    interval, or None without records.
     """
     occupied = table[:, COUNT] > 0
     if not occupied.any():
@@ -161,9 +159,8 @@ def share_below(value: Floats | float, mean: Floats, variance: Floats, third: Fl
     """Return P(X <= value) of the Pearson type III law (a shifted gamma) with three given moments.
 
     A sum of squared normals, which the square gap nearly is, is that law where all weights are equal. A variance of 0
-    gives 1/2 at the mean: no sum at all then speaks for or against the model.
-
-    Source: Imhof, Biometrika 48 (1961), 419-426, section 4, for sums of squares (Pearson's approximation).
+    gives 1/2 at the mean: no sum at all then speaks for or against the model. Source: Imhof, Biometrika 48 (1961),
+    419-426, section 4, for sums of squares (Pearson's approximation).
     """
     deviation, sign, shape = _gamma_law(variance, third)
     place = np.maximum(shape + np.sqrt(shape) * sign * (value - mean) / deviation, 0.0)

@@ -236,9 +236,7 @@ def with_default_rule(content: Any) -> Any:
     """Name a scenario's aggregation rule where it names none.
 
     FALD, the best where all were measured (README, "Which aggregation rule"); the mixture for samplers whose states are
-    no posterior samples, which cannot be averaged.
-
-    Returns the content with `aggregation.rule`.
+    no posterior samples, which cannot be averaged. Returns the content with `aggregation.rule`.
     """
     section = content.get("aggregation", {}) if isinstance(content, dict) else None
     if not isinstance(section, dict) or "rule" in section:

@@ -24,14 +24,12 @@ def partition_labels(
 ) -> list[Indices]:
     """Divide items over sites by their labels or scores; each item goes to exactly one site.
 
-    Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin
-    et al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner.
-
-    `labels`: (N,), one label per item (a record, or a privacy unit of several records). `partition`: how to divide;
-    not `natural`, which has nothing to divide. `sites`: number of sites K, at least 1. `scores`: (N,), finite, what
-    feature skew sorts by; other kinds do not look at it. Raises UserError if the request cannot be met; the text
-    names the scenario's key and the remedy. Raises ValueError if the partition is natural, or has no scores and
-    needs them.
+    Source: kinds of Li et al., Federated Learning on Non-IID Data Silos, 2022; for the Dirichlet division, Yurochkin et
+    al. 2019; for feature skew, flwr-datasets' ContinuousPartitioner. `labels`: (N,), one label per item (a record, or a
+    privacy unit of several records). `partition`: how to divide; not `natural`, which has nothing to divide. `sites`:
+    number of sites K, at least 1. `scores`: (N,), finite, what feature skew sorts by; other kinds do not look at it.
+    Raises UserError if the request cannot be met; the text names the scenario's key and the remedy. Raises ValueError
+    if the partition is natural, or has no scores and needs them.
     """
     # Importing it takes seconds.
     from flwr_datasets import partitioner as partitioners

@@ -37,10 +37,9 @@ def read_public_records(path: Path, task: Task, *, most: int, labelled: bool) ->
     """Read public records of a task.
 
     Archives (.npz): `features` (N, *input_shape) or (N, number of inputs), numbers, and `labels` (N,). Folders: images,
-    resized to the task; with labels, one sub-folder per class in alphabetical order.
-
-    `most`: how many records to use at most, the first ones. Raises UserError if the file is absent, too large,
-    unreadable, would need pickle, or does not fit the task.
+    resized to the task; with labels, one sub-folder per class in alphabetical order. `most`: how many records to use at
+    most, the first ones. Raises UserError if the file is absent, too large, unreadable, would need pickle, or does not
+    fit the task.
     """
     if path.is_dir():
         records = _images(path, task, most, labelled=labelled)
@@ -69,9 +68,8 @@ def synthetic_inputs(
     """Make inputs of a task without any record: float32, (count, *input_shape), images in [0, 1].
 
     `noise`, images: white noise blurred by a Gaussian of log-uniform width, stretched to [0, 1], each picture by
-    itself; tables: N(0, 1). `strokes`: one to three connected pen strokes, see `draw_strokes`.
-
-    Raises UserError if strokes are asked for and records are no square grey pictures.
+    itself; tables: N(0, 1). `strokes`: one to three connected pen strokes, see `draw_strokes`. Raises UserError if
+    strokes are asked for and records are no square grey pictures.
     """
     if pattern == "strokes":
         if len(input_shape) != 3 or input_shape[0] != 1 or input_shape[1] != input_shape[2]:

@@ -134,10 +134,8 @@ class Site:
 def load_site(site_file: SiteFile) -> Site:
     """Build a site from its file, whose paths are absolute.
 
-    The records keep the order of their source, so that a restart finds each at the same place.
-
-    Raises UserError if records are missing, damaged or not as described, or their number is far from the declared
-    one.
+    The records keep the order of their source, so that a restart finds each at the same place. Raises UserError if
+    records are missing, damaged or not as described, or their number is far from the declared one.
     """
     records = _select(load_unscaled(site_file.source, site_file.selection.part), site_file.selection).scaled()
     if site_file.shift is not None:

@@ -54,9 +54,8 @@ def create_ledger(site_file: SiteFile, site: Site | None = None) -> Ledger:
     """Make the cohort of a site file, and its ledger if there is none yet; nothing is overwritten.
 
     With `site`, its records are compared with those of the ledger's other cohorts now; else by the first request.
-
-    Raises UserError if the site file names no ledger, or the cohort is there already. Raises LedgerError if the
-    file or its second place does not fit, or another cohort has these records.
+    Raises UserError if the site file names no ledger, or the cohort is there already. Raises LedgerError if the file or
+    its second place does not fit, or another cohort has these records.
     """
     describe = None if site is None else lambda key: data_version(site, key)
     return Ledger.create(ledger_place(_settings(site_file)), cohort_of(site_file), describe)
@@ -99,10 +98,9 @@ def data_version(site: Site, key: bytes) -> DataVersion:
     """Describe a site's records under a secret key.
 
     The ledger's heads leave the site and are hashes over all that it holds. Without the key, of 1 to 64 bytes, whoever
-    knows all records but one could try out the last one until the head fits.
-
-    Returns the fingerprint of all parts, and a sketch of their units: by name where the source names them (a patient
-    column), else by content. Source: RFC 7693 for keyed BLAKE2b.
+    knows all records but one could try out the last one until the head fits. Returns the fingerprint of all parts, and
+    a sketch of their units: by name where the source names them (a patient column), else by content. Source: RFC 7693
+    for keyed BLAKE2b.
     """
     whole = hashlib.blake2b(key=key, digest_size=16, person=b"data version")
     units: list[str] = []

@@ -83,11 +83,9 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
     Held-out and shifted sites draw disjoint sets of privacy units from their official part first; the partition divides
     what is left of the part `train` over the training sites. A unit of several records goes to one site, by the label
     of its first record. A site with `records_of` gets the records and the shift's draws of the site that it names.
-    Every draw follows from the scenario's seed and from names.
-
-    `data_dir`: folder of the built-in data sets; None for the source's own or the environment's (FL_DPBAYES_DATA).
-    Raises UserError if the records do not suffice or a name is not one of the data set's own sites; the text names
-    the scenario's key and the remedy.
+    Every draw follows from the scenario's seed and from names. `data_dir`: folder of the built-in data sets; None for
+    the source's own or the environment's (FL_DPBAYES_DATA). Raises UserError if the records do not suffice or a name is
+    not one of the data set's own sites; the text names the scenario's key and the remedy.
     """
     data, seed = scenario.data, scenario.seed
     source = data.source.located(data_dir)

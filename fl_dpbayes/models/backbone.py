@@ -58,11 +58,9 @@ def backbone(features: BackboneFeatures, folder: Path | None) -> Backbone:
     """Load a frozen backbone.
 
     A request names weights by digest only, so it can make a site read nothing but a file which that site placed in the
-    folder. Pickled files are read in torch's weights-only mode, which runs no code.
-
-    `folder`: where the site keeps weight files (.pth, .pt, .safetensors), under any name; not needed for
-    torchvision's own download. Raises UserError if no file has that digest, the file is no state of this
-    architecture, or the download fails.
+    folder. Pickled files are read in torch's weights-only mode, which runs no code. `folder`: where the site keeps
+    weight files (.pth, .pt, .safetensors), under any name; not needed for torchvision's own download. Raises UserError
+    if no file has that digest, the file is no state of this architecture, or the download fails.
     """
     # torchvision takes longer to import than torch, and every site imports this module.
     from torchvision.models import get_model

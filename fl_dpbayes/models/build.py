@@ -58,9 +58,8 @@ def model_input_shape(model: Model, task: Task) -> tuple[int, ...]:
 def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequential, int]:
     """Return all layers but the last on the meta device, where they take no memory, and how many outputs they have.
 
-    `input_shape` is that of a record, or (D,) of its features.
-
-    Raises UserError if the architecture cannot take records of this shape.
+    `input_shape` is that of a record, or (D,) of its features. Raises UserError if the architecture cannot take records
+    of this shape.
     """
     # The meta device draws no initial values: constructors would otherwise advance torch's global generator.
     with torch.device("meta"):

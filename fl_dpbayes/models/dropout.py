@@ -20,10 +20,8 @@ class DropoutModule(nn.Module):
 
     Each input feature of a Linear and each input channel of a Conv2d is kept with probability 1 - rate and then
     multiplied by 1 / (1 - rate). The first layer's inputs are the record, which is left as it is; layers that are not
-    trained get no mask.
-
-    `rate`: in (0, 1). `masks`: the factors of all masked inputs, in the order of the layers, shape (records, inputs).
-    Raises UserError if there is no layer to mask.
+    trained get no mask. `rate`: in (0, 1). `masks`: the factors of all masked inputs, in the order of the layers, shape
+    (records, inputs). Raises UserError if there is no layer to mask.
     """
 
     masks: torch.Tensor
@@ -74,9 +72,7 @@ class DropoutModule(nn.Module):
         """Return the same computation as a module without state, and its inputs: each record joined to its mask.
 
         Per-example gradients take a batch apart, in chunks or one by one; so joined, a mask stays with its record. The
-        module has the same trainable parameters.
-
-        Raises ValueError if the number of records is not that of the masks.
+        module has the same trainable parameters. Raises ValueError if the number of records is not that of the masks.
         """
         self._check_masks(features)
         inputs = torch.cat([self.masks.to(features.dtype), features.flatten(1)], dim=1)

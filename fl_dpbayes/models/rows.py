@@ -104,9 +104,8 @@ def rows_stand_alone(results: RowResults, features: Tensor, targets: Tensor, gen
     """Say whether the rows' results keep every bit when the pass is repeated, permuted, or has other neighbours.
 
     Tried are a repetition, a permutation, and three passes in which all rows but half, 2 % or one are replaced, by 0,
-    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition.
-
-    `features`: synthetic rows, shape (P, ...). `targets`: synthetic targets, shape (P,).
+    NaN, infinity or 1e30 (by 0 where one stays); of a single row the repetition. `features`: synthetic rows, shape (P,
+    ...). `targets`: synthetic targets, shape (P,).
     """
     rows = len(features)
     expected = [values.clone() for values in results(features, targets)]
@@ -173,10 +172,8 @@ def validate_module(module: nn.Module) -> None:
     """Check that per-example clipping bounds what one record can do to the module's gradient.
 
     Batch normalisation is let through only when it is frozen (no parameter requires a gradient) and in eval mode with
-    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with
-    the records, un-noised and unaccounted.
-
-    Raises UserError naming the layer and the remedy.
+    stored statistics: Opacus passes a frozen one in training mode, although its running statistics then move with the
+    records, un-noised and unaccounted. Raises UserError naming the layer and the remedy.
     """
     layers = [(name or type(module).__name__, layer) for name, layer in module.named_modules()]
     others = [(name, layer) for name, layer in layers if type(layer) not in PLAIN_LAYERS]

@@ -28,10 +28,9 @@ class Scattering:
         S2 = ||x * psi_{j1,a1}| * psi_{j2,a2}| * phi_J         j1 < j2 < J
 
     for angles a = 0 .. L - 1, sampled every 2^J pixels. A layer at scale j is kept at every 2^j-th pixel, as its
-    spectrum is narrow; there the filter of scale i is that of scale i - j.
-
-    Source: Bruna and Mallat, Invariant scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, Deep
-    roto-translation scattering for object classification, CVPR 2015.
+    spectrum is narrow; there the filter of scale i is that of scale i - j. Source: Bruna and Mallat, Invariant
+    scattering convolution networks, PAMI 2013, section 2; Oyallon and Mallat, Deep roto-translation scattering for
+    object classification, CVPR 2015.
 
     `padding`: pixels by which an image is mirrored outwards (left, right, top, bottom). `wavelets`: by (resolution j,
     scale i), (L, height / 2^j, width / 2^j), real: spectra of the wavelets. `averages`: by resolution j, matrices of
@@ -95,7 +94,6 @@ def normalised(groups: list[Tensor]) -> Tensor:
         (s - mean(s)) / sqrt(var(s) + 1e-4)
 
     with mean and variance over the positions of four paths of equal order and scales (of the one path of order 0).
-
     Source: Wu and He, Group normalization, ECCV 2018; in front of a private head: Tramer and Boneh, Differentially
     private learning needs better features (or much more data), ICLR 2021, section 2.
     """

@@ -37,9 +37,8 @@ def draw_strokes(characters: int, copies: int, side: int, generator: np.random.G
     """Draw characters of one to three connected cubic Bezier strokes, each several times.
 
     A copy moves every control point by N(0, .05^2), turns, shears and stretches the character, and draws it with a pen
-    of its own width, its box 19/28 of the picture and its points' mean at the centre.
-
-    Returns grey levels in [0, 1], shape (characters, copies, side, side).
+    of its own width, its box 19/28 of the picture and its points' mean at the centre. Returns grey levels in [0, 1],
+    shape (characters, copies, side, side).
     """
     pictures = np.zeros((characters, copies, side, side), np.float32)
     for number in range(characters):

@@ -28,22 +28,8 @@ def displacement_bound(
 ) -> Array | None:
     """Bound how far a chain is from its start after each step of a stretch, and how long its momentum is.
 
-    The update is linear in x_t = (w_t - w_0, m_t), the second part for samplers with momentum:
-
-        x_{t+1} = A_t x_t + g_t (G_t / B + s/n grad(-log p)(w_0) + sigma_t C xi_t / B),
-
-    A_t with the pull s / (n scale^2) of a Gaussian prior. So x_t = D_t + N_t. D_t carries the clipped sums, of which
-    |G_t| <= C b with b members of the batch, hence
-
-        |D_{t+1}| <= |A_t| |D_t| + |g_t| (C b / B + prior's part),    entry by entry,
-
-    and b is at most most_units q + u/3 + sqrt(u^2/9 + 2 u most_units q) but with probability exp(-u) (Bernstein), never
-    above most_units. N_t is Gaussian with covariance P_t (x) I, P_{t+1} = A_t P_t A_t^T + g_t g_t^T (sigma_t C / B)^2,
-    and |xi| <= sqrt(d) + sqrt(2 u) but with probability exp(-u) for xi ~ N(0, I_d).
-
-    References:
-        Boucheron, Lugosi and Massart 2013, "Concentration inequalities", Corollary 2.11 (Bernstein) and Theorem 5.6
-        (Gaussian concentration).
+    A step is linear in x_t = (w_t - w_0, m_t), so x_t is what clipped sums of b members carry, b bounded by Bernstein's
+    inequality, plus Gaussian noise of known covariance (docs/proofs/displacement.md).
 
     `chain`: the run's plan at the site, with at least sigma_t for its noise multipliers. `most_units`: how many
     units the site may hold, at least the declared n. `start_norm`: |w_0|. `start_momentum`: |m_0|, 0 for a sampler

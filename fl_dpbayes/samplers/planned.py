@@ -17,9 +17,8 @@ Array = npt.NDArray[np.float64]
 class ChainStreams(NamedTuple):
     """The generators of a chain, each used for nothing else.
 
-    `sampling`: draws who joins each batch. `noise`: draws the noise on the sums. `pre_noise`: draws the noise
-    before the clip. `model`: draws weights or masks of stochastic models, in training and for their posterior
-    samples.
+    `sampling`: draws who joins each batch. `noise`: draws the noise on the sums. `pre_noise`: draws the noise before
+    the clip. `model`: draws weights or masks of stochastic models, in training and for their posterior samples.
     """
 
     sampling: np.random.Generator

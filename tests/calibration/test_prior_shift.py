@@ -52,18 +52,6 @@ def test_estimate_is_the_maximum_of_the_likelihood() -> None:
     np.testing.assert_array_equal(estimated_prevalence(np.zeros((0, 2)), [0.3, 0.7]), [0.3, 0.7])  # without records
 
 
-def test_two_classes_with_known_densities_are_calibrated_after_the_correction() -> None:
-    generator = np.random.default_rng(0)
-    labels = (generator.random(200_000) < 0.2).astype(int)
-    x = generator.normal(labels * 1.5, 1.0)
-    at_half = 1 / (1 + np.exp(-1.5 * (x - 0.75)))
-    corrected = with_prevalence(np.column_stack([1 - at_half, at_half]), [0.5, 0.5], [0.8, 0.2])[:, 1]
-    for low in (0.05, 0.3, 0.6):
-        chosen = (corrected >= low) & (corrected < low + 0.2)
-        error = labels[chosen].mean() - corrected[chosen].mean()
-        assert abs(error) <= 4 * np.sqrt(0.25 / chosen.sum())
-
-
 @pytest.mark.parametrize(("trained", "target"), [([0.0, 1.0], [0.5, 0.5]), ([1.0], [1.0]), ([0.5, 0.5], [-0.1, 1.1])])
 def test_impossible_prevalence_is_refused(trained: list[float], target: list[float]) -> None:
     with pytest.raises(ValueError, match="prevalences"):

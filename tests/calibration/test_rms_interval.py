@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, norm
 
@@ -76,7 +76,6 @@ def test_interval_limits():
     assert rms_interval(table, 1e-9) == pytest.approx(rms_interval(table), abs=0.02)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 60), st.sampled_from([2, 5, 40]), st.sampled_from([0.0, 0.5]))
 def test_interval_property_holds_its_estimate(seed, count, classes, flip):
     generator = np.random.default_rng(seed)

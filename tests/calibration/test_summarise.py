@@ -101,20 +101,6 @@ def test_intervals_cover_with_the_release_noise(gap, count, noise_multiplier):
         assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
 
 
-@pytest.mark.slow
-def test_noise_correction_removes_the_bias():
-    generator = np.random.default_rng(63)
-    statistics = draw(generator, 2000, 0.0)
-    raw, corrected = [], []
-    for _ in range(60):
-        table = noised_table(statistics, 15, 8.0, generator)
-        summary = summarise_noised(table, generator)
-        raw.append(summary.ece)
-        corrected.append(summary.rms_debiased)
-    assert np.mean(raw) > 0.03
-    assert np.median(corrected) < 0.75 * np.mean(raw)
-
-
 def test_hidden_by_noise_undefined_limit():
     table = NoisedTable(np.random.default_rng(64).normal(0, 50.0, (15, 3)), 50.0)
     summary = summarise_noised(table, np.random.default_rng(0))

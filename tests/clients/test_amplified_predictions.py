@@ -5,6 +5,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import pandas
 import pytest
 from flwr.app import Message
 
@@ -37,14 +38,10 @@ def hospital(table_site):
             "kind": "table", "path": "wide.csv", "label": "sick", "classes": 2, "unit_column": "patient",
             "features": [f"x{column}" for column in range(COLUMNS)],
         }, units=15, **changes)  # fmt: skip
-        header = ",".join(["patient", *(f"x{column}" for column in range(COLUMNS)), "sick"])
-        names = [*MEASURED[:count], *TRAINING[:others]]
         records, labels = (np.concatenate([values[:count], values[:others]]) for values in (RECORDS, LABELS))
-        rows = [
-            ",".join([name, *map(repr, map(float, record)), str(label)])
-            for name, record, label in zip(names, records, labels, strict=True)
-        ]
-        (site.folder / "wide.csv").write_text("\n".join([header, *rows]) + "\n")
+        frame = pandas.DataFrame(records, columns=[f"x{column}" for column in range(COLUMNS)])
+        frame["patient"], frame["sick"] = [*MEASURED[:count], *TRAINING[:others]], labels
+        frame.to_csv(site.folder / "wide.csv", index=False)
         return site
 
     return written

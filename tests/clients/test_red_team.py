@@ -20,11 +20,9 @@ def crafted_temperatures(run) -> None:
 
 def constant_samples(run) -> None:
     def change(reply):
-        arrays = reply.content["arrays"]
-        for name, array in list(arrays.items()):
-            if name.startswith("samples/"):
-                values = array.numpy()
-                arrays[name] = Array(np.repeat(values[:1], len(values), axis=0))
+        sent = reply.content["arrays"]
+        samples = {name: array.numpy() for name, array in sent.items() if name.startswith("samples/")}
+        sent.update({name: Array(np.repeat(values[:1], len(values), axis=0)) for name, values in samples.items()})
         return reply
 
     run.spoil(change, sites=("east",))

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from fl_dpbayes.config.base import digest
-from fl_dpbayes.config.data import DataSpec, SiteSpec
+from fl_dpbayes.config.data import DataSpec
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario, read_scenario, shipped_scenarios, write_scenario
 from fl_dpbayes.config.sources import BuiltIn
@@ -19,15 +19,11 @@ WRONG = {
     "foo=1": ("unknown key 'foo'", "allowed here"),
     "privacy.epsilon=-1": ("privacy.epsilon is -1", "greater than 0"),
     "privacy.epsilon=much": ("privacy.epsilon is 'much'", "number"),
-    "privacy.delta=1.5": ("privacy.delta is 1.5", "less than 1"),
-    "privacy.sampling_rate=0": ("privacy.sampling_rate is 0", "greater than 0"),
     "privacy.temperature=": ("coupling 'floor' needs temperature",),
     "sites.north.role=trainer": ("sites.north.role is 'trainer'", "'held_out'"),
     "model.kind=transformer": ("model: kind 'transformer'", "'logistic'"),
     "data.source.kind=cifar": ("data.source: kind 'cifar'", "'digits'"),
     "training.burn_in=100000": ("burn_in 100000", "lower burn_in"),
-    "training.rounds=1.5": ("training.rounds is 1.5",),
-    "seed=-1": ("seed is -1",),
     "evaluation.release=noised": ("noise_multiplier must be given",),
     "resources.min_sites=99": ("resources.min_sites is 99", "lower it"),
     "sampler.step_size={kind=": ("not valid TOML",),
@@ -58,14 +54,6 @@ def test_example_for_a_missing_key_is_one() -> None:
     given = re.findall(r"--set ([^ ,]+)", str(caught.value))
     rule = load_scenario("quickstart", ["aggregation.rule=distillation", *given]).aggregation
     assert rule.public.pattern == "strokes"
-
-
-def test_resolved_scenario_reads_back_as_itself(tmp_path: Path) -> None:
-    scenario = load_scenario("quickstart", ["privacy.epsilon=3", "seed=7"])
-    write_scenario(scenario, tmp_path / "scenario.toml")
-    again = load_scenario(str(tmp_path / "scenario.toml"))
-    assert again == scenario
-    assert digest(again) == digest(scenario)
 
 
 def table_scenario(folder: Path, path: str) -> Path:
@@ -169,10 +157,3 @@ def test_something_must_be_left_to_train_on():
     for fraction in (-0.1, 1.0):
         with pytest.raises(ValidationError, match="test_fraction"):
             DataSpec(source="digits", test_fraction=fraction)
-
-
-@pytest.mark.parametrize("keys", [{"part": "test"}, {"records": 10}])
-def test_a_training_site_takes_its_share_of_the_training_part(keys):
-    with pytest.raises(ValidationError, match="held_out and shifted"):
-        SiteSpec(role="train", **keys)
-    assert SiteSpec(role="held_out", **keys)

@@ -12,15 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from fl_dpbayes.config.data import (
-    DataSpec,
-    IIDPartition,
-    Partition,
-    Shift,
-    SiteSpec,
-    check_shared_records,
-    roles_sharing_records,
-)
+from fl_dpbayes.config.data import DataSpec, Partition, Shift, SiteSpec, check_shared_records, roles_sharing_records
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.sources import BuiltIn, Table
@@ -41,7 +33,6 @@ SITES = {
     "blurred": SiteSpec(role="shifted", records=100, shift=Shift(kind="blur")), "basel": TRAIN,
 }  # fmt: skip
 HEART = DataSpec(source="heart")
-IID = IIDPartition()
 HOSPITALS = dict.fromkeys(("cleveland", "va", "hungarian"), TRAIN) | {"switzerland": SiteSpec(role="held_out")}
 
 
@@ -49,7 +40,7 @@ def divided(kind, **keys):
     return TypeAdapter(Partition).validate_python({"kind": kind, **keys})
 
 
-NATURAL = divided("natural")
+IID, NATURAL = divided("iid"), divided("natural")
 KINDS = {"iid": {}, "dirichlet": {"alpha": 0.5}, "classes": {"classes_per_site": 6}, "quantity": {"alpha": 1.0},
          "feature": {"strictness": 0.8}}  # fmt: skip
 
@@ -121,15 +112,6 @@ def test_ledgers_are_made_with_the_sites_and_stay_unless_their_making_was_cut_of
         with Ledger.open(ledger_place(site_file.ledger), cohort_of(site_file)) as ledger:
             heads.append(ledger.head())
     assert heads[0] == heads[1] != heads[2]
-
-
-def test_feature_skew_is_recorded(deal):
-    strict = deal(SITES, divided("feature", strictness=1.0)).plan
-    # Of ten bins a third of the pool fills .3, .3, .3, .1 or .2, .3, .3, .2 of a site, which is .6 away either way.
-    assert strict.feature_total_variation == pytest.approx(0.6, abs=0.02)
-    brightness = load_source(BuiltIn(kind="digits"), "train").features.mean(axis=(1, 2, 3))
-    means = [brightness[site.indices].mean() for site in strict.sites if site.spec.role == "train"]
-    assert means == sorted(means)
 
 
 def test_patients_stay_whole_however_many_records_are_used(tmp_path, deal):
@@ -270,10 +252,14 @@ def test_a_name_that_cannot_be_copied_is_refused(other, message):
         check_shared_records({"a": TRAIN, "held": HELD, "held-2": copy("blur", 2), "x": other})
 
 
-def test_other_keys_must_fit():
+def test_keys_of_a_site_must_fit_each_other_and_its_role():
     for keys in ({"role": "train"}, {"role": "held_out", "records": 5}, {"role": "shifted", "part": "test"}):
         with pytest.raises(ValidationError, match="records_of"):
             SiteSpec(records_of="held", **keys)
+    for keys in ({"part": "test"}, {"records": 10}):
+        with pytest.raises(ValidationError, match="held_out and shifted"):
+            SiteSpec(role="train", **keys)
+        assert SiteSpec(role="held_out", **keys)
 
 
 def test_roles_that_must_not_be_pooled():

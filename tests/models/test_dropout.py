@@ -116,10 +116,3 @@ def test_draw_is_the_plain_model_with_one_mask_folded_into_its_weights(base, see
     module.masks = module.masks.expand(5, -1)
     assert 0 < module.masks.count_nonzero() < module.masks.numel()
     torch.testing.assert_close(run(module.base, drawn, records()), module(records()))
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_vanishing_rate_gives_the_plain_model_limit(model):
-    module, source = dropped(model, 1e-9), np.random.default_rng(0)
-    torch.testing.assert_close(module(records()), module.base(records()))
-    torch.testing.assert_close(module.draw(to_vector(module), source), to_vector(module))

@@ -1,16 +1,11 @@
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import BackboneFeatures, ScatteringFeatures
-from fl_dpbayes.data.records import load_source
 from fl_dpbayes.models.feature_map import feature_map, feature_shape
 
 
@@ -84,18 +79,3 @@ def test_records_may_be_read_only_and_the_global_generator_is_left_alone():
 def test_records_that_have_no_such_features_are_refused(features, input_shape, message):
     with pytest.raises(UserError, match=message):
         feature_shape(features, input_shape)
-
-
-@pytest.mark.slow
-def test_linear_head_on_mnist():
-    folder = os.environ.get("FL_DPBAYES_DATA")
-    if not folder:
-        pytest.skip("FL_DPBAYES_DATA is not set: MNIST is not at hand")
-    chosen = (
-        load_source(BuiltIn(kind="mnist", folder=Path(folder)), "train")
-        .subset(np.random.default_rng(0).permutation(60_000)[:3000])
-        .scaled()
-    )
-    features = feature_map(ScatteringFeatures(), (1, 28, 28))(chosen.features)
-    head = LogisticRegression(C=1e-3, max_iter=60, tol=1e-2).fit(features[:2000], chosen.labels[:2000])
-    assert head.score(features[2000:], chosen.labels[2000:]) > 0.95

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Task
-from fl_dpbayes.models import parameters as pullback
+from fl_dpbayes.models import parameters
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import (
     arrays_to_vector,
@@ -13,7 +13,6 @@ from fl_dpbayes.models.parameters import (
     parameter_shapes,
     to_vector,
     vector_to_arrays,
-    vector_views,
 )
 
 
@@ -46,7 +45,7 @@ def test_loaded_vector_is_what_the_module_computes_with(module):
     vector = torch.randn(to_vector(module).numel(), generator=torch.Generator().manual_seed(0))
     load_vector(module, vector)
     assert torch.equal(to_vector(module), vector)
-    views = vector_views(vector, parameter_shapes(module))
+    views = parameters.vector_views(vector, parameter_shapes(module))
     records = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     assert torch.equal(module(records), torch.func.functional_call(module, views, (records,)))
 
@@ -94,7 +93,7 @@ def test_gradient_is_that_of_finite_differences(model, monkeypatch):
     )
     numeric = (cotangent * (ahead - behind)).sum() / (2 * step)
     assert sum((gradients[name] * direction[name]).sum() for name in start) == pytest.approx(numeric, rel=1e-6)
-    monkeypatch.setattr(pullback, "INPUTS_PER_PASS", 3)
+    monkeypatch.setattr(parameters, "INPUTS_PER_PASS", 3)
     again, gradients_again = logits_at(module, inputs)(start)
     np.testing.assert_allclose(again, logits, atol=1e-12)
     for name, gradient in gradients_again(cotangent).items():

@@ -9,14 +9,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, Task
 from fl_dpbayes.models import rows as row_check
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.models.rows import (
-    RowsDependError,
-    checked_rows,
-    drawn_modules,
-    rows_stand_alone,
-    structure,
-    validate_module,
-)
+from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure, validate_module
 
 
 class RowNumber(nn.Module):
@@ -132,7 +125,7 @@ def test_next_number_of_rows_is_taken_and_at_last_one_row(caplog, monkeypatch) -
     with caplog.at_level(logging.WARNING, logger="fl_dpbayes.site"):
         assert checked_rows("b", 64, fits(1)) == 1
     assert "one by one" in caplog.text
-    with pytest.raises(RowsDependError, match="another device"):
+    with pytest.raises(row_check.RowsDependError, match="another device"):
         checked_rows("c", 64, lambda rows: stands_alone(Unrepeatable(), rows))
 
 

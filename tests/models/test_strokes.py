@@ -41,13 +41,6 @@ def test_characters_are_ink_on_paper_and_no_two_copies_are_alike() -> None:
     assert not np.array_equal(pictures, draw_strokes(6, 3, 28, np.random.default_rng(1)))
 
 
-def test_copies_of_a_character_are_nearer_to_each_other_than_to_other_characters() -> None:
-    flat = draw_strokes(40, 2, 28, np.random.default_rng(1)).reshape(40, 2, -1)
-    own = np.linalg.norm(flat[:, 0] - flat[:, 1], axis=1).mean()
-    other = np.linalg.norm(flat[:, 0] - np.roll(flat[:, 1], 1, axis=0), axis=1).mean()
-    assert own < 0.85 * other
-
-
 def test_map_tells_new_characters_apart_better_than_as_many_random_directions(projection) -> None:
     fresh = scattered(draw_strokes(150, 2, SIDE, np.random.default_rng(9)))
     directions = torch.randn(fresh.shape[1], KEPT, generator=torch.Generator().manual_seed(0))

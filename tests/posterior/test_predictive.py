@@ -10,7 +10,7 @@ from scipy.special import softmax
 from fl_dpbayes.config.task import CNNModel, LogisticModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
-from fl_dpbayes.posterior.predictive import predict, predictive_probabilities
+from fl_dpbayes.posterior.predictive import predict
 
 TASK = Task(input_shape=(2,), classes=2)
 # One feature (2 ln 3 for the first record) and two opposite samples: probabilities 0.9 and 0.1.
@@ -32,17 +32,11 @@ def entropy(*probabilities):
 
 def test_average_and_entropies_by_hand(module):
     found = predict(module, OPPOSITE, np.array([3.0, 1.0]), FEATURES)
+    # Probabilities are averaged, and not logits.
     np.testing.assert_allclose(found.probabilities, [[0.75 * 0.9 + 0.25 * 0.1, 0.3], [0.5, 0.5]], rtol=1e-6)
     np.testing.assert_allclose(found.aleatoric, [entropy(0.9, 0.1), math.log(2)], rtol=1e-6)
     np.testing.assert_allclose(found.total, [entropy(0.7, 0.3), math.log(2)], rtol=1e-6)
     np.testing.assert_allclose(found.epistemic, found.total - found.aleatoric, atol=1e-15)
-
-
-def test_probabilities_are_averaged_and_not_logits(module):
-    even = predictive_probabilities(module, OPPOSITE, np.ones(2), FEATURES)
-    np.testing.assert_allclose(even[0], [0.5, 0.5], rtol=1e-6)
-    uneven = predictive_probabilities(module, OPPOSITE, np.array([3.0, 1.0]), FEATURES)
-    assert abs(uneven[0, 0] - 1 / (1 + 3 ** (-2 * 0.5))) > 0.01
 
 
 def test_single_sample_has_no_epistemic_part_limit(module):

@@ -8,8 +8,6 @@ from fl_dpbayes.config.task import LogisticModel, MLPModel, Task
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector, vector_to_arrays
 from fl_dpbayes.posterior.predictive import predictive_probabilities
-from fl_dpbayes.posterior.rules.mixture import joined
-from fl_dpbayes.posterior.samples import PosteriorSamples
 from fl_dpbayes.posterior.student import distil
 
 
@@ -63,22 +61,6 @@ def test_divergence_is_that_of_the_returned_student(features):
     assert not found.converged
     untrained = (teacher * np.log(teacher * 3)).sum(axis=1).mean()
     assert found.divergence < untrained
-
-
-def test_a_mixture_is_distilled_into_one_network(features):
-    module = build_model(MLPModel(hidden=(8,)), Task(input_shape=(4,), classes=3), seed=0)
-    generator = np.random.default_rng(3)
-    sites = {}
-    for name in "ab":
-        arrays = {
-            key: (value + generator.normal(scale=0.7, size=(5, *value.shape))).astype(np.float32)
-            for key, value in start_of(module).items()
-        }
-        sites[name] = PosteriorSamples(arrays, np.ones(5), np.ones(5))
-    posterior = joined(sites, dict.fromkeys("ab", 1.0)).in_memory()
-    teacher = predictive_probabilities(module, posterior.arrays, posterior.weights, features)
-    found = distil(student_of(module, features), start_of(module), teacher, max_iterations=200)
-    assert found.divergence < 0.01
 
 
 def test_certain_teacher_is_met(features):

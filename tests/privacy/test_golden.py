@@ -28,7 +28,6 @@ def test_golden_pld_is_an_upper_bound_and_tight(name: str) -> None:
     golden = GOLDEN[name]
     epsilon = pld_epsilon(history, delta)
     assert epsilon >= golden.get("gdp_exact_eps", golden["pld_opt_eps"]) - 1e-9
-    assert epsilon <= 1.001 * golden["pld_pess_eps"] + 0.001
     # The pessimistic value at spacing 1e-4 lies above the truth by less than a ten-thousandth, ours by less than it.
     assert (1 - 1e-4) * golden["pld_pess_eps"] <= epsilon <= (1 + 2.5e-5) * golden["pld_pess_eps"]
 
@@ -47,8 +46,7 @@ def test_golden_gdp_is_exact_for_full_batches(name: str) -> None:
 def test_golden_clt_under_reports_what_it_was_seen_to(name: str) -> None:
     history, delta = history_and_delta(name)
     mu = gdp_mu(history)
-    assert mu.kind == "clt"
-    assert mu.mu == pytest.approx(GOLDEN[name]["gdp_clt_mu"], rel=1e-12)
+    assert (mu.kind, mu.mu) == ("clt", pytest.approx(GOLDEN[name]["gdp_clt_mu"], rel=1e-12))
     assert gdp_epsilon(mu.mu, delta) == pytest.approx(GOLDEN[name]["gdp_clt_eps"], rel=1e-9)
     short = 100 * (gdp_epsilon(mu.mu, delta) / pld_epsilon(history, delta) - 1)
     assert short == pytest.approx(GOLDEN[name]["clt_minus_pld_pct"], abs=0.01)

@@ -1,5 +1,7 @@
 import math
 import time
+import timeit
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,11 +16,8 @@ from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.planned import step_sizes
 
-SCHEDULES = [
-    ConstantStepSize(initial=0.05),
-    ExponentialStepSize(initial=0.05, decay=0.97),
-    PolynomialStepSize(initial=0.05, power=0.51),
-]
+SCHEDULES = [ConstantStepSize(initial=0.05), ExponentialStepSize(initial=0.05, decay=0.97),
+             PolynomialStepSize(initial=0.05, power=0.51)]  # fmt: skip
 UNITS = 400
 
 
@@ -44,17 +43,7 @@ def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: Cons
     if coupling == "floor":
         assert np.all(resulting >= 0.004 * (1 - 1e-12))
         assert np.all(solved.noise_multipliers >= solved.noise_multiplier)
-    if coupling in ("constant", "floor"):
-        assert solved.noise_multiplier is not None
-        assert solved.noise_multiplier > 0
-    for epsilon in (0.5, 1.2):
-        steps = largest_prefix(solved.noise_multipliers, rate, epsilon, 1e-4)
-        fits, fails = (
-            pld_epsilon(history_of_steps(solved.noise_multipliers[:number], rate), 1e-4)
-            for number in (steps, steps + 1)
-        )
-        assert steps < 30
-        assert fits <= epsilon < fails
+    assert coupling in ("temperature", "langevin") or solved.noise_multiplier > 0
 
 
 @pytest.mark.parametrize(("coupling", "given"), [
@@ -99,28 +88,15 @@ def test_a_budget_that_no_noise_meets_is_refused(epsilon: float, delta: float, r
         solve_multiplier(epsilon, delta, rate, 10)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_largest_prefix_equals_a_search_step_by_step(rate: float) -> None:
-    sigmas = np.linspace(4.0, 1.0, 40)
-    costs = [pld_epsilon(history_of_steps(sigmas[:steps], rate), 1e-5) for steps in range(41)]
-    for epsilon in (0.0, costs[1], 0.999 * costs[1], 1.5, costs[23], costs[40], 1e3):
-        expected = max(steps for steps in range(41) if costs[steps] <= epsilon)
+    sigmas = np.linspace(4.0, 1.0, 12)
+    costs = [pld_epsilon(history_of_steps(sigmas[:steps], rate), 1e-5) for steps in range(13)]
+    for epsilon in (0.0, costs[1], 0.999 * costs[1], costs[7], costs[12], 1e3):
+        expected = max(steps for steps in range(13) if costs[steps] <= epsilon)
         assert largest_prefix(sigmas, rate, epsilon, 1e-5) == expected
-
-
-def test_largest_prefix_of_no_noise_is_empty() -> None:
-    assert largest_prefix(np.zeros(5), 0.5, 10.0, 1e-5) == 0
-    assert largest_prefix(np.zeros(5), 0.5, math.inf, 1e-5) == 5
-    assert largest_prefix(np.zeros(0), 0.5, 10.0, 1e-5) == 0
-
-
-@pytest.mark.slow
-def test_five_hundred_kinds_of_step_are_solved() -> None:
-    sizes = step_sizes(SCHEDULES[2], 500)
-    solved = solve_noise(plan("langevin", 0.01), sizes, UNITS)
-    assert len(set(solved.noise_multipliers)) == 500
-    assert 0.999 * 2.0 <= solved.epsilon <= 2.0
+    for steps, epsilon, expected in ((5, 10.0, 0), (5, math.inf, 5), (0, 10.0, 0)):
+        assert largest_prefix(np.zeros(steps), rate, epsilon, 1e-5) == expected
 
 
 def test_whether_one_more_round_fits_is_answered_in_milliseconds() -> None:
@@ -131,9 +107,5 @@ def test_whether_one_more_round_fits_is_answered_in_milliseconds() -> None:
         rule = choose_rule(tuple(event for events in rounds for event in events), budget)
         assert rule.name == name
         spent = tuple(event for events in rounds[:50] for event in events)
-        seconds = []
-        for _ in range(5):
-            start = time.process_time()
-            admitted_steps(rule, spent, rounds[50], budget)
-            seconds.append(time.process_time() - start)
-        assert min(seconds) < 0.05
+        ask = partial(admitted_steps, rule, spent, rounds[50], budget)
+        assert min(timeit.repeat(ask, timer=time.process_time, repeat=5, number=1)) < 0.05

@@ -1,6 +1,5 @@
 """Both engines run the same apps, whatever dies; the bundle that Flower ships, and what it says to too few nodes."""
 
-import contextlib
 import csv
 import json
 import os
@@ -9,135 +8,123 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
-from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.privacy.ledger.ledger import Ledger
-from fl_dpbayes.run.flower_processes import kill, processes_of
+from fl_dpbayes.run.flower_engine import HOME_FILE
+from fl_dpbayes.run.flower_processes import descendants, kill, processes_of
 
 SEEDED = [
-    "--set", "training={rounds=2, steps_per_round=5, burn_in=5, thinning=5}",
-    "--set", "simulation.insecure_seed=11",
+    "--set", "training={rounds=6, steps_per_round=20, burn_in=20, thinning=10}", "--set", "simulation.insecure_seed=5",
+    # Each process of Ray imports everything first.
+    "--set", f"resources.cpus_per_site={min(2, len(os.sched_getaffinity(0)))}",
 ]  # fmt: skip
+LONGER = ["--set", "training={rounds=9, steps_per_round=60, burn_in=60, thinning=60}"]
 
 
-def command(folder: Path, engine: str, *options: str) -> list[str]:
-    return [
-        sys.executable, "-c", "from fl_dpbayes.cli import main; main()",
-        "simulate", "quickstart", "--engine", engine, "--out", str(folder), *options,
-    ]  # fmt: skip
+def simulate(*arguments: object) -> list[str]:
+    return [sys.executable, "-c", "from fl_dpbayes.cli import main; main()", "simulate", *map(str, arguments)]
 
 
-def children_of_group(leader: int, name: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if name in (entry / "cmdline").read_bytes().decode() and _descends(int(entry.name), leader):
-                found.append(int(entry.name))
-    return found
+def alive(processes: set[int]) -> list[str]:
+    """The commands of those that run; a killed one stays listed until its parent, perhaps init, reads its status."""
+    running = [Path(f"/proc/{number}") for number in processes if Path(f"/proc/{number}").exists()]
+    ended = [each for each in running if each.joinpath("stat").read_text().rpartition(")")[2].split()[0] in "ZX"]
+    return [each.joinpath("cmdline").read_text() for each in running if each not in ended]
 
 
-def _descends(process: int, ancestor: int) -> bool:
-    while process > 1:
-        if process == ancestor:
-            return True
-        stat = Path(f"/proc/{process}/stat").read_text()
-        process = int(stat.rpartition(")")[2].split()[1])
-    return False
+def wait_for(found: Callable[[], object], seconds: float = 200) -> object:
+    deadline = time.monotonic() + seconds
+    while not (value := found()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return value
 
 
-def _is_alive(process: int) -> bool:
-    # A killed process stays listed until its parent reads its status, which init may never do in a container.
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+def events_of(folder: Path) -> str:
+    return (folder / "events.jsonl").read_text() if (folder / "events.jsonl").is_file() else ""
+
+
+def usable_sites(folder: Path) -> list[int]:
+    if not (folder / "rounds.csv").is_file():
+        return []
+    with (folder / "rounds.csv").open(newline="") as file:
+        return [int(row["sites_ok"]) for row in csv.DictReader(file)]
 
 
 @pytest.mark.slow
-def test_equal_seeds_give_equal_results_on_both_engines(tmp_path: Path) -> None:
-    for engine in ("inline", "flower"):
-        subprocess.run(command(tmp_path / engine, engine, *SEEDED), check=True, capture_output=True, timeout=300)
-    inline, flower = (load_posterior(tmp_path / engine / "posterior.safetensors") for engine in ("inline", "flower"))
-    assert inline.metadata == flower.metadata
-    np.testing.assert_array_equal(inline.samples.weights, flower.samples.weights)
-    for name, array in inline.samples.arrays.items():
-        np.testing.assert_array_equal(array, flower.samples.arrays[name])
-    summaries = [json.loads((tmp_path / engine / "summary.json").read_text()) for engine in ("inline", "flower")]
+def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_inline_one(
+    tmp_path: Path,
+) -> None:
+    inline, flower, log = tmp_path / "inline", tmp_path / "flower", tmp_path / "log"
+    unbroken = simulate("quickstart", *SEEDED, "--engine", "inline", "--out", inline)
+    subprocess.run(unbroken, check=True, capture_output=True, timeout=300)
+    with log.open("wb") as file:
+        begun = simulate("quickstart", *SEEDED, "--out", flower)
+        killed = subprocess.Popen(begun, stdout=file, stderr=file, start_new_session=True)
+        wait_for(lambda: '"event": "site"' in events_of(flower))
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert (flower / HOME_FILE).is_file(), log.read_text()
+    # Flower's processes are in sessions of their own and would finish so short a run by themselves.
+    left = processes_of(Path((flower / HOME_FILE).read_text()))
+    for number in left:
+        os.kill(number, signal.SIGSTOP)
+    done = subprocess.run(simulate("--resume", flower), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resuming after round" in done.stdout
+    assert not (flower / HOME_FILE).exists()
+    assert left
+    assert not alive(left)
+    for table in ("posterior.safetensors", "privacy.csv", "calibration.csv"):
+        assert (flower / table).read_bytes() == (inline / table).read_bytes(), table
+    one, other = (json.loads((folder / "summary.json").read_text()) for folder in (inline, flower))
     for key in ("privacy", "calibration", "reliability", "sites", "bytes"):
-        assert summaries[0][key] == summaries[1][key], key
-    assert not [path for path in (tmp_path / "flower").iterdir() if path.suffix == ".db"]
+        assert one[key] == other[key], key
+    assert not [path for path in flower.iterdir() if path.suffix == ".db"]
 
 
 @pytest.mark.slow
-def test_run_goes_on_when_the_process_of_one_site_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    options = ["--set", "training={rounds=6, steps_per_round=60, burn_in=60, thinning=60}"]
-    process = subprocess.Popen(command(folder, "flower", *options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    killed: list[int] = []
+def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behind_when_it_ends(tmp_path: Path) -> None:
+    folder, log = tmp_path / "run", tmp_path / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(simulate("quickstart", *LONGER, "--out", folder), stdout=file, stderr=file)
 
-    def kill_one() -> None:
-        events = folder / "events.jsonl"
-        while process.poll() is None and not killed:
-            if events.is_file() and '"event": "train", "time"' in events.read_text():
-                workers = children_of_group(process.pid, "ray::ClientAppActor")
-                if workers:
-                    os.kill(workers[0], signal.SIGKILL)
-                    killed.append(workers[0])
-            time.sleep(0.02)
+    def worker() -> int | None:
+        named = {number: "".join(alive({number})) for number in descendants(process.pid)}
+        return next((number for number, name in named.items() if "ray::ClientAppActor" in name), None)
 
-    watcher = threading.Thread(target=kill_one)
-    watcher.start()
-    output = process.communicate(timeout=400)[0].decode()
-    watcher.join()
-    assert killed
-    assert process.returncode == 0, output
+    wait_for(lambda: process.poll() is not None or '"event": "train"' in events_of(folder))
+    os.kill(wait_for(worker, seconds=10), signal.SIGKILL)
+    # The others go on, and the site is there again in a later round.
+    wait_for(lambda: process.poll() is not None or usable_sites(folder)[-1:] == [4])
+    family = set(descendants(process.pid))
+    process.terminate()
+    assert process.wait(timeout=60) == 1
+    assert "Traceback" not in log.read_text()
+    wait_for(lambda: not alive(family), seconds=3)
+    assert not alive(family)
+    assert min(usable_sites(folder)) >= 3, "only the message that the dead process held may be lost"
+    again = subprocess.run(
+        simulate("--resume", folder, "--engine", "inline"), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert again.returncode == 0, again.stderr
     summary = json.loads((folder / "summary.json").read_text())
     assert [row["site"] for row in summary["privacy"] if row["status"].startswith("FAILED")], summary["warnings"]
-    with (folder / "rounds.csv").open(newline="") as file:
-        usable = [int(row["sites_ok"]) for row in csv.DictReader(file)]
-    assert min(usable) >= 3, "only the message that the dead process held may be lost"
-    assert usable[-1] == 4
+    assert usable_sites(folder)[-1] == 4
     assert {row["site"] for row in summary["calibration"]} >= {site["name"] for site in summary["sites"]}
     for path in sorted((folder / "sites").glob("*.toml")):
-        site_file = read_site_file(path)
-        if site_file.role == "train":
-            with Ledger.open_existing(ledger_place(site_file.ledger), site_file.ledger.cohort) as ledger:
+        settings = read_site_file(path).ledger
+        if settings is not None:
+            with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
                 assert ledger.verify() == []
-                assert ledger.spent("train").epsilon <= site_file.ledger.epsilon
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_leaves_no_process_behind(tmp_path: Path, sign: signal.Signals) -> None:
-    process = subprocess.Popen(
-        command(tmp_path / "run", "flower"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        # What a shell runs in the background ignores interrupts, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    events = tmp_path / "run" / "events.jsonl"
-    deadline = time.monotonic() + 200
-    while not events.is_file() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    workers = children_of_group(process.pid, "")
-    process.send_signal(sign)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert b"Traceback" not in error
-    time.sleep(3)
-    left = [number for number in workers if number != process.pid and _is_alive(number)]
-    assert not left, [Path(f"/proc/{number}/{name}").read_bytes() for number in left for name in ("cmdline", "environ")]
+                assert ledger.spent("train").epsilon <= settings.epsilon
 
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,27 +19,26 @@ from fl_dpbayes.run.site_ledger import create_ledger, export_ledger, repair_ledg
 from tests.ledgers import complete, execute, open_ledger, spending
 
 
-@pytest.fixture
-def site_file(tmp_path):
-    settings = LedgerSettings(
-        path="ledger.sqlite", witness="witness/ledger.sqlite.json", cohort="ward [7]", epsilon=3.0, delta=1e-5
-    )
+def written(file, source, units, key="0" * 32, **ledger):
+    """Write the site file of a hospital."""
+    settings = LedgerSettings(**{"epsilon": 3.0, "delta": 1e-5} | ledger)
     record = SiteFile(
-        name="north", role="train", source=BuiltIn(kind="digits"), units=100, split=Split(key="0" * 32),
-        policy=Policy(max_run_epsilon=3.0), ledger=settings,
+        name=file.stem, role="train", source=source, units=units, split=Split(key=key), ledger=settings,
+        policy=Policy(max_run_epsilon=3.0),
     )  # fmt: skip
-    write_site_file(record, tmp_path / "site.toml")
-    return tmp_path / "site.toml"
+    write_site_file(record, file)
+    return file
 
 
 @pytest.fixture
-def spent_site(site_file):
+def spent_site(tmp_path):
     cohort = Cohort("ward [7]", "patient", 3.0, 1e-5, "add_or_remove_one")
-    with open_ledger(site_file.parent / "ledger.sqlite", cohort) as ledger:
+    with open_ledger(tmp_path / "ledger.sqlite", cohort) as ledger:
         plan = (GaussianEvent(8.0, 1.0, 20),)
         complete(ledger, spending(1, run="ab" * 8, plan=plan))
         ledger.reserve(spending(2, run="ab" * 8, plan=plan))
-    return site_file
+    place = {"path": "ledger.sqlite", "witness": "witness/ledger.sqlite.json"}
+    return written(tmp_path / "site.toml", BuiltIn(kind="digits"), 100, cohort=cohort.name, **place)
 
 
 def told(command, *arguments, width=160):
@@ -68,24 +67,20 @@ def test_show_names_budget_spend_and_every_reservation(spent_site):
         assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize(
-    ("statement", "status", "said"),
-    [
-        ("", 0, "sound: 6 entries"),
+def test_ledger_verifies_with_status_0_only_while_nothing_is_changed(spent_site):
+    for statement, status, said in (
+        ("", 0, "sound: 6 entries"), ("UPDATE reply SET body = x'00'", 1, "changed"),
         ("UPDATE chain SET content = replace(content, '5', '1')", 1, "changed"),
-        ("UPDATE reply SET body = x'00'", 1, "changed"),
-    ],
-)
-def test_ledger_verifies_with_status_0_only_while_nothing_is_changed(spent_site, statement, status, said):
-    if statement:
-        execute(spent_site.parent / "ledger.sqlite", statement)
-    found, text = told(verify_ledger, spent_site)
-    assert found == status
-    assert said in text
+    ):  # fmt: skip
+        execute(spent_site.parent / "ledger.sqlite", *([statement] if statement else []))
+        found, text = told(verify_ledger, spent_site)
+        assert (found, said in text) == (status, True)
 
 
 def test_export_can_be_checked_without_this_project(spent_site):
     exported = json.loads(json.dumps(export_ledger(spent_site), allow_nan=False))
+    kinds = [entry["content"]["kind"] for entry in exported["entries"]]
+    assert kinds == ["cohort", "rule", "plan", "reserved", "done", "reserved"]
     head = "0" * 64
     for entry in exported["entries"]:
         text = json.dumps(entry["content"], sort_keys=True, separators=(",", ":"))
@@ -99,18 +94,14 @@ def test_export_can_be_checked_without_this_project(spent_site):
         assert (unspent["steps"], unspent["epsilon"]) == (0, 0.0)
 
 
-def test_site_without_a_ledger_is_told_so(site_file, tmp_path):
-    with pytest.raises(UserError, match=r"does not exist.*site ledger create"):
-        export_ledger(site_file)
-    assert told(verify_ledger, site_file)[0] == 1
-    far = read_site_file(site_file).model_copy(update={"role": "held_out", "ledger": None})
-    write_site_file(far, tmp_path / "far.toml")
-    with pytest.raises(UserError, match="names no ledger"):
-        export_ledger(tmp_path / "far.toml")
-
-
-def test_ledger_given_in_place_of_its_site_file_is_told_so(spent_site):
+def test_site_without_a_ledger_and_a_ledger_without_its_site_are_told_so(spent_site, tmp_path):
     refused(r"is a ledger: give the site file that names it", show_ledger, spent_site.parent / "ledger.sqlite")
+    (spent_site.parent / "ledger.sqlite").unlink()
+    refused(r"does not exist.*site ledger create", show_ledger, spent_site)
+    assert told(verify_ledger, spent_site)[0] == 1
+    far = read_site_file(spent_site).model_copy(update={"role": "held_out", "ledger": None})
+    write_site_file(far, tmp_path / "far.toml")
+    refused("names no ledger", show_ledger, tmp_path / "far.toml")
 
 
 @pytest.fixture
@@ -122,17 +113,9 @@ def hospital(tmp_path):
         folder.mkdir(exist_ok=True)
         rows = "".join(f"p{number},{number % 7},{number % 2}\n" for number in patients)
         (folder / f"{name}.csv").write_text(f"patient,x,sick\n{rows}")
-        place = {"path": "ledger/l.sqlite", "witness": "witness/l.json"}
-        source = Table(
-            kind="table", path=f"{name}.csv", label="sick", classes=2, features=("x",), unit_column="patient"
-        )
-        record = SiteFile(
-            name=name, role="train", units=120, split=Split(key=changes.pop("key", "0" * 32)),
-            source=source, policy=Policy(max_run_epsilon=3.0),
-            ledger=LedgerSettings(**place | {"cohort": "2026", "epsilon": 3.0, "delta": 1e-5} | changes),
-        )  # fmt: skip
-        write_site_file(record, folder / f"{name}.toml")
-        return folder / f"{name}.toml"
+        source = Table(path=f"{name}.csv", label="sick", classes=2, features=("x",), unit_column="patient")
+        place = {"path": "ledger/l.sqlite", "witness": "witness/l.json", "cohort": "2026"}
+        return written(folder / f"{name}.toml", source, 120, **(place | changes))
 
     return write
 
@@ -145,20 +128,14 @@ def test_ledger_is_made_once_by_a_command(hospital):
     assert told(verify_ledger, hospital())[0] == 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"cohort": "2027"},
-        {"cohort": "2027", "key": "1" * 32},
-        {"cohort": "2027", "name": "copy", "patients": [*range(1, 150), 500]},
-        {"cohort": "2027", "patients": range(140)},
-    ],
-    ids=["renamed cohort", "and another key", "second site file and a changed row", "fewer rows"],
-)
-def test_second_cohort_of_the_same_patients_is_refused(hospital, changes):
+def test_second_cohort_of_the_same_patients_is_refused(hospital):
     told(create_ledger, hospital())
-    refused(r"% of these units are in cohort '2026'.*ledger.cohort", create_ledger, hospital(**changes))
-    refused("no cohort '2027'", show_ledger, hospital(**changes))
+    for changes in (
+        {}, {"key": "1" * 32}, {"name": "copy", "patients": [*range(1, 150), 500]}, {"patients": range(140)},
+    ):  # fmt: skip
+        renamed = hospital(cohort="2027", **changes)
+        refused(r"% of these units are in cohort '2026'.*ledger.cohort", create_ledger, renamed)
+        refused("no cohort '2027'", show_ledger, renamed)
 
 
 def test_second_cohort_of_other_patients_is_made_and_never_a_second_ledger_with_the_same_second_place(hospital):
@@ -207,7 +184,7 @@ def test_damaged_ledger_is_refused_in_one_line_with_path_and_remedy(hospital, da
     assert len(text.splitlines()) == 1
 
 
-@pytest.mark.parametrize("delta", [0.1, 1 / 149])
-def test_cohort_is_not_made_with_a_delta_that_no_request_may_have(hospital, delta):
-    refused(r"ledger.delta is .*: it must be below 0.00666667", create_ledger, hospital(delta=delta))
+def test_cohort_is_not_made_with_a_delta_that_no_request_may_have(hospital):
+    for delta in (0.1, 1 / 149):
+        refused(r"ledger.delta is .*: it must be below 0.00666667", create_ledger, hospital(delta=delta))
     told(create_ledger, hospital(delta=1 / 151))

@@ -20,24 +20,17 @@ from fl_dpbayes.run.new_records import read_new_records
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
 
-SHORT = [
-    "training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}",
-    "privacy.sampling_rate=1.0",
-    "simulation.insecure_seed=5",
-]
+SHORT = ["training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}", "privacy.sampling_rate=1.0",
+         "simulation.insecure_seed=5"]  # fmt: skip
 
 
 def run_of(folder: Path, *settings: str) -> Path:
     return simulate(load_scenario("known-truth", [*SHORT, *settings]), "inline", folder, None, Console(quiet=True))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    return run_of(tmp_path_factory.mktemp("runs") / "known-truth")
-
-
 @pytest.mark.slow
-def test_every_site_is_measured_and_knows_its_truth(run):
+def test_every_site_is_measured_and_knows_its_truth_and_new_records_are_predicted_and_evaluated(tmp_path, capsys):
+    run = run_of(tmp_path / "known-truth")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     roles = {site["name"]: site["role"] for site in summary["sites"]}
     assert list(roles.values()) == ["train"] * 4 + ["held_out", "shifted"]
@@ -49,10 +42,6 @@ def test_every_site_is_measured_and_knows_its_truth(run):
         assert test.truth is not None
         spread = np.sqrt((test.truth[:, 1] * test.truth[:, 0]).sum())
         assert abs(test.labels.sum() - test.truth[:, 1].sum()) < 4 * spread
-
-
-@pytest.mark.slow
-def test_its_posterior_predicts_and_is_evaluated_on_new_records(run, tmp_path, capsys):
     records = load_source(Logistic2D(records=6, test_records=300, seed=9), "test")
     np.savez(tmp_path / "new.npz", features=records.features, labels=records.labels)
     predict_records(run, tmp_path / "new.npz", None, Console(quiet=True))
@@ -63,12 +52,8 @@ def test_its_posterior_predicts_and_is_evaluated_on_new_records(run, tmp_path, c
 
 @pytest.mark.slow
 def test_radiographs_take_the_points_place(tmp_path):
-    run = run_of(
-        tmp_path / "radiographs",
-        "data.source={kind='radiographs', records=600, test_records=60, side=16}",
-        "model.kind=cnn",
-        "privacy.delta=1e-3",
-    )
+    source = "data.source={kind='radiographs', records=600, test_records=60, side=16}"
+    run = run_of(tmp_path / "radiographs", source, "model.kind=cnn", "privacy.delta=1e-3")
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     assert {row["site"] for row in summary["calibration"]} >= {f"site-{number}" for number in range(1, 7)}
 
@@ -87,12 +72,8 @@ def test_another_kind_of_source_keeps_the_common_keys() -> None:
 DIGITS = BuiltIn(kind="digits")
 PIXELS = Task(input_shape=(1, 2, 2), classes=3)
 NUMBERS = Task(input_shape=(2,), classes=3)
-BAD_LABELS = [
-    np.array([0, 1, 9]),
-    np.array(["a", "b", "c"]),
-    np.array([0]),
-    np.array([{}, {}, {}], dtype=object),  # loading it would need pickle
-]
+# To load the last would need pickle.
+BAD_LABELS = [np.array([0, 1, 9]), np.array(["a", "b", "c"]), np.array([0]), np.array([{}, {}, {}], dtype=object)]
 
 
 def archive(folder, features, **more):
@@ -101,42 +82,36 @@ def archive(folder, features, **more):
     return path
 
 
-@pytest.mark.parametrize("labels", BAD_LABELS, ids=["class", "text", "count", "object"])
-def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path, labels):
-    path = archive(tmp_path, np.full((3, 4), 0.5), labels=labels)
-    assert read_new_records(path, PIXELS, DIGITS, labelled=False).labels is None
-    with pytest.raises(UserError, match=r"labels must be whole numbers|plain arrays"):
-        read_new_records(path, PIXELS, DIGITS, labelled=True)
-
-
-@pytest.mark.parametrize(("label", "named"), [("9", "9"), ("unknown", "unknown"), ("", "nan"), ("1.5", "1.5")])
-def test_labels_of_a_table_matter_only_where_asked_for(tmp_path, label, named):
-    path = tmp_path / "new.csv"
-    path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
-    source = Table(path=path, label="label", classes=3, features=("x", "y"))
-    records = read_new_records(path, NUMBERS, source, labelled=False)
-    assert records.labels is None
-    assert records.features.tolist() == [[1, 7], [2, 40]]
-    with pytest.raises(UserError, match=rf"record 1 is '{named}': labels must be whole numbers from 0 to 2"):
-        read_new_records(path, NUMBERS, source, labelled=True)
-
-
-def test_good_labels_are_read(tmp_path):
+def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
+    for labels in BAD_LABELS:
+        path = archive(tmp_path, np.full((3, 4), 0.5), labels=labels)
+        assert read_new_records(path, PIXELS, DIGITS, labelled=False).labels is None
+        with pytest.raises(UserError, match=r"labels must be whole numbers|plain arrays"):
+            read_new_records(path, PIXELS, DIGITS, labelled=True)
     path = archive(tmp_path, np.full((3, 4), 0.5), labels=np.array([0, 2, 1]))
     assert read_new_records(path, PIXELS, DIGITS, labelled=True).labels.tolist() == [0, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("source", "brightest"),
-    [(DIGITS, 16), (BuiltIn(kind="mnist"), 255), (ImageFolder(path="x", height=2, width=2), 255)],
-    ids=["digits", "mnist", "images"],
-)
+def test_labels_of_a_table_matter_only_where_asked_for(tmp_path):
+    path = tmp_path / "new.csv"
+    source = Table(path=path, label="label", classes=3, features=("x", "y"))
+    for label, named in (("9", "9"), ("unknown", "unknown"), ("", "nan"), ("1.5", "1.5")):
+        path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
+        records = read_new_records(path, NUMBERS, source, labelled=False)
+        assert (records.labels, records.features.tolist()) == (None, [[1, 7], [2, 40]])
+        with pytest.raises(UserError, match=rf"record 1 is '{named}': labels must be whole numbers from 0 to 2"):
+            read_new_records(path, NUMBERS, source, labelled=True)
+
+
 @pytest.mark.parametrize(("low", "high"), [(0, 16), (-1, 1), (0, 1.001)])
-def test_pixels_that_are_not_scaled_are_refused_with_the_remedy(tmp_path, source, brightest, low, high):
+def test_pixels_that_are_not_scaled_are_refused_with_the_remedy(tmp_path, low, high):
     features = np.full((3, 2, 2), 0.5)
     features[1, 0, 0], features[2, 1, 1] = low, high
-    with pytest.raises(UserError, match=rf"pixels from {low:g} to {high:g}: .* \[0, 1\], so divide .* by {brightest} "):
-        read_new_records(archive(tmp_path, features), PIXELS, source, labelled=False)
+    pictures = ImageFolder(path="x", height=2, width=2)
+    for source, brightest in ((DIGITS, 16), (BuiltIn(kind="mnist"), 255), (pictures, 255)):
+        said = rf"pixels from {low:g} to {high:g}: .* \[0, 1\], so divide .* by {brightest} "
+        with pytest.raises(UserError, match=said):
+            read_new_records(archive(tmp_path, features), PIXELS, source, labelled=False)
 
 
 def test_pixels_from_0_to_1_and_unscaled_table_values_pass(tmp_path):

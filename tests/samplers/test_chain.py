@@ -108,15 +108,6 @@ def test_one_record_more_moves_one_step_by_at_most_its_bound(module, site):
     assert 0 < moved <= 0.5 * 0.1 / COUNT * (1 + 1e-3)
 
 
-def test_bad_record_leaves_the_chain_as_it_is_without_it(module, site):
-    features = site[0].copy()
-    features[-1] = np.nan
-    plan, start = plan_of(sampling_rate=1.0), to_vector(module)
-    with_it = run(module, (features, *site[1:]), plan, start=start)
-    without = run(module, tuple(part[:-1] for part in site), plan, start=start)
-    np.testing.assert_allclose(with_it.last["parameters"], without.last["parameters"], rtol=1e-4, atol=1e-6)
-
-
 def test_noise_of_a_run_is_white_over_steps_and_parameters(site):
     still = {"step_size": ConstantStepSize(initial=1.0), "prior": FlatPrior(), "burn_in": 0, "thinning": 1}
     plan = plan_of(steps=400, sampling_rate=1.0, **still)

@@ -27,6 +27,7 @@ from fl_dpbayes.samplers.minibatch import TrainingRecords, poisson_units
 from fl_dpbayes.samplers.noise import NoiseScale
 from fl_dpbayes.samplers.planned import noise_without_privacy, planned_step_sizes
 from tests import chains
+from tests.analytic_targets import CHAINS, assert_within_four_standard_errors, regression
 
 SIZE = ConstantStepSize(initial=0.3)
 PRIOR = GaussianPrior(scale=0.8)
@@ -46,18 +47,6 @@ def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_en
     return chains.run(module, records, plan, noise_multipliers, **more)
 
 
-def linear_data():
-    generator = np.random.default_rng(5)
-    features = generator.standard_normal((12, 1)).astype(np.float32) + 0.5
-    return features, (0.7 * features[:, 0] + 0.5 * generator.standard_normal(12)).astype(np.float32)
-
-
-def linear_posterior(features, targets, share):
-    """Mean, and curvature h of the mean energy, of one-dimensional regression with prior N(0, .8^2) to a share."""
-    curvature = float((features**2).sum() + share / PRIOR.scale**2) / len(features)
-    return float(features[:, 0] @ targets) / (len(features) * curvature), curvature
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler",
@@ -69,21 +58,16 @@ def linear_posterior(features, targets, share):
     ids=lambda sampler: sampler.kind,
 )
 def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler):
-    features, targets = linear_data()
-    chains, temperature = 20_000, 0.5
+    target, temperature = regression(), 0.5
     # One output per chain: without a clip they share nothing but the records.
-    module = nn.Linear(1, chains, bias=False)
-    privacy = NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature)
-    plan = plan_of(sampler, privacy, steps=80)
-    noise = noise_without_privacy(plan, len(features))
-    result = run(plan, module, features, targets, noise, loss=squared_error)
+    module = nn.Linear(2, CHAINS, bias=False)
+    plan = plan_of(sampler, NoPrivacyPlan(kind="none", sampling_rate=1.0, temperature=temperature), steps=80)
+    data = target.features.astype(np.float32), target.targets.astype(np.float32)
+    result = run(plan, module, *data, noise_without_privacy(plan, target.units), loss=squared_error)
     assert result.temperature_mean == pytest.approx(temperature, rel=1e-12)
-    mean, curvature = linear_posterior(features, targets, plan.prior_share)
-    correction = 1 - 0.3 * curvature / (2 * (2 - sampler.momentum_lost))
-    variance = temperature / (len(features) * curvature) / correction
-    final = result.samples[0].astype(np.float64)
-    assert abs(final.mean() - mean) <= 4 * math.sqrt(variance / chains)
-    assert abs(final.var() / variance - 1) <= 4 * math.sqrt(2 / chains)
+    law = target.law(sampler, 0.3, temperature)
+    final = result.samples[0].astype(np.float64).reshape(CHAINS, 2)
+    assert_within_four_standard_errors(final, target.posterior_mean, law)
 
 
 @pytest.fixture(scope="module")

@@ -63,16 +63,6 @@ def test_langevin_coupling_samples_a_posterior_that_is_not_gaussian_logistic_gri
 
 
 @SAMPLERS
-def test_doubling_the_data_halves_the_variance_at_fixed_temperature(sampler):
-    variances = []
-    for copies in (2, 4):
-        target = regression(copies=copies, share=1e-9)
-        sigma = target.scale(sampler.momentum_lost).langevin_noise(np.array([0.2]), 1.0)[0]
-        variances.append(independent_chains(target, sampler, 0.2, sigma, seed=copies).var(axis=0))
-    assert (np.abs(variances[0] / variances[1] / 2 - 1) <= 4 * np.sqrt(2) * np.sqrt(2 / CHAINS)).all()
-
-
-@SAMPLERS
 @pytest.mark.parametrize(("sigma", "hotter"), [(0.05, False), (15.0, True)])
 def test_floor_samples_at_tau_unless_privacy_needs_more_noise_gaussian_target(sampler, sigma, hotter):
     target, sizes = regression(), np.array([0.2])

@@ -73,14 +73,6 @@ def test_rows_are_bounded_and_even(max_rows, steps):
         assert steps - numbers[-1] <= (numbers[1] if len(numbers) > 1 else steps)
 
 
-def test_likelihood_is_looked_at_only_for_rows_once_full():
-    calls = []
-    trace = LocalTrace(plan_of(1.0), lambda parameters: float(len(calls.append(1) or calls)), max_rows=10)
-    for number in range(10_000):
-        trace(number, state(0.0), clipped(0, 1))
-    assert len(calls) < 100
-
-
 def test_parameters_of_a_state_that_holds_more_are_the_plain_models():
     seen = []
     for sampler, vectors in (

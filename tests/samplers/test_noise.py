@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_dpbayes.config.sampler import ConstantStepSize, ExponentialStepSize, PolynomialStepSize
@@ -40,39 +40,22 @@ def test_a_missing_parameter_is_named(coupling: str, sigma: float | None, tau: f
 
 @given(
     tau=st.floats(1e-3, 1e3), batch=st.floats(0.5, 1e4), clip=st.floats(1e-3, 1e3), units=st.integers(1, 10**6),
-    sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20),
+    sizes=st.lists(st.floats(1e-9, 10), min_size=1, max_size=20), friction=st.floats(1e-3, 1),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_langevin_property_has_its_temperature(
-    tau: float, batch: float, clip: float, units: int, sizes: list[float]
-) -> None:
-    scale, steps = NoiseScale(clip, batch, units), np.array(sizes)
-    noise = noise_multipliers("langevin", steps, scale, temperature=tau)
-    assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
-
-
-@given(friction=st.floats(1e-3, 1), tau=st.floats(1e-3, 1e3), coupling=st.sampled_from(["langevin", "floor"]))
-@settings(max_examples=50, deadline=None, derandomize=True)
-def test_friction_property_keeps_the_temperature_at_tau(friction: float, tau: float, coupling: str) -> None:
-    scale = replace(SCALE, friction=friction)
-    noise = noise_multipliers(coupling, SIZES, scale, 1e-9, tau)  # type: ignore[arg-type]
-    plain = multipliers("langevin", None, tau)
-    # A chain that keeps its momentum heats up, so it needs less noise.
-    assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
-    assert scale.temperatures(SIZES, noise) == pytest.approx(np.full(3, tau), rel=1e-12)
-
-
-@pytest.mark.parametrize("coupling", ["constant", "temperature"])
-def test_friction_heats_a_chain_whose_noise_does_not_know_of_it(coupling: str) -> None:
-    noise = multipliers(coupling, 1.5 if coupling == "constant" else None, None if coupling == "constant" else 4.0)
-    scale = replace(SCALE, friction=0.25)
-    assert np.array_equal(noise, noise_multipliers(coupling, SIZES, scale, 1.5, 4.0))  # type: ignore[arg-type]
-    assert scale.temperatures(SIZES, noise) == pytest.approx(4 * SCALE.temperatures(SIZES, noise), rel=1e-12)
+def test_langevin_property_has_its_temperature_at_any_friction(tau, batch, clip, units, sizes, friction) -> None:
+    scale, steps = NoiseScale(clip, batch, units, friction), np.array(sizes)
+    plain = noise_multipliers("langevin", steps, NoiseScale(clip, batch, units), temperature=tau)
+    for coupling in ("langevin", "floor"):
+        noise = noise_multipliers(coupling, steps, scale, 0.0, tau)
+        assert scale.temperatures(steps, noise) == pytest.approx(np.full(steps.size, tau), rel=1e-12)
+        # A chain that keeps its momentum heats up, so it needs less noise.
+        assert noise == pytest.approx(plain * np.sqrt(friction), rel=1e-12)
 
 
 def test_temperatures_by_hand_and_where_the_floor_is_hotter_than_tau() -> None:
     # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
     assert SCALE.temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(6.25, rel=1e-15)
+    assert replace(SCALE, friction=0.25).temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(25.0, rel=1e-15)
     # Langevin noise at tau = 4 is 1.6, 3.2, 8.0: below the floor only in the first step.
     hot = SCALE.temperatures(SIZES, multipliers("floor", 2.0, 4.0))
     assert hot[0] == pytest.approx(4.0 * (2.0 / 1.6) ** 2, rel=1e-12)

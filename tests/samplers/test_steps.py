@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fl_dpbayes.config.sampler import SGD, SGHMC, SGLD, Adam, ConstantStepSize
-from fl_dpbayes.samplers import sghmc
 from fl_dpbayes.samplers.algorithm import build_algorithm
 from fl_dpbayes.samplers.state_vectors import ChainState, initial_vectors
 
@@ -119,11 +118,3 @@ def test_no_momentum_is_the_langevin_step_bit_for_bit_limit():
 @pytest.mark.parametrize(("sampler", "same"), [(descent(0.8), hamiltonian(0.2)), (hamiltonian(1.0), LANGEVIN)])
 def test_momentum_is_hamiltonian_with_the_rest_as_friction_and_full_friction_is_langevin_limit(sampler, same):
     torch.testing.assert_close(end(sampler).parameters, end(same).parameters, rtol=1e-5, atol=1e-6)
-
-
-def test_momentum_carries_past_the_last_gradient():
-    state = ChainState({"parameters": torch.zeros(1), "momentum": torch.zeros(1)})
-    for gradient in (1.0, *[0.0] * 40):
-        state = sghmc.step(state, torch.tensor([gradient]), 1.0, friction=0.5)
-    # -1 (1 + 1/2 + 1/4 + ...)
-    assert state.parameters.item() == pytest.approx(-2.0)

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import strategies as st
@@ -17,8 +19,9 @@ from fl_dpbayes.calibration.statistics import CalibrationStatistics, to_arrays
 from fl_dpbayes.config.files.journal import JOURNAL_FILE, Journal, JournalMark
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation, run_identifier
-from fl_dpbayes.models.build import model_shapes
-from fl_dpbayes.posterior.store import save_posterior
+from fl_dpbayes.models.build import build_model, model_shapes
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.store import load_posterior, save_posterior
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.inline_engine import InlineGrid, task_identity
 from server.evaluation import EvaluationStage
@@ -46,6 +49,33 @@ SCENARIOS = {
         "evaluation={release='noised', noise_multiplier=2.0}",
     ],
 }
+
+
+def table_of_patients(folder: Path) -> tuple[Path, np.ndarray, list[str]]:
+    """Write a table of two features and classes; return it, its labels, and settings by which four sites hold it."""
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 2, 900)
+    rows = generator.normal(size=(900, 2)) + np.where(labels == 1, 1, -1)[:, None] * [1.2, -0.6]
+    patients = folder / "patients.csv"
+    pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels}).to_csv(patients, index=False)
+    settings = [
+        *(f"sites.{name}=" for name in ("held-out", "noisy-scanner", "rotated")), "partition={kind='iid'}",
+        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, features=['x','y']}}",
+        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}", "sampler.step_size.initial=0.5",
+        "privacy.epsilon=20",
+    ]  # fmt: skip
+    return patients, labels, settings
+
+
+def predictions(run, features: np.ndarray) -> np.ndarray:
+    """What the stored posterior of a run predicts, without its map."""
+    stored = load_posterior(run.folder / "posterior.safetensors")
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    return predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, features)
+
+
+class Cut(BaseException):
+    """Ends a run as a kill does: no handler of the apps catches it."""
 
 
 class Answering:
@@ -170,10 +200,9 @@ class Sites:
 
     def evaluate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)
-        stage = EvaluationStage(federation, 1, self.maps, LedgerHeads(None), record)
-        stage.collect(
-            replies_to(stage.requests(dict(zip(("last", "posterior"), self.predictors, strict=True))), answer)
-        )
+        stage = EvaluationStage(federation, 1, LedgerHeads(None), record)
+        predictors = dict(zip(("last", "posterior"), self.predictors, strict=True))
+        stage.collect(replies_to(stage.requests(predictors, self.maps), answer))
         events = map(json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
         parts = {(place.site, place.predictor): sums_of(place.statistics) for place in stage.evaluation.places}

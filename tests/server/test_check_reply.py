@@ -72,8 +72,8 @@ def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: p
 def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
     federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unbroken = federation("resources.round_timeout=2", name="unbroken").run()
-    run, free = federation("resources.round_timeout=2"), [2**30]
+    unbroken = federation("resources.round_timeout=0.2", name="unbroken").run()
+    run, free = federation("resources.round_timeout=0.2"), [2**30]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[0]))
 
     run.spoil(lambda reply: free.__setitem__(0, 0), sites=("west",))

@@ -17,6 +17,7 @@ from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
+from tests.server.conftest import Cut
 
 OVERRIDES = [
     "training={rounds=3, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
@@ -29,10 +30,6 @@ REFUSED = (
 )  # fmt: skip
 # What a display or a person reads; a run writes it anew or does without.
 HARMLESS = ("events.jsonl", "privacy.csv", "rounds.csv", "flower.log", "run.lock")
-
-
-class Cut(BaseException):
-    """Ends a run as a kill does."""
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +227,9 @@ def test_ledgers_made_anew_stop_the_run_until_they_are_put_back(cut: Path, runs:
     for folder in ("ledgers", "witnesses"):
         shutil.copytree(cut / folder, aside / folder)
         shutil.rmtree(cut / folder)
-    for site_file in (cut / "sites").glob("*.toml"):
-        settings = read_site_file(site_file)
-        if settings.ledger is not None:
-            prepare_simulated_ledger(settings)
+    for path in (cut / "sites").glob("*.toml"):
+        if read_site_file(path).ledger is not None:
+            prepare_simulated_ledger(path)
     with pytest.raises(UserError, match=r"round 3: .*LEDGER_ROLLED_BACK"):
         resume(cut)
     for folder in ("ledgers", "witnesses"):

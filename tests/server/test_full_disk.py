@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -37,7 +38,7 @@ class FullDisk:
         opened = self._open(file, mode, *arguments, **settings)
         if isinstance(file, str | Path) and set(mode) & set("wax+") and self._fails(Path(file)):
             opened.close()
-            return _Full()
+            return full_file()
         return opened
 
     def _fails(self, path: Path) -> bool:
@@ -55,25 +56,13 @@ class FullDisk:
         return True
 
 
-class _Full:
-    """A file on a full disk: what is written does not arrive."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __getattr__(self, name: str):
-        if name in ("write", "writelines", "truncate"):
-            return self._fail
-        return lambda *_, **__: None
-
-    def _fail(self, *_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def close(self) -> None:
-        """Do nothing."""
+def full_file() -> MagicMock:
+    """Return a file on a full disk: what is written does not arrive."""
+    file = MagicMock()
+    file.__enter__.return_value = file
+    for name in ("write", "writelines", "truncate"):
+        getattr(file, name).side_effect = OSError(errno.ENOSPC, "No space left on device")
+    return file
 
 
 def command(capsys, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:

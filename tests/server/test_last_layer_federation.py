@@ -18,6 +18,7 @@ from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
 from fl_dpbayes.run.audit.canaries import attack_membership
 from fl_dpbayes.run.stored_posterior import predict_records
+from tests.server.conftest import table_of_patients
 
 FOUR = ["sites.held-out=", "sites.noisy-scanner=", "sites.rotated="]
 MLP = "model={kind='mlp', hidden=[16], frozen_body={seed=2}}"
@@ -92,19 +93,7 @@ def test_several_chains_on_one_body_are_aligned(federation) -> None:
 def test_full_covariances_need_samples_of_the_last_layer_only_and_its_file_is_a_later_runs_body(
     federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generator = np.random.default_rng(3)
-    labels = generator.integers(0, 2, 900)
-    rows = generator.normal(size=(900, 2)) + np.where(labels == 1, 1, -1)[:, None] * [1.2, -0.6]
-    patients = tmp_path / "patients.csv"
-    pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels}).to_csv(patients, index=False)
-    table = [
-        *FOUR,
-        "partition={kind='iid'}",
-        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, features=['x','y']}}",
-        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}",
-        "sampler.step_size.initial=0.5",
-        "privacy.epsilon=20",
-    ]
+    patients, labels, table = table_of_patients(tmp_path)
     first = federation("model={kind='mlp', hidden=[8]}", "aggregation.rule=fedavg", *table, name="first").run()
     folder = tmp_path / "data" / "backbones"
     folder.mkdir(parents=True)

@@ -5,20 +5,28 @@ import json
 import numpy as np
 import pandas
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from rich.console import Console
 from scipy.special import entr
 
 from fl_dpbayes.calibration.metrics.ranking import exact_auroc
+from fl_dpbayes.calibration.recalibration.isotonic import count, fit
 from fl_dpbayes.calibration.recalibration.maps import recalibrate
+from fl_dpbayes.calibration.release import NoisedTable, sensitivity
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.records import load_source
+from fl_dpbayes.data.site import load_site
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.store import load_posterior
+from fl_dpbayes.privacy.account import account
+from fl_dpbayes.privacy.events import GaussianEvent
+from fl_dpbayes.privacy.planned_noise import solve_multiplier
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
+from tests.server.conftest import predictions
 
 # Every test here is a whole run or several.
 pytestmark = pytest.mark.slow
@@ -73,8 +81,7 @@ def test_predict_and_evaluate_use_the_stored_map(recalibrated, tmp_path, capsys:
     np.savez(archive, features=records.features[:60], labels=records.labels[:60])
     predict_records(run.folder, archive, table, Console(quiet=True))
     stored = load_posterior(run.folder / "posterior.safetensors")
-    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
-    plain = predictive_probabilities(module, stored.samples.arrays, stored.samples.weights, records.features[:60])
+    plain = predictions(run, records.features[:60])
     written = pandas.read_csv(table).filter(like="probability_").to_numpy()
     assert np.abs(written - recalibrate(plain, stored.metadata.recalibration)).max() < 1e-6
     assert np.abs(written - plain).max() > 1e-3
@@ -136,10 +143,8 @@ def test_refusing_site_is_left_out_of_the_average_with_a_warning(federation) -> 
 
 
 def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
-    run = federation(*RECALIBRATED)
-    run.grid.change = lambda request, reply: None if request.metadata.message_type == "train.recalibrate" else reply
-    soon = run.scenario.resources.model_copy(update={"round_timeout": 2.0})
-    run.scenario = run.scenario.model_copy(update={"resources": soon})
+    run = federation(*RECALIBRATED, "resources.round_timeout=0.2")
+    run.spoil(lambda reply: None, ("train.recalibrate",), run.scenario.sites)
     run.run()
     summary = run.summary()
     assert "north did not recalibrate: no reply in time (the same at south, east, west)." in summary["warnings"]
@@ -174,3 +179,277 @@ def test_map_that_is_mostly_noise_is_called_so_and_not_used(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["predictor"] == "posterior"
     assert "mostly noise" in printed.err
+
+
+TRAINED, ELSEWHERE = [0.5, 0.5], [0.85, 0.15]
+ISOTONIC = "recalibration={fraction=0.3, method='isotonic'}"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> list[str]:
+    """Two hospitals and one elsewhere, which has fewer sick; also one that never trains."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 1600)
+    x = generator.normal(1.6 * labels[:, None], 1.0, (1600, 2))
+    table = tmp_path_factory.mktemp("table") / "patients.csv"
+    pandas.DataFrame({"x": x[:, 0], "y": x[:, 1], "sick": labels}).to_csv(table, index=False)
+    source = f'{{kind="table", path="{table}", label="sick", classes=2, features=["x","y"], centers=[0.8,0.8]}}'
+    sites = (
+        "{a={role='train'}, b={role='train'}, held={role='held_out', records=200}, "
+        "elsewhere={role='shifted', records=400, shift={kind='prevalence', severity=5}}}"
+    )
+    return [f"data={{source={source}, test_fraction=0.2}}", "partition={kind='iid'}", f"sites={sites}"]
+
+
+@pytest.fixture
+def hospitals(federation, keys):
+    return lambda *overrides, **more: federation(*keys, *overrides, **more)
+
+
+@pytest.fixture(scope="module")
+def isotonic(federations, keys):
+    """A run with a map of counts, and the replies that hold these, by site."""
+    run, kept = federations(*keys, ISOTONIC, name="isotonic"), {}
+
+    def keep(request, reply):
+        if request.metadata.message_type == "train.recalibrate":
+            kept[run.site_of(request)] = reply
+        return reply
+
+    run.grid.change = keep
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.federation.write_report", write_report)
+        run.run()
+    return run, kept
+
+
+def rows_of(run) -> dict:
+    return {(row["site"], row["predictor"]): row for row in run.summary()["calibration"]}
+
+
+def counts_of(run, site: str, stored) -> np.ndarray:
+    part = load_site(run.site_file(site)).recalibration
+    module = build_model(stored.metadata.model, stored.metadata.task, seed=0)
+    thinned = stored.samples.thinned(run.scenario.evaluation.max_samples)
+    predicted = predictive_probabilities(module, thinned.arrays, thinned.weights, part.features)
+    return count(predicted, part.labels)
+
+
+def test_platt_scaling_is_fitted_paid_for_and_used(hospitals, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    run = hospitals("recalibration={fraction=0.3, method='platt', steps=30, rounds=3}").run()
+    summary, rows = run.summary(), rows_of(run)
+    assert {site for site, predictor in rows if predictor == "recalibrated"} >= {"pooled:held_out", "elsewhere", "a"}
+    assert len(summary["recalibration"]["average"]) == 2
+    for row in summary["privacy"]:
+        assert 0.999 * 4 <= row["recalibration_epsilon"] <= 4
+    data = tmp_path / "new.csv"
+    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0]}).to_csv(data, index=False)
+    predict_records(run.folder, data, tmp_path / "predictions.csv", Console(quiet=True))
+    assert "Platt scaling with scale" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("scope", ["federated", "site"])
+def test_isotonic_map_of_exact_counts_is_that_of_the_pool(hospitals, scope: str) -> None:
+    # A cohort without a budget, as a run without privacy asks for none.
+    run = hospitals(
+        f"recalibration={{fraction=0.3, method='isotonic', scope='{scope}'}}",
+        "privacy={kind='none', sampling_rate=1.0, delta=1e-3}",
+        "sampler={kind='sgld', step_size={kind='constant', initial=2.0}, prior={kind='gaussian', scale=1.0}}",
+    ).run()
+    summary, stored = run.summary(), load_posterior(run.folder / "posterior.safetensors")
+    counted = {site: counts_of(run, site, stored) for site in ("a", "b")}
+    pooled = fit(NoisedTable(counted["a"] + counted["b"], 0.0))
+    assert summary["recalibration"]["average"] == pytest.approx(list(pooled.parameters))
+    assert stored.metadata.recalibration == fit(NoisedTable(counted["a"] + counted["b"], 0.0))
+    for site in run.scenario.sites:
+        parameters = run.asked("evaluate", site)[0]["recalibration"]["parameters"]
+        own = scope == "site" and site in counted
+        expected = fit(NoisedTable(counted[site], 0.0)) if own else pooled
+        assert parameters == pytest.approx(list(expected.parameters))
+    assert ("pooled:train", "recalibrated") in rows_of(run)
+    assert summary["recalibration"]["noise"] == ""
+
+
+def test_isotonic_counts_are_one_paid_event_and_their_map_is_used(isotonic, tmp_path, capsys) -> None:
+    run, _ = isotonic
+    summary, rows = run.summary(), rows_of(run)
+    sigma = solve_multiplier(4.0, 1e-3, 1.0, 1)
+    cost = account((GaussianEvent(sigma, 1.0, 1),), 1e-3).epsilon_pld
+    for site in ("a", "b"):
+        with run.ledger(site) as ledger:
+            spent = ledger.spent("recalibration")
+            assert (spent.steps, ledger.verify()) == (1, [])
+            assert spent.history == (GaussianEvent(sigma, 1.0, 1),)
+            assert spent.epsilon == pytest.approx(cost, rel=1e-6)
+            assert ledger.spent("train").epsilon <= 4
+    assert [row["recalibration_epsilon"] for row in summary["privacy"]] == pytest.approx([cost] * 2, rel=1e-6)
+    assert {"item": "counts of bins for recalibration", "how": "paid in ledger"} in summary["releases"]
+    assert rows["elsewhere", "recalibrated"]["nll"] != rows["elsewhere", "posterior"]["nll"]
+    assert rows["held", "recalibrated"]["epistemic"] is None
+    page = (run.folder / "report.html").read_text()
+    assert "recalibrated posterior" in page
+    assert "isotonic, one map over all sites" in page
+    assert "on units kept from training, 15 merged bins" in page
+    data = tmp_path / "new.csv"
+    pandas.DataFrame({"x": [0.0, 1.0], "y": [0.0, 2.0], "sick": [0, 1]}).to_csv(data, index=False)
+    evaluate_records(run.folder, data, Console(quiet=True), as_json=True)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["predictor"] == "recalibrated"
+    assert "isotonic map on 15 merged bins" in " ".join(printed.err.split())
+
+
+def test_counts_carry_the_noise_that_they_state(isotonic) -> None:
+    run, kept = isotonic
+    stored = load_posterior(run.folder / "posterior.safetensors")
+    noise = []
+    for site, reply in kept.items():
+        stated = json.loads(reply.content["config"]["record"])["noise_std"]
+        assert stated == pytest.approx(solve_multiplier(4.0, 1e-3, 1.0, 1) * sensitivity())
+        noise.append((reply.content["arrays"]["noised"].numpy() - counts_of(run, site, stored)).ravel() / stated)
+    values = np.concatenate(noise)
+    assert len(values) == 90
+    assert abs(values.mean()) < 4 / np.sqrt(90)
+    assert abs(values.std() - 1) < 4 / np.sqrt(180)
+
+
+HOSTILE = {
+    "huge": lambda record, table: table.__imul__(1e7),
+    "less noise": lambda record, table: record.update(noise_std=record["noise_std"] / 2),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_hostile_counts_are_rejected_and_the_other_site_answers_alone(hospitals, change: str) -> None:
+    run = hospitals(ISOTONIC)
+
+    def hostile(reply):
+        record = json.loads(reply.content["config"]["record"])
+        table = reply.content["arrays"]["noised"].numpy().copy()
+        HOSTILE[change](record, table)
+        reply.content["config"] = ConfigRecord({"record": json.dumps(record)})
+        reply.content["arrays"] = ArrayRecord({"noised": Array(table)})
+        return reply
+
+    run.spoil(hostile, ("train.recalibrate",), ("b",))
+    run.run()
+    summary = run.summary()
+    assert [text for text in summary["warnings"] if "b did not recalibrate: rejected" in text]
+    assert "recalibration_epsilon" not in next(row for row in summary["privacy"] if row["site"] == "b")
+    assert summary["recalibration"] is not None
+
+
+def test_counts_that_are_mostly_noise_change_nothing_and_are_said_so(hospitals) -> None:
+    run = hospitals("recalibration={fraction=0.1, method='isotonic', epsilon=0.05}").run()
+    summary, rows = run.summary(), rows_of(run)
+    assert sum("recalibration is mostly noise: in the counts of the sum of all sites" in w for w in summary["warnings"])
+    assert "isotonic map changes nothing" in summary["recalibration"]["noise"]
+    assert rows["held", "recalibrated"]["nll"] == pytest.approx(rows["held", "posterior"]["nll"], abs=1e-9)
+
+
+DECLARED = [f"data.prevalence={TRAINED}"]
+
+
+@pytest.mark.parametrize("prevalence", [str(ELSEWHERE), "estimated"])
+def test_prediction_is_corrected_where_prevalence_is_known_or_estimated(hospitals, prevalence: str) -> None:
+    run = hospitals(*DECLARED, f"sites.elsewhere.prevalence={prevalence}", "evaluation.max_samples=5")
+    labels = load_site(run.site_file("elsewhere")).test.labels
+    # The shift leaves about this share, so the declaration is right.
+    assert abs(labels.mean() - ELSEWHERE[1]) < 0.08
+    run.run()
+    summary, rows = run.summary(), rows_of(run)
+    assert {site for site, predictor in rows if predictor == "prior_corrected"} == {"elsewhere", "pooled:shifted"}
+    before, after = rows["elsewhere", "posterior"], rows["elsewhere", "prior_corrected"]
+    assert after["n"] == before["n"]
+    assert after["nll"] < before["nll"]
+    assert after["epistemic"] is None
+    items = {row["item"]: row["how"] for row in summary["releases"]}
+    if prevalence == "estimated":
+        assert items["prevalence of the classes: the training population"] == "public by declaration"
+        assert items["estimated prevalence of the classes: elsewhere"] == "not sent"
+    else:
+        assert items["prevalence of the classes: the training population, elsewhere"] == "public by declaration"
+
+
+def test_pooled_row_is_shown_only_where_every_site_of_the_role_is_corrected(hospitals) -> None:
+    run = hospitals(*DECLARED, f"sites.a.prevalence={TRAINED}").run()
+    assert {site for site, predictor in rows_of(run) if predictor == "prior_corrected"} == {"a"}
+
+
+def test_corrected_table_is_paid_for_where_results_are_noised(hospitals) -> None:
+    noised = ["evaluation={release='noised', noise_multiplier=5.0}", *DECLARED]
+    run = hospitals(*noised, f"sites.elsewhere.prevalence={ELSEWHERE}").run()
+    tables = {}
+    for site in ("held", "elsewhere"):
+        with run.ledger(site) as ledger:
+            tables[site] = ledger.spent("test").steps
+    assert tables == {"held": 2, "elsewhere": 3}
+
+
+def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None:
+    run = hospitals().run()
+    message = run.requests("evaluate")[0]
+    record = json.loads(message.content["config"]["record"]) | {"trained_prevalence": TRAINED}
+    message.content["config"] = ConfigRecord({**message.content["config"], "record": json.dumps(record)})
+    (identifier,) = run.grid.push_messages([message])
+    (reply,) = run.grid.pull_messages([identifier])
+    refusal = json.loads(reply.content["config"]["refusal"])
+    assert (refusal["code"], refusal["field"]) == ("BAD_REQUEST", "trained_prevalence")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["sites.held-out.prevalence=[0.1,0.9]"], r"data\.prevalence is not: declare there"),
+        (["sites.held-out.prevalence=estimated"], r"data\.prevalence is not: declare there"),
+        (["data.prevalence=[0.5,0.6]"], "sum to 1.1: they must sum to 1"),
+        (["data.prevalence=[0.0,1.0]"], "has share 0"),
+        (["data.prevalence=[5e-324,1.0]"], "has share"),
+        (["data.prevalence=[0.5,0.5]", "sites.held-out.prevalence=estimated",
+          "evaluation={release='noised', noise_multiplier=2.0}"], "does not cover: declare numbers"),
+    ],
+)  # fmt: skip
+def test_prevalence_that_makes_no_sense_is_refused(overrides: list[str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        load_scenario("quickstart", overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.prevalence=[0.5,0.5]", r"data\.prevalence has 2 shares, the records have 10 classes"),
+        ("recalibration={method='platt'}", "method 'platt' is for two classes, here are 10: .*'vector'"),
+    ],
+)
+def test_what_does_not_fit_the_classes_is_refused_before_anything_runs(federation, override: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        federation(override)
+
+
+def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
+    run = federation("recalibration={method='isotonic', fraction=0.2}").run()
+    rows = rows_of(run)
+    assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
+    assert len(run.summary()["recalibration"]["average"]) == 30
+
+
+def steps_of(run, site: str) -> int:
+    with run.ledger(site) as ledger:
+        return ledger.spent("recalibration").steps
+
+
+def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospitals) -> None:
+    run = hospitals(ISOTONIC, "simulation.insecure_seed=")
+
+    def cut_off(request, reply):
+        if request.metadata.message_type == "evaluate":
+            raise KeyboardInterrupt
+        return reply
+
+    run.grid.change = cut_off
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert [steps_of(run, site) for site in ("a", "b")] == [1, 1]
+    run.grid.change = lambda request, reply: reply
+    run.run()
+    assert [steps_of(run, site) for site in ("a", "b")] == [1, 1]
+    assert len(run.summary()["recalibration"]["average"]) == 30

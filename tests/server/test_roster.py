@@ -217,7 +217,7 @@ def test_late_card_is_asked_for_again_and_one_that_never_comes_no_more(federatio
 
 
 def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_more_than_that(federation) -> None:
-    run = federation("resources.round_timeout=1.5", "recalibration={fraction=0.2, steps=2}", "training.rounds=2")
+    run = federation("resources.round_timeout=0.6", "recalibration={fraction=0.2, steps=2}", "training.rounds=2")
     run.silence("north", (2,))
     pulled = {}
     pull = run.grid.pull_messages
@@ -233,9 +233,9 @@ def test_every_message_has_the_round_s_time_to_live_and_a_silent_site_costs_no_m
     assert {message.metadata.message_type for message in run.grid.requests} == {
         "query", "train", "train.recalibrate", "evaluate",
     }  # fmt: skip
-    assert {message.metadata.ttl for message in run.grid.requests} == {1.5}
+    assert {message.metadata.ttl for message in run.grid.requests} == {0.6}
     waits = [times[-1] - times[0] for times in pulled.values()]
-    assert 1.0 < max(waits) < 2.5
+    assert 0.4 < max(waits) < 1.6
     assert sorted(waits)[-2] == 0
 
 

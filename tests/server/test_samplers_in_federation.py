@@ -93,8 +93,6 @@ def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation)
     ("overrides", "said"),
     [
         (["sampler.kind=sgd"], "choose 'dp-sgd'"),
-        ([OPEN], "choose 'sgld'"),
-        (["sampler.kind=dp-bbp", "aggregation.rule=fald"], "choose rule 'mixture'"),
         (["privacy.clipping.kind=global", "privacy.clipping.bound=0.01"], "clipping.bound is 0.01"),
         (['privacy={ kind = "none", sampling_rate = 0.5, epsilon = 1.0 }', "sampler.kind=sgd"], "unknown key"),
     ],

@@ -34,6 +34,7 @@ def test_noise_hotter_than_the_plan_is_said_once(federation) -> None:
     assert not any("Privacy needs more noise" in text for text in warnings_of(mild))
 
 
+@pytest.mark.slow
 def test_posterior_of_one_sample_is_called_a_point_estimate(federation) -> None:
     one = warnings_of(federation(*WIDE[:-1], name="one"))
     assert sum("point estimate" in text for text in one) == 1

@@ -22,11 +22,10 @@ NOT_AVERAGED = ("site", "role", "predictor", "samples", "n", "ece_if_calibrated_
 def mean_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Average the rows of each role with two or more sites, of each predictor that was measured at all of them.
 
-    Errors of opposite sign at two sites cancel where their records are pooled, and do not here.
-
-    Returns one row for each role and predictor: `n` is the total, a metric the unweighted mean over the sites, None
-    where it is undefined at one of them or no real number; bounds [low, high] are averaged end by end, so that they
-    hold for the mean. There are no intervals.
+    Errors of opposite sign at two sites cancel where their records are pooled, and do not here. Returns one row for
+    each role and predictor: `n` is the total, a metric the unweighted mean over the sites, None where it is undefined
+    at one of them or no real number; bounds [low, high] are averaged end by end, so that they hold for the mean. There
+    are no intervals.
     """
     averaged = []
     for role, predictor in dict.fromkeys((row["role"], row["predictor"]) for row in rows):
@@ -109,9 +108,8 @@ def conformal_rows(places: Iterable[tuple[str, Role, str, Statistics]]) -> list[
     """Measure prediction sets at held-out and shifted sites, one by one and pooled per role.
 
     Weights are "none", "label-shift" (from the place's own labels, which a hospital that only predicts does not have)
-    and, for two classes, "label-shift-estimated" (from its mean prediction, no label needed).
-
-    `places`: name (of a site, or pooled:<role>), role, predictor and statistics.
+    and, for two classes, "label-shift-estimated" (from its mean prediction, no label needed). `places`: name (of a
+    site, or pooled:<role>), role, predictor and statistics.
     """
     sources, targets = {}, []
     for name, role, predictor, statistics in places:

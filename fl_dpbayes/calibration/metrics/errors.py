@@ -29,18 +29,11 @@ def mean_absolute_gap(table: Floats) -> float | None:
     return float(shares @ np.abs(gaps)) if gaps.size else None
 
 
-def mean_square_gap(table: Floats) -> float | None:
-    """Return sum_b (n_b / N) (p_b - y_b)^2 over the bins of a table, biased upwards; None without records."""
-    gaps, shares = bin_gaps(table)
-    return float(shares @ gaps**2) if gaps.size else None
-
-
 def ece(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
     """Return the expected calibration error of the top label in equal-width bins, sum_b (n_b / N) |conf_b - acc_b|.
 
-    Biased upwards for small N: show `intervals.ece_if_calibrated` beside it.
-
-    Source: Guo et al., "On calibration of modern neural networks", ICML 2017, equation 3.
+    Biased upwards for small N: show `intervals.ece_if_calibrated` beside it. Source: Guo et al., "On calibration of
+    modern neural networks", ICML 2017, equation 3.
     """
     return mean_absolute_gap(coarsen(statistics.top_label, bins))
 
@@ -52,10 +45,8 @@ ece_20 = partial(ece, bins=20)
 def ece_equal_mass(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float | None:
     """Return the expected calibration error of the top label in ranges of about equally many records.
 
-    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of cells of the merged histogram.
-
-    Source: Nguyen and O'Connor, "Posterior calibration and exploratory analysis for natural language processing
-        models", EMNLP 2015, section 4.
+    sum_r (n_r / N) |conf_r - acc_r|, ranges being unions of cells of the merged histogram. Source: Nguyen and O'Connor,
+    "Posterior calibration and exploratory analysis for natural language processing models", EMNLP 2015, section 4.
     """
     return mean_absolute_gap(equal_mass(statistics.top_label, ranges))
 
@@ -98,9 +89,8 @@ def ace(statistics: CalibrationStatistics, ranges: int = REPORT_BINS) -> float |
     """Return the adaptive calibration error (1 / C) sum_c sum_r (n_rc / N) |acc_rc - conf_rc|, in equal-mass ranges.
 
     That is Nixon's 1 / (C R) where masses are equal. The ranges are unions of cells of the merged histogram, so ties
-    and crowded cells make them unequal; hence the weights.
-
-    Source: Nixon et al., "Measuring calibration in deep learning", CVPR workshops 2019, section 3.
+    and crowded cells make them unequal; hence the weights. Source: Nixon et al., "Measuring calibration in deep
+    learning", CVPR workshops 2019, section 3.
     """
     return _mean_over_classes([mean_absolute_gap(equal_mass(table, ranges)) for table in statistics.class_wise])
 
@@ -110,15 +100,13 @@ def ece_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> floa
 
     None unless the truth of every record is known, as next.
     """
-    table = _with_truth(statistics, bins)
-    return None if table is None else mean_absolute_gap(table)
+    return mean_absolute_gap(_with_truth(statistics, bins))
 
 
 def rms_true(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> float | None:
     """Return sqrt(sum_b (n_b / N) (mean_b p - mean_b q)^2), which `rms_debiased` estimates."""
-    table = _with_truth(statistics, bins)
-    square = None if table is None else mean_square_gap(table)
-    return None if square is None else math.sqrt(square)
+    gaps, shares = bin_gaps(_with_truth(statistics, bins))
+    return math.sqrt(float(shares @ gaps**2)) if gaps.size else None
 
 
 def _mean_over_classes(errors: list[float | None]) -> float | None:
@@ -126,10 +114,10 @@ def _mean_over_classes(errors: list[float | None]) -> float | None:
     return float(np.mean(defined)) if defined else None
 
 
-def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats | None:
-    """Put sums of true probabilities in the place of those of outcomes."""
+def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats:
+    """Put sums of true probabilities in the place of those of outcomes; no bins where one is unknown."""
     if statistics.truth_count < statistics.count:
-        return None
+        return np.zeros((0, OUTCOME + 1))
     columns = [statistics.top_label[:, COUNT], statistics.top_label[:, CONFIDENCE], statistics.truth]
     return coarsen(np.stack(columns, axis=1), bins)
 

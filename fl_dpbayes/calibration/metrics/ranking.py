@@ -72,10 +72,8 @@ def aurc(statistics: CalibrationStatistics) -> Measured | None:
     """Return the area under the risk-coverage curve, in the mean form: (1/N) sum_i risk_i.
 
     risk_i is the share of errors among the i records of largest confidence. Not the trapezoid of the curve, nor the
-    normalised form of some libraries. Bounds: in each cell all right answers first, or all errors first.
-
-    Source: Geifman, Uziel, El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019,
-        section 2.
+    normalised form of some libraries. Bounds: in each cell all right answers first, or all errors first. Source:
+    Geifman, Uziel, El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019, section 2.
     """
     count, errors = _most_confident_first(statistics)
     total = count.sum()

@@ -79,13 +79,10 @@ class BrierDecomposition(NamedTuple):
 def decompose_table(table: Floats) -> BrierDecomposition:
     """Decompose the Brier score of one event into five terms, exactly.
 
-    REL = sum_b (n_b/N) (p_b - y_b)^2, RES = sum_b (n_b/N) (y_b - y)^2, UNC = y (1 - y), within-bin variance
-    sum_bi (p_bi - p_b)^2 / N and covariance 2 sum_bi (p_bi - p_b)(y_bi - y_b) / N.
-
-    Source: Stephenson, Coelho, Jolliffe, "Two extra components in the Brier score decomposition", Weather and
-        Forecasting 23 (2008), 752-757.
-
-    `table`: sums of 1, p, y, p^2, p y per bin, shape (B, 5), with at least one record.
+    REL = sum_b (n_b/N) (p_b - y_b)^2, RES = sum_b (n_b/N) (y_b - y)^2, UNC = y (1 - y), within-bin variance sum_bi
+    (p_bi - p_b)^2 / N and covariance 2 sum_bi (p_bi - p_b)(y_bi - y_b) / N. Source: Stephenson, Coelho, Jolliffe, "Two
+    extra components in the Brier score decomposition", Weather and Forecasting 23 (2008), 752-757. `table`: sums of 1,
+    p, y, p^2, p y per bin, shape (B, 5), with at least one record.
     """
     filled = table[table[:, COUNT] > 0]
     n, total = filled[:, COUNT], filled[:, COUNT].sum()
@@ -112,10 +109,9 @@ def nll_interval(statistics: CalibrationStatistics) -> Interval | None:
     """Return a 95 % interval of the mean NLL, or None where one more wrong answer could change too much.
 
     None where -log(p0) / n, by which one more answer of the smallest probabilities p0 would move the mean (p0 averaged
-    over the lowest of 960 bins that is not empty), exceeds LARGEST_STEP (two classes;
-    LARGEST_STEP_MANY_CLASSES for more) of the half width z s / sqrt(n) that the model's own probabilities lead to
-    expect. Only the probabilities decide, no label: which test sets show an interval says nothing of their luck. None
-    for fewer than two records too.
+    over the lowest of 960 bins that is not empty), exceeds LARGEST_STEP (two classes; LARGEST_STEP_MANY_CLASSES for
+    more) of the half width z s / sqrt(n) that the model's own probabilities lead to expect. Only the probabilities
+    decide, no label: which test sets show an interval says nothing of their luck. None for fewer than two records too.
     """
     count = statistics.count
     if count < 2:

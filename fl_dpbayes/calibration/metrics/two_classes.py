@@ -27,9 +27,8 @@ def calibration_intercept(statistics: CalibrationStatistics) -> Measured | None:
 
     0 is calibrated; above 0 events are more frequent than predicted. Records of a fine bin count at the bin's mean p,
     so logits beyond those of the first and last bin, +-6.9, are known by their bin's mean only. None for more than two
-    classes, without records, or with labels of one class only.
-
-    Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
+    classes, without records, or with labels of one class only. Source: Cox, Biometrika 45 (1958), 562-565; Van Calster
+    et al., BMC Medicine 17 (2019), 230.
     """
     if statistics.classes != 2:
         return None
@@ -48,9 +47,8 @@ def calibration_slope(statistics: CalibrationStatistics) -> Measured | None:
 
     1 is calibrated; below 1 predictions are too extreme, above 1 too modest. Records of a fine bin count at the bin's
     mean p, as in `calibration_intercept`. None for more than two classes, with labels of one class, one value of p, or
-    where some threshold separates the classes, or so nearly that no maximum was found.
-
-    Source: Cox, Biometrika 45 (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
+    where some threshold separates the classes, or so nearly that no maximum was found. Source: Cox, Biometrika 45
+    (1958), 562-565; Van Calster et al., BMC Medicine 17 (2019), 230.
     """
     if statistics.classes != 2:
         return None
@@ -117,12 +115,10 @@ def _wald(value: float, variance: float) -> Measured:
 def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenefitRecord | None:
     """Return TP / N - FP / N t / (1 - t) of treating where p >= t, beside treating all and none.
 
-    Per record, in units of a true positive. The interval is mean +- z s / sqrt(N) of the terms 1 (true positive),
-    -t / (1 - t) (false positive) and 0 (not treated), after 4/3 of each are added: without them it would have no width
-    where none is treated. None for more than two classes or without records.
-
-    Source: Vickers and Elkin, Medical Decision Making 26 (2006), 565-574; the added counts after Agresti and Coull,
-        The American Statistician 52 (1998), 119-126.
+    Per record, in units of a true positive. The interval is mean +- z s / sqrt(N) of the terms 1 (true positive), -t /
+    (1 - t) (false positive) and 0 (not treated), after 4/3 of each are added: without them it would have no width where
+    none is treated. None for more than two classes or without records. Source: Vickers and Elkin, Medical Decision
+    Making 26 (2006), 565-574; the added counts after Agresti and Coull, The American Statistician 52 (1998), 119-126.
 
     Raises ValueError if t is no inner edge of the fine bins.
     """

@@ -50,7 +50,6 @@ def fit(table: NoisedTable) -> RecalibrationMap | None:
 
     over bins j that were joined until the noise in y_j / n_j has a standard deviation of at most LARGEST_DEVIATION; N
     records cannot tell a share nearer to 0 or 1 from certainty. It reads released numbers only, so it costs no privacy.
-
     `table`: merged sums of `count`, with the standard deviation of the noise on each; 0 for exact sums. Returns the
     map; bins that were joined share a knot. None where fewer than two bins stand clear of the noise.
     """

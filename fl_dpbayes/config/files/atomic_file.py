@@ -33,9 +33,7 @@ def replaced(path: Path, *, through_power_cut: bool = True) -> Iterator[Path]:
     """Replace a file; whoever reads it meets the old file or the whole new one.
 
     Its folder exists, and one process at a time writes it. That holds after a power cut as well, or (with
-    `through_power_cut` false) only after the death of the process.
-
-    Raises OSError if it cannot be written.
+    `through_power_cut` false) only after the death of the process. Raises OSError if it cannot be written.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:

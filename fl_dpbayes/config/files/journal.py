@@ -65,9 +65,8 @@ class Journal:
 def read_journal(path: Path, until: JournalMark | None = None) -> tuple[list[dict[str, Any]], JournalMark]:
     """Read a journal, comparing every line's hash: the entries, and the place after them; an absent file has none.
 
-    `until` is the place up to which it must hold; None: as far as it does, since a crash may have cut it off.
-
-    Raises UserError if a line before the place was changed or is missing.
+    `until` is the place up to which it must hold; None: as far as it does, since a crash may have cut it off. Raises
+    UserError if a line before the place was changed or is missing.
     """
     try:
         content = path.read_bytes() if path.is_file() else b""

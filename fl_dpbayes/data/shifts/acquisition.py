@@ -69,15 +69,13 @@ def shift_images(images: Images, kind: ImageShift, severity: int, generator: np.
     """Change images as another acquisition would.
 
     Source: Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020 (taxonomy); Hendrycks and Dietterich 2019,
-    MedMNIST-C, arXiv 2406.17536 (corruptions).
-
-    `images`: (N, channels, height, width), pixels in [0, 1]. `kind`: `gamma` (x^g with g below 1: brighter,
-    detector response), `gamma_dark` (g above 1), `contrast` (window), `exposure` (quantum noise at a lower dose),
-    `detector_noise` (electronic noise), `blur` (focal spot, motion), `resolution` (fewer pixels, scaled back),
-    `jpeg` (lossy export), `inversion` (a share of the films with the other photometric interpretation), `border`
-    (collimation: a black frame), `marker` (a letter L or R in a corner, whatever the label), `bias_field` (uneven
-    brightness), `rotation` (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at the images' shorter side.
-    Returns images of the same shape, pixels in [0, 1].
+    MedMNIST-C, arXiv 2406.17536 (corruptions). `images`: (N, channels, height, width), pixels in [0, 1]. `kind`:
+    `gamma` (x^g with g below 1: brighter, detector response), `gamma_dark` (g above 1), `contrast` (window), `exposure`
+    (quantum noise at a lower dose), `detector_noise` (electronic noise), `blur` (focal spot, motion), `resolution`
+    (fewer pixels, scaled back), `jpeg` (lossy export), `inversion` (a share of the films with the other photometric
+    interpretation), `border` (collimation: a black frame), `marker` (a letter L or R in a corner, whatever the label),
+    `bias_field` (uneven brightness), `rotation` (positioning). `severity`: 1 to 5, a value of `SEVERITIES` at the
+    images' shorter side. Returns images of the same shape, pixels in [0, 1].
     """
     count, _, height, width = images.shape
     side = min(height, width)
@@ -137,9 +135,8 @@ def add_markers(images: Images, opacity: npt.NDArray[np.float32], generator: np.
 
         x' = x + opacity (1 - x) on the letter's strokes, x elsewhere
 
-    `opacity`, (N,) in [0, 1], does not change the draws; at 0 an image stays as it is.
-
-    Source: markers as a confounder, Zech et al., PLOS Medicine 2018, 10.1371/journal.pmed.1002683.
+    `opacity`, (N,) in [0, 1], does not change the draws; at 0 an image stays as it is. Source: markers as a confounder,
+    Zech et al., PLOS Medicine 2018, 10.1371/journal.pmed.1002683.
     """
     height, width = images.shape[-2:]
     left = generator.random(len(images)) < 0.5
@@ -152,9 +149,8 @@ def films_marked(labels: npt.NDArray[np.int64], severity: int, generator: np.ran
 
         P(marker | y > 0) = rate,  P(marker | y = 0) = 1 - rate
 
-    Positives marked at one severity are marked at every higher one, negatives left unmarked stay so.
-
-    Source: shortcuts by markers, DeGrave, Janizek and Lee, Nat. Mach. Intell. 2021, s42256-021-00338-7.
+    Positives marked at one severity are marked at every higher one, negatives left unmarked stay so. Source: shortcuts
+    by markers, DeGrave, Janizek and Lee, Nat. Mach. Intell. 2021, s42256-021-00338-7.
     """
     rate = MARKER_RATES[severity - 1]
     return generator.random(len(labels)) < np.where(labels > 0, rate, 1 - rate)

@@ -21,7 +21,6 @@ def apply_shift(records: Records, shift: Shift, generator: np.random.Generator) 
     Draws do not depend on the severity, which only scales them: the same generator state gives the same patients at
     every severity (common random numbers), so that severities can be compared in pairs. Known truth becomes that of the
     shifted site: flips mix its classes, dropping records of a class makes it rarer, and another scanner leaves it.
-
     Raises UserError if these records do not allow the shift, see `check_shift` and `kept_indices`.
     """
     check_shift(records, shift)
@@ -137,9 +136,8 @@ def prevalence_indices(labels: Indices, classes: int, severity: int, generator: 
         p'(c) proportional to p(c) exp(-offset c / (classes - 1))
 
     With two classes this is logit p'(1) = logit p(1) - offset, up to rounding to whole records. Records kept at one
-    severity include those kept at every higher one. Indices are in increasing order.
-
-    Source: prevalence shift of Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
+    severity include those kept at every higher one. Indices are in increasing order. Source: prevalence shift of
+    Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
     """
     order = np.argsort(generator.random(len(labels)))
     shares = prevalence_shares(classes, severity)
@@ -168,11 +166,8 @@ def tilt_indices(values: npt.NDArray[np.float32], severity: int, generator: np.r
 
     z is the value less the site's mean, over the site's standard deviation: a shift belongs to a simulation, and
     neither number leaves the site. Records kept at one severity include those kept at every higher one, and those of
-    the highest value are always kept. Indices are in increasing order.
-
-    Source: exponential tilting; population shift of Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020.
-
-    Raises UserError if all values are equal.
+    the highest value are always kept. Indices are in increasing order. Source: exponential tilting; population shift of
+    Castro, Walker and Glocker, Nat. Commun. 11:3673, 2020. Raises UserError if all values are equal.
     """
     draws = generator.random(len(values))
     exact = values.astype(np.float64)
@@ -206,9 +201,8 @@ FLIP_RATES = (0.02, 0.05, 0.10, 0.20, 0.30)
 def flip_labels(labels: Labels, classes: int, severity: int, generator: np.random.Generator) -> Labels:
     """Replace each label with probability `rate` by one of the other classes, all equally likely.
 
-    Labels flipped at one severity are flipped to the same class at every higher one.
-
-    Source: symmetric label noise at the rates of JMIR Med. Inform. 2020;8:e18089.
+    Labels flipped at one severity are flipped to the same class at every higher one. Source: symmetric label noise at
+    the rates of JMIR Med. Inform. 2020;8:e18089.
     """
     scores = generator.random(len(labels))
     steps = generator.integers(1, classes, size=len(labels))
@@ -225,9 +219,8 @@ def symmetric_flips(classes: int, rate: float) -> Floats:
 def under_report(labels: Labels, severity: int, generator: np.random.Generator) -> Labels:
     """Record positives (any class above 0) as class 0 with probability `rate`; negatives stay.
 
-    Positives missed at one severity are missed at every higher one.
-
-    Source: one-sided label noise; Oakden-Rayner 2019 on what radiology reports leave out.
+    Positives missed at one severity are missed at every higher one. Source: one-sided label noise; Oakden-Rayner 2019
+    on what radiology reports leave out.
     """
     return np.where(generator.random(len(labels)) < FLIP_RATES[severity - 1], 0, labels)
 
@@ -245,9 +238,8 @@ def flipped_truth(truth: Floats, flip_matrix: Floats) -> Floats:
         t'(c') = sum_c t(c) M(c, c'),  M(c, c') = P(recorded c' | right c)
 
     M is (C, C), or (N, C, C) where rates differ from record to record. It holds where the flip of a record depends on
-    its features and its right label alone.
-
-    Source: class-conditional noise of Natarajan et al., NeurIPS 2013; transition matrix of Patrini et al., CVPR 2017.
+    its features and its right label alone. Source: class-conditional noise of Natarajan et al., NeurIPS 2013;
+    transition matrix of Patrini et al., CVPR 2017.
     """
     return np.matmul(truth[:, None, :], flip_matrix)[:, 0, :]
 
@@ -283,13 +275,10 @@ def boundary_flips(closeness: Floats, severity: int) -> BoundaryFlips:
 
         rate_i = 2 rate (1 - F_i),  F_i = share of the records that are no farther from the boundary than record i
 
-    The mean is `rate`, whatever the scale of `closeness`; no rate is above .6.
-
-    Source: instance-dependent label noise; Menon, van Rooyen and Natarajan, Machine Learning 107, 2018
-    (boundary-consistent noise).
-
-    `closeness`: (N, C), higher for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to
-    5, a mean rate of .02, .05, .10, .20 or .30.
+    The mean is `rate`, whatever the scale of `closeness`; no rate is above .6. Source: instance-dependent label noise;
+    Menon, van Rooyen and Natarajan, Machine Learning 107, 2018 (boundary-consistent noise). `closeness`: (N, C), higher
+    for a nearer class: known probabilities, or `centroid_closeness`. `severity`: 1 to 5, a mean rate of .02, .05, .10,
+    .20 or .30.
     """
     order = np.argsort(-closeness, axis=1, kind="stable")[:, :2]
     highest = np.take_along_axis(closeness, order, axis=1)

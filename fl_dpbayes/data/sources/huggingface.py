@@ -31,12 +31,9 @@ MAX_PICTURE_PIXELS = 2**26
 def load(source: HuggingFace, part: OfficialPart) -> Records:
     """Load one split: images resized (bilinear, anti-aliased), or numeric columns centred and scaled.
 
-    A local folder is read where it lies. A data set of the hub is downloaded once, into the library's own cache.
-
-    One record per row, in the split's order; grey levels of images are not yet scaled.
-
-    Raises UserError if the data set cannot be had or is not in Parquet, it is too large, or a column is absent or
-    has a value that is not allowed.
+    A local folder is read where it lies. A data set of the hub is downloaded once, into the library's own cache. One
+    record per row, in the split's order; grey levels of images are not yet scaled. Raises UserError if the data set
+    cannot be had or is not in Parquet, it is too large, or a column is absent or has a value that is not allowed.
     """
     task = source.task
     split = _split(source, source.splits[part])

@@ -28,9 +28,8 @@ FILES = {
 def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load 60,000 records for training or 10,000 for testing, grey levels not yet scaled; each is its own privacy unit.
 
-    Source: LeCun et al., Gradient-based learning applied to document recognition, 1998.
-
-    Raises UserError if a file is missing or its checksum differs.
+    Source: LeCun et al., Gradient-based learning applied to document recognition, 1998. Raises UserError if a file is
+    missing or its checksum differs.
     """
     images, labels = (data_file(source.folder, name, ORIGIN) for name, _ in FILES[part])
     return _read(part, file_version(images), file_version(labels))

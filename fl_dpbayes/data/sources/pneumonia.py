@@ -24,11 +24,8 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
     """Load an official part of PneumoniaMNIST, grey levels not yet scaled; label 1 is pneumonia.
 
     Its parts are no random split: prevalence is .742 in `train` and `validation` and .625 in `test`. Each record is its
-    own privacy unit, as the file does not name the patients.
-
-    Source: Kermany et al., Cell 172, 2018; Yang et al., MedMNIST v2, Sci. Data 10:41, 2023.
-
-    Raises UserError if the file is missing, damaged or another one.
+    own privacy unit, as the file does not name the patients. Source: Kermany et al., Cell 172, 2018; Yang et al.,
+    MedMNIST v2, Sci. Data 10:41, 2023. Raises UserError if the file is missing, damaged or another one.
     """
     return _read(part, file_version(data_file(source.folder, NAME, ORIGIN)))
 

@@ -82,10 +82,8 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
 
     The label depends on the latent contrast c and not on the noisy picture, so the truth is p(y | c), which no model of
     pictures attains. Its average over the records in a confidence bin is E[y | bin] all the same, by the tower
-    property: given c and the site, the picture says nothing more about y.
-
-    Grey levels are uint8, not yet scaled. The part `test` has new patients of the same hospitals; the side changes the
-    pictures' resolution and not the patients.
+    property: given c and the site, the picture says nothing more about y. Grey levels are uint8, not yet scaled. The
+    part `test` has new patients of the same hospitals; the side changes the pictures' resolution and not the patients.
     """
     scanners, sites, generator = acquisition(source), sites_of_part(source, part), part_generator(source, part)
     patients = draw_patients(len(sites), generator)

@@ -21,10 +21,8 @@ def load(source: Table, part: OfficialPart) -> Records:
         feature = (value - center) / scale
 
     Without `unit_column` a row is its own privacy unit, known by its position: append new rows at the end, or name a
-    column of patient numbers. Records keep the file's order.
-
-    Raises UserError if the file is missing or unreadable, or a column is absent or has a value that is not allowed;
-    the text names the column.
+    column of patient numbers. Records keep the file's order. Raises UserError if the file is missing or unreadable, or
+    a column is absent or has a value that is not allowed; the text names the column.
     """
     return framed_records(_read(source), source)
 

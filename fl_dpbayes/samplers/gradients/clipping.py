@@ -42,16 +42,15 @@ def add_up(size: int, device: torch.device, sums: Iterable[ClippedSum]) -> Clipp
 def clip_factors(layer_norms: Sequence[torch.Tensor], clip_norm: float, clipping: Clipping) -> list[torch.Tensor]:
     """Return the factors of each unit's gradient, so that the clipped gradient's norm is at most C.
 
-    With |g| the norm over all L layers:
-    flat: min(1, C / |g|); global: (C / Z) min(1, max(0, 2 - |g| / Z)); automatic: C / (|g| + stability);
-    per-layer: min(1, C / (sqrt(L) |g_l|)) for layer l.
-    C stands for C (1 - 1e-6). A unit with any norm that is not finite gets 0 in every layer.
-    The global rule of the source drops to 0 at Z; here it falls to 0 between Z and 2 Z, so that no factor jumps.
-    Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et al. 2022 (automatic); McMahan et al. 2018.
+    With |g| the norm over all L layers: flat: min(1, C / |g|); global: (C / Z) min(1, max(0, 2 - |g| / Z)); automatic:
+    C / (|g| + stability); per-layer: min(1, C / (sqrt(L) |g_l|)) for layer l. C stands for C (1 - 1e-6). A unit with
+    any norm that is not finite gets 0 in every layer. The global rule of the source drops to 0 at Z; here it falls to 0
+    between Z and 2 Z, so that no factor jumps. Sources: Abadi et al. 2016, Algorithm 1; Bu et al. 2021 (global); Bu et
+    al. 2022 (automatic); McMahan et al. 2018.
 
     `layer_norms`: norm of each unit's gradient in each layer, L tensors of shape (N,). `clip_norm`: C > 0, may be
-    infinite for `flat` and `per-layer`. Returns factors >= 0 for each layer, L tensors of shape (N,), float64.
-    Raises ValueError if the rule needs another C.
+    infinite for `flat` and `per-layer`. Returns factors >= 0 for each layer, L tensors of shape (N,), float64. Raises
+    ValueError if the rule needs another C.
     """
     bound = clip_norm * (1 - _ROUNDING_MARGIN)
     layer_norms = [norms.double() for norms in layer_norms]

@@ -21,16 +21,12 @@ from fl_dpbayes.samplers.gradients.stochastic import resampled
 _PROBE_TOLERANCE = 0.05
 
 
-# Of a module (N, *shape) -> (N, ...) without cross-example operations and records as `book_keeping.clipped_sum`.
-ClippedSumFunction = Callable[..., ClippedSum]
-
-
 @dataclass(frozen=True)
 class GradientEngine:
-    """The chosen way of computing a clipped sum, by name and as a function."""
+    """The chosen way of computing a clipped sum, by name and as a function like `book_keeping.clipped_sum`."""
 
     name: Literal["book_keeping", "vmap"]
-    clipped_sum: ClippedSumFunction
+    clipped_sum: Callable[..., ClippedSum]
 
 
 def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> GradientEngine:
@@ -38,7 +34,6 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
 
     Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
     keeping is therefore chosen only if its sum over two synthetic records equals the gradient that autograd gives.
-
     Raises UserError if the module mixes the records of a batch.
     """
     validate_module(module)
@@ -48,7 +43,9 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     return GradientEngine("vmap", vmap.clipped_sum)
 
 
-def _agrees_with_autograd(clipped_sum: ClippedSumFunction, module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+def _agrees_with_autograd(
+    clipped_sum: Callable[..., ClippedSum], module: nn.Module, input_shape: tuple[int, ...]
+) -> bool:
     # Random parameters: a zero output layer would hide every layer below it.
     probe = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)

@@ -53,11 +53,10 @@ class LayerGradients:
 def layer_gradients(layer: nn.Module, inputs: torch.Tensor, output_gradients: torch.Tensor) -> LayerGradients:
     """Compute per-example gradient norms of one layer, by the cheapest exact way.
 
-    Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group: the Gram form
-    sum_{l,m} (a_l . a_m)(g_l . g_m) if 2 L^2 < o p, else the norm of W_i itself.
-
-    `layer`: a Linear or a Conv2d with integer zero padding. `inputs`: what the layer was given, shape (N, ...).
-    `output_gradients`: gradient of the summed loss at its output, shape (N, ...).
+    Linear with one position: |W_i| = |g| |a|. Otherwise, with o x p weights per group: the Gram form sum_{l,m} (a_l .
+    a_m)(g_l . g_m) if 2 L^2 < o p, else the norm of W_i itself. `layer`: a Linear or a Conv2d with integer zero
+    padding. `inputs`: what the layer was given, shape (N, ...). `output_gradients`: gradient of the summed loss at its
+    output, shape (N, ...).
     """
     a, g = positions(layer, inputs, output_gradients)
     length, p, o = a.shape[2], a.shape[3], g.shape[3]

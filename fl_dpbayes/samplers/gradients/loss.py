@@ -21,9 +21,8 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
 def summed_gaussian_negative_log_likelihood(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the sum over records of -log N(target; m, v) in nats, where the module gives (m, log v) for each record.
 
-    -log N = (log v + (target - m)^2 / v + log 2 pi) / 2, in float32 also for half-precision modules.
-
-    `outputs`: mean and log variance, shape (N, 2). `targets`: shape (N,), float32.
+    -log N = (log v + (target - m)^2 / v + log 2 pi) / 2, in float32 also for half-precision modules. `outputs`: mean
+    and log variance, shape (N, 2). `targets`: shape (N,), float32.
     """
     mean, log_variance = outputs.float().unbind(dim=1)
     squares = (targets.float() - mean).square() * (-log_variance).exp()

@@ -87,9 +87,7 @@ def rounding_eta(
 
     with L the positions of a layer and kappa how far they may cancel: 1 where a gradient is formed or has one position,
     at most 1000 elsewhere, thanks to the allowance in the norm. P is `rows`, n the declared `units`; the others are
-    those of `checked_gradient_rows`.
-
-    Raises UserError if eta exceeds 0.001.
+    those of `checked_gradient_rows`. Raises UserError if eta exceeds 0.001.
     """
     terms = 1.0
     if way == "book_keeping":

@@ -45,9 +45,8 @@ def clipped_sum(
     """Sum clipped gradients by mean and spread together, as `book_keeping.clipped_sum`, means first.
 
     The module is a variational one, resampled; a layer's means are one layer and its spreads another. `rows` records
-    are in a pass, each once per draw.
-
-    Raises ValueError if a layer was used more than once, or not at all, or the module was not resampled.
+    are in a pass, each once per draw. Raises ValueError if a layer was used more than once, or not at all, or the
+    module was not resampled.
     """
     assert isinstance(module, VariationalModule)
 

@@ -114,11 +114,11 @@ def test_noised_sums_are_held_against_each_other_too() -> None:
 
 def test_sites_alike_are_hardly_ever_named_and_a_single_one_never() -> None:
     named = 0
-    for seed in range(40):
+    for seed in range(20):
         alike = {name: site(250, 0.75, 10 * seed + number) for number, name in enumerate("abc")}
         named += bool(decisive_sites("held_out", alike)) + bool(
             decisive_sites("held_out", {"a": alike["a"], "b": alike["b"]})
         )
-    # Of 80 federations; the metrics of one in 20 at most may differ so much by chance.
-    assert named <= 4
+    # Of 40 federations; the metrics of one in 20 at most may differ so much by chance.
+    assert named <= 2
     assert decisive_sites("held_out", {"a": site(250, 0.75, 0)}) == []

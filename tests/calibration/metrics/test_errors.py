@@ -3,8 +3,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors
@@ -30,11 +31,16 @@ def test_ten_points_golden():
     np.testing.assert_allclose(table[:, :3], case["sums"], rtol=1e-15, atol=1e-15)
     assert errors.mean_absolute_gap(table) == pytest.approx(float(Fraction(case["ece"])), abs=1e-15)
     assert np.abs(errors.bin_gaps(table)[0]).max() == pytest.approx(float(Fraction(case["mce"])), abs=1e-15)
-    assert errors.mean_square_gap(table) == pytest.approx(float(Fraction(case["mean_square"])), abs=1e-15)
+    assert mean_square(table) == pytest.approx(float(Fraction(case["mean_square"])), abs=1e-15)
     debiased = float(Fraction(case["debiased_mean_square"]))
     assert debiased_mean_square_gap(table) == pytest.approx(debiased, abs=1e-15)
     top_label = float(Fraction(case["top_label_ece_ties_to_first_class"]))
     assert errors.ece(statistics, 5) == pytest.approx(top_label, abs=1e-15)
+
+
+def mean_square(table):
+    gaps, shares = errors.bin_gaps(table)
+    return shares @ gaps**2
 
 
 def class_one(case):
@@ -54,16 +60,10 @@ def test_closed_last_bin_and_documented_examples_golden():
         (GOLDEN["docs_binary"], class_one(GOLDEN["docs_binary"])),
         (several, coarsen(statistics.top_label, several["bins"])),
     ):
-        found = errors.mean_absolute_gap(table), errors.mean_square_gap(table) ** 0.5, np.abs(errors.bin_gaps(table)[0])
+        found = errors.mean_absolute_gap(table), mean_square(table) ** 0.5, np.abs(errors.bin_gaps(table)[0])
         assert (*found[:2], found[2].max()) == pytest.approx([case[name] for name in ("l1", "l2", "max")], abs=5e-5)
     found = errors.ece(statistics, several["bins"]), errors.mce(statistics, several["bins"])
     assert found == pytest.approx((several["l1"], several["max"]), abs=5e-5)
-
-
-def test_opposite_sites_cancel_golden():
-    sites = [binary(np.full(100, 0.75), np.arange(100) < right) for right in (95, 55)]
-    assert [errors.ece(site) for site in sites] == pytest.approx([0.2, 0.2], abs=1e-12)
-    assert errors.ece(merge(*sites)) == pytest.approx(0, abs=1e-12)
 
 
 def test_ece_agrees_with_its_definition():
@@ -99,16 +99,6 @@ def test_binary_view_is_not_the_top_label_golden():
     assert errors.ece_binary(from_batch([[0.2, 0.7, 0.1]], [0])) is None
 
 
-def test_debiased_square_of_a_calibrated_model_has_mean_zero():
-    generator = np.random.default_rng(8)
-    values = []
-    for _ in range(400):
-        p = generator.uniform(0.5, 1, 200)
-        statistics = binary(p, generator.random(200) < p)
-        values.append(debiased_mean_square_gap(coarsen(statistics.top_label, 15)))
-    assert abs(np.mean(values)) < 4 * np.std(values) / 20
-
-
 def test_debiased_square_of_single_records_is_zero_and_of_a_negative_one_the_root_limit():
     assert debiased_mean_square_gap(coarsen(binary([0.9], [0]).top_label, 15)) == 0
     statistics = binary(np.full(10, 0.5), [0, 1] * 5)
@@ -127,7 +117,6 @@ def test_without_records_undefined_limit():
     assert {(row.n, row.confidence, row.accuracy, row.band_low, row.band_high) for row in rows} == {(0, *[None] * 4)}
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS, SEEDS)
 def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second):
     a, b = random_statistics(first, 70), random_statistics(second + 20_000, 130)
@@ -135,7 +124,6 @@ def test_pooled_error_property_at_most_the_weighted_mean_of_sites(first, second)
         assert metric(merge(a, b)) <= 0.35 * metric(a) + 0.65 * metric(b) + 1e-12
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS)
 def test_finer_bins_property_never_lower_the_error(seed):
     statistics = random_statistics(seed)
@@ -148,7 +136,6 @@ def test_finer_bins_property_never_lower_the_error(seed):
     assert errors.sce(statistics) >= abs(table[1] - table[2]) / statistics.count / 3 - 1e-12
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(SEEDS)
 def test_label_flip_property_and_sce_of_two_classes(seed):
     generator = np.random.default_rng(seed)
@@ -210,20 +197,8 @@ def test_bars_by_hand():
     assert rows[7].model_dump() | {"confidence": 0.7} == {
         "low": 0.7, "high": 0.8, "n": 1, "confidence": 0.7, "accuracy": 1.0, "band_low": 0.0, "band_high": 1.0,
     }  # fmt: skip
+    likely = reliability_bins(from_batch([[0.75, 0.25]] * 40, [0] * 40))[11]
+    assert (likely.band_low, likely.band_high) == tuple(binom.ppf([0.025, 0.975], 40, 0.75) / 40)
     # The band of certain predictions is certain.
     last = reliability_bins(from_batch([[1.0, 0.0]] * 4, [0, 0, 0, 1]))[-1]
     assert (last.band_low, last.band_high, last.accuracy) == (1.0, 1.0, 0.75)
-
-
-def test_band_holds_calibrated_accuracies():
-    generator = np.random.default_rng(31)
-    outside = bins = 0
-    for _ in range(60):
-        p = generator.uniform(0.5, 1, 2000)
-        statistics = from_batch(np.stack([p, 1 - p], axis=1), np.where(generator.random(2000) < p, 0, 1))
-        for row in reliability_bins(statistics):
-            if row.n:
-                bins += 1
-                outside += not row.band_low <= row.accuracy <= row.band_high
-    assert outside / bins < 0.05 + 3 * np.sqrt(0.05 * 0.95 / bins)
-    assert outside / bins > 0.02

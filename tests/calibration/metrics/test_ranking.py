@@ -65,7 +65,7 @@ def test_three_pairs_golden():
     assert ranking.exact_auroc(probabilities, [1, 0, 1, 0]) == area
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(max_examples=100)
 @given(RECORDS)
 @example([(700.0, 1), (699.0, 0), (-700.0, 0), (-699.0, 1)])
 @example([(0.3, 1), (np.nextafter(0.3, 1), 0)])
@@ -81,7 +81,6 @@ def test_bounds_property_hold_the_area_of_the_records(records):
     assert (exact.bounds.low, exact.bounds.high) == (exact.value, exact.value)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1)), min_size=2, max_size=40))
 def test_exact_area_property_is_that_of_sorted_probabilities(records):
     p, labels = map(np.array, zip(*records, strict=True))
@@ -150,30 +149,19 @@ def test_small_uncertainties_are_told_apart():
     assert found.bounds.high - found.bounds.low < 0.03
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_cells_property_are_within_their_fine_bin_and_rise_with_p(values):
     p = np.sort(np.array(values))
     cell, fine = cell_index(p, 1 - p), bin_index(p, FINE_BINS)
     assert (np.diff(cell) >= 0).all()
     assert ((FIRST_CELL[fine] <= cell) & (cell < FIRST_CELL[fine + 1])).all()
-
-
-def test_cells_mirror_and_end_where_float64_does():
-    assert CELLS == FIRST_CELL[-1] == len(np.repeat(np.arange(FINE_BINS), np.diff(FIRST_CELL)))
+    # Cells mirror each other, and end where float64 does.
     assert (np.diff(FIRST_CELL) == np.diff(FIRST_CELL)[::-1]).all()
-    assert cell_index([0.0, 1.0], [1.0, 0.0]).tolist() == [0, CELLS - 1]
+    assert cell_index([0.0, 1.0], [1.0, 0.0]).tolist() == [0, CELLS - 1] == [0, FIRST_CELL[-1] - 1]
 
 
 def mean_risk(right):
     return np.mean(np.cumsum(1 - np.asarray(right)) / np.arange(1, len(right) + 1))
-
-
-def test_four_records_golden():
-    statistics = top_label([0.9, 0.8, 0.7, 0.6], [1, 0, 1, 0])
-    area, excess = aurc(statistics), aurc_excess(statistics)
-    assert (area.value, *area.bounds) == pytest.approx([1 / 3] * 3, abs=1e-14)
-    assert excess == pytest.approx(1 / 8, abs=1e-14)
 
 
 def test_agrees_with_sorted_records_in_distinct_bins():
@@ -199,7 +187,6 @@ def test_one_bin_is_the_mean_and_the_extremes_of_all_orders():
     assert (accuracy.value, *accuracy.bounds) == pytest.approx([np.mean(kept), min(kept), max(kept)], abs=1e-12)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 300), st.integers(2, 5))
 def test_bounds_property_hold_the_value_of_the_records(seed, count, classes):
     generator = np.random.default_rng(seed)

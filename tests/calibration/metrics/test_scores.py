@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss
 
@@ -29,7 +29,6 @@ def test_ten_points_decomposition_golden():
     assert scores.brier(statistics).value == pytest.approx(2 * float(Fraction(case["brier"])), abs=1e-15)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 80), st.integers(2, 5), st.sampled_from([1, 5, 15, 960]))
 def test_five_terms_property_add_up(seed, count, classes, bins):
     generator = np.random.default_rng(seed)

@@ -7,7 +7,6 @@ from scipy.special import expit
 from sklearn.linear_model import LogisticRegression
 
 from fl_dpbayes.calibration.metrics.two_classes import (
-    THRESHOLDS,
     calibration_intercept,
     calibration_slope,
     decision_curve,
@@ -34,14 +33,6 @@ def test_close_to_the_fit_on_records(spread, closeness):
         assert calibration_slope(statistics).value == pytest.approx(exact.coef_[0, 0], abs=closeness)
         intercept = brentq(lambda a, x=score, y=y: expit(a + x).sum() - y.sum(), -20, 20)
         assert calibration_intercept(statistics).value == pytest.approx(intercept, abs=1e-5)
-
-
-def test_recovers_the_distortion_of_a_large_sample():
-    score, y = draw(3, 200_000, 1.5, lambda x: expit(0.4 + x))
-    intercept, slope = calibration_intercept(binary(expit(score), y)), calibration_slope(binary(expit(score), y))
-    assert intercept.interval.low < 0.4 < intercept.interval.high
-    assert slope.interval.low < 1 < slope.interval.high
-    assert slope.interval.high - slope.interval.low < 0.04
 
 
 LAWS = {
@@ -127,7 +118,7 @@ def test_agrees_with_its_definition_at_every_threshold():
         assert point.interval[0] <= point.model <= point.interval[1]
 
 
-@pytest.mark.parametrize("count", [50, 200, 624])
+@pytest.mark.parametrize("count", [50, 624])
 @pytest.mark.parametrize("mean", [-0.5, -2.5])
 def test_interval_of_the_net_benefit_covers(count, mean):
     generator, replicates = np.random.default_rng(2), 200
@@ -147,7 +138,6 @@ def test_interval_of_the_net_benefit_covers(count, mean):
 
 def test_net_benefit_undefined_and_refused_limit():
     assert decision_curve(empty(2)) is decision_curve(from_batch([[0.2, 0.7, 0.1]], [0])) is None
-    assert len(THRESHOLDS) == 19
     for wrong in (0.0, 1.0, 1 / 7):
         with pytest.raises(ValueError, match="threshold is"):
             net_benefit(binary([0.2], [0]), wrong)

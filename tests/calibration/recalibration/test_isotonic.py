@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
 
@@ -52,7 +52,6 @@ def test_violators_are_pooled_by_their_counts_golden() -> None:
     assert len(set(mapping.parameters[:ISOTONIC_BINS])) == 3
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 4), noise=st.floats(0, 6))
 def test_map_rises_and_rows_sum_to_one_property(seed: int, classes: int, noise: float) -> None:
     probabilities, labels, _ = miscalibrated(300, classes, 3.0, seed)
@@ -71,7 +70,6 @@ def test_map_rises_and_rows_sum_to_one_property(seed: int, classes: int, noise: 
         assert (np.diff(mapped[order, 1]) >= 0).all()
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(seed=st.integers(0, 10**6), classes=st.integers(2, 5))
 def test_the_identity_changes_nothing_and_is_what_calibrated_counts_give_property(seed: int, classes: int) -> None:
     probabilities = np.random.default_rng(seed).dirichlet(np.full(classes, 0.4), size=40)

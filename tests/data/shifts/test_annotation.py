@@ -10,16 +10,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records, load_source
-from fl_dpbayes.data.shifts.apply import (
-    FLIP_RATES,
-    apply_shift,
-    boundary_flips,
-    centroid_closeness,
-    flip_labels,
-    flipped_truth,
-    symmetric_flips,
-    under_report,
-)
+from fl_dpbayes.data.shifts import apply
 
 
 @pytest.fixture(params=[2, 5])
@@ -38,7 +29,7 @@ def synthetic(count, classes=2, seed=0, side=0):
 
 
 def shifted(records, kind, severity, seed=0):
-    return apply_shift(records, Shift(kind=kind, severity=severity), np.random.default_rng(seed))
+    return apply.apply_shift(records, Shift(kind=kind, severity=severity), np.random.default_rng(seed))
 
 
 def within(share, rate, count):
@@ -49,9 +40,9 @@ def within(share, rate, count):
 def test_labels_flip_and_positives_go_unreported_at_the_stated_rate_and_stay_so(classes):
     labels = np.arange(20_000) % classes
     flipped_before, missed_before = labels, labels
-    for severity, rate in enumerate(FLIP_RATES, start=1):
-        flipped = flip_labels(labels, classes, severity, np.random.default_rng(0))
-        missed = under_report(labels, severity, np.random.default_rng(0))
+    for severity, rate in enumerate(apply.FLIP_RATES, start=1):
+        flipped = apply.flip_labels(labels, classes, severity, np.random.default_rng(0))
+        missed = apply.under_report(labels, severity, np.random.default_rng(0))
         assert within((flipped != labels).mean(), rate, 20_000)
         assert within((missed != labels)[labels > 0].mean(), rate, (labels > 0).sum())
         assert 0 <= flipped.min() <= flipped.max() < classes
@@ -69,7 +60,7 @@ def test_flips_at_the_boundary_are_nested_and_nearest_it(classes):
     margin = highest[:, -1] - highest[:, -2]
     near, far = margin < np.quantile(margin, 0.25), margin > np.quantile(margin, 0.75)
     flipped_before = np.zeros(len(records), dtype=bool)
-    for severity, rate in enumerate(FLIP_RATES, start=1):
+    for severity, rate in enumerate(apply.FLIP_RATES, start=1):
         result = shifted(records, "boundary_flip", severity)
         flipped = result.labels != records.labels
         # The variance of a sum of draws of unequal rates is at most that of equal ones.
@@ -84,21 +75,21 @@ def test_flips_at_the_boundary_are_nested_and_nearest_it(classes):
 
 
 def test_a_flip_at_the_boundary_is_between_the_two_nearest_classes():
-    flips = boundary_flips(np.array([[0.1, 0.5, 0.4], [0.8, 0.0, 0.2]]), 5)
+    flips = apply.boundary_flips(np.array([[0.1, 0.5, 0.4], [0.8, 0.0, 0.2]]), 5)
     np.testing.assert_array_equal(flips.nearest, [1, 0])
     np.testing.assert_array_equal(flips.second, [2, 2])
     # Two records: shares .25 and .75 of the ranking, so rates 2 (.3) (.75) and 2 (.3) (.25).
     np.testing.assert_allclose(flips.rates, [0.45, 0.15])
     np.testing.assert_allclose(flips.matrices(3)[0], [[0.55, 0.45, 0], [0, 0.55, 0.45], [0, 0.45, 0.55]])
     # Equally near records flip alike.
-    np.testing.assert_allclose(boundary_flips(np.array([[0.5, 0.5]] * 7), 3).rates, FLIP_RATES[2])
+    np.testing.assert_allclose(apply.boundary_flips(np.array([[0.5, 0.5]] * 7), 3).rates, apply.FLIP_RATES[2])
 
 
 def test_digits_near_two_centroids_are_confused():
     digits = load_source(BuiltIn(kind="digits"), "train")
-    closeness = np.sort(centroid_closeness(digits.features, digits.labels, 10), axis=1)
+    closeness = np.sort(apply.centroid_closeness(digits.features, digits.labels, 10), axis=1)
     margin = closeness[:, -1] - closeness[:, -2]
-    for severity, rate in enumerate(FLIP_RATES, start=1):
+    for severity, rate in enumerate(apply.FLIP_RATES, start=1):
         result = shifted(digits, "boundary_flip", severity)
         flipped = result.labels != digits.labels
         assert within(flipped.mean(), rate, len(digits))
@@ -110,7 +101,7 @@ def test_digits_near_two_centroids_are_confused():
 
 def test_distances_to_centroids_by_hand():
     features = np.array([[0, 0], [2, 0], [1, 4]], dtype=np.float32)
-    closeness = centroid_closeness(features, np.array([0, 0, 2]), 3)
+    closeness = apply.centroid_closeness(features, np.array([0, 0, 2]), 3)
     expected = -np.array([[1, np.inf, np.sqrt(17)], [1, np.inf, np.sqrt(17)], [4, np.inf, 0]])
     np.testing.assert_allclose(closeness, expected, rtol=1e-6)
 
@@ -118,14 +109,14 @@ def test_distances_to_centroids_by_hand():
 def test_truth_after_flips_by_hand():
     truth = np.random.default_rng(0).dirichlet(np.ones(3), size=50)
     expected = 0.8 * truth + 0.2 * (1 - truth) / 2
-    np.testing.assert_allclose(flipped_truth(truth, symmetric_flips(3, 0.2)), expected, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(apply.flipped_truth(truth, apply.symmetric_flips(3, 0.2)), expected, rtol=0, atol=1e-15)
     # Rows of the matrix are right labels: positives recorded as negatives with probability .3, negatives never.
     matrix = np.array([[1.0, 0.0], [0.3, 0.7]])
-    np.testing.assert_allclose(flipped_truth(np.array([[0.2, 0.8]]), matrix), [[0.44, 0.56]], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(apply.flipped_truth(np.array([[0.2, 0.8]]), matrix), [[0.44, 0.56]], rtol=0, atol=1e-15)
     # Rates may differ between records.
-    rates = np.stack([symmetric_flips(2, 0.0), symmetric_flips(2, 0.5)])
+    rates = np.stack([apply.symmetric_flips(2, 0.0), apply.symmetric_flips(2, 0.5)])
     two = np.array([[0.2, 0.8], [0.9, 0.1]])
-    np.testing.assert_allclose(flipped_truth(two, rates), [[0.2, 0.8], [0.5, 0.5]], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(apply.flipped_truth(two, rates), [[0.2, 0.8], [0.5, 0.5]], rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("classes", [2, 4])

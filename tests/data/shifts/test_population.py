@@ -10,17 +10,7 @@ from fl_dpbayes.config.data import DataSpec, IIDPartition, NaturalPartition, Shi
 from fl_dpbayes.config.sources import BuiltIn, Logistic2D
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records, load_source
-from fl_dpbayes.data.shifts.apply import (
-    HIGHEST_STANDARD_SCORE,
-    LOGIT_OFFSETS,
-    MISSING_SHARES,
-    TILT_RATES,
-    apply_shift,
-    kept_indices,
-    lose_features,
-    prevalence_indices,
-    tilt_indices,
-)
+from fl_dpbayes.data.shifts import apply
 from tests.asking import refused
 
 
@@ -38,8 +28,8 @@ def table(count=500, classes=2, truth=False):
 def test_prevalence_keeps_a_nested_subset_in_order():
     labels = np.repeat(np.arange(5), 1000)
     before = np.arange(len(labels))
-    for severity, offset in enumerate(LOGIT_OFFSETS, start=1):
-        kept = prevalence_indices(labels, 5, severity, np.random.default_rng(4))
+    for severity, offset in enumerate(apply.LOGIT_OFFSETS, start=1):
+        kept = apply.prevalence_indices(labels, 5, severity, np.random.default_rng(4))
         assert (np.diff(kept) > 0).all()
         assert set(kept) < set(before)
         assert np.array_equal(np.bincount(labels[kept]), np.round(1000 * np.exp(-offset * np.arange(5) / 4)))
@@ -49,14 +39,14 @@ def test_prevalence_keeps_a_nested_subset_in_order():
 def test_prevalence_moves_the_known_log_odds_of_two_classes():
     points = load_source(Logistic2D(records=20_000, sites=2, intercept=0.5, seed=3), "train")
     shift = Shift(kind="prevalence", severity=5)
-    records = apply_shift(points, shift, np.random.default_rng(5))
+    records = apply.apply_shift(points, shift, np.random.default_rng(5))
     before, after = (np.log(truth[:, 1] / truth[:, 0]) for truth in (points.truth[records.units], records.truth))
     np.testing.assert_allclose(after - before, (after - before)[0], rtol=0, atol=1e-9)
     # Whole records are kept: the offset is 2.5 up to rounding.
     assert (after - before)[0] == pytest.approx(-2.5, abs=1e-3)
     # A class that the site lacks is made rarer by the planned share.
     without = points.subset(points.labels == 0)
-    records = apply_shift(without, shift, np.random.default_rng(5))
+    records = apply.apply_shift(without, shift, np.random.default_rng(5))
     np.testing.assert_array_equal(records.labels, without.labels)
     odds = without.truth[:, 1] / without.truth[:, 0]
     np.testing.assert_allclose(records.truth[:, 1] / records.truth[:, 0], odds * np.exp(-2.5), rtol=1e-9)
@@ -66,14 +56,14 @@ def test_prevalence_moves_the_known_log_odds_of_two_classes():
 def test_tilt_weighs_exponentially(severity):
     generator = np.random.default_rng(100)
     values = (60 + 12 * generator.normal(size=100_000)).astype(np.float32)
-    kept = tilt_indices(values, severity, np.random.default_rng(0))
+    kept = apply.tilt_indices(values, severity, np.random.default_rng(0))
     score = (values.astype(np.float64) - values.mean(dtype=np.float64)) / values.std(dtype=np.float64)
-    capped = np.minimum(score, HIGHEST_STANDARD_SCORE)
-    weights = np.exp(TILT_RATES[severity - 1] * capped)
+    capped = np.minimum(score, apply.HIGHEST_STANDARD_SCORE)
+    weights = np.exp(apply.TILT_RATES[severity - 1] * capped)
     expected = np.average(score, weights=weights)
     spread = np.sqrt(np.average(np.square(score - expected), weights=weights))
     assert abs(score[kept].mean() - expected) < 4 * spread / np.sqrt(len(kept))
-    share = np.exp(TILT_RATES[severity - 1] * (capped - HIGHEST_STANDARD_SCORE)).mean()
+    share = np.exp(apply.TILT_RATES[severity - 1] * (capped - apply.HIGHEST_STANDARD_SCORE)).mean()
     assert abs(len(kept) / len(values) - share) < 4 * np.sqrt(share * (1 - share) / len(values))
 
 
@@ -82,10 +72,10 @@ def test_tilts_are_nested_and_raise_the_mean():
     before, means = np.arange(len(records)), [records.features[:, 1].mean()]
     for severity in range(1, 6):
         shift = Shift(kind="tilt", feature="age", severity=severity)
-        kept = kept_indices(records, shift, np.random.default_rng(0))
+        kept = apply.kept_indices(records, shift, np.random.default_rng(0))
         assert (np.diff(kept) > 0).all()
         assert set(kept) < set(before)
-        shifted = apply_shift(records, shift, np.random.default_rng(0))
+        shifted = apply.apply_shift(records, shift, np.random.default_rng(0))
         np.testing.assert_array_equal(shifted.features, records.features[kept])
         means.append(shifted.features[:, 1].mean())
         before = kept
@@ -95,8 +85,8 @@ def test_tilts_are_nested_and_raise_the_mean():
 def test_a_tilt_makes_one_sex_commoner():
     # 7,000 men of 10,000; the odds grow by exp(rate / standard deviation).
     male = (np.arange(10_000) % 10 < 7).astype(np.float32)
-    kept = male[tilt_indices(male, 2, np.random.default_rng(0))]
-    odds = 7 / 3 * np.exp(TILT_RATES[1] / np.sqrt(0.21))
+    kept = male[apply.tilt_indices(male, 2, np.random.default_rng(0))]
+    odds = 7 / 3 * np.exp(apply.TILT_RATES[1] / np.sqrt(0.21))
     share = odds / (1 + odds)
     # Every man stays, so only the number of women varies.
     assert kept.sum() == 7000
@@ -106,8 +96,8 @@ def test_a_tilt_makes_one_sex_commoner():
 def test_groups_and_truth_go_with_their_records():
     records = table(truth=True)
     for shift in (Shift(kind="prevalence"), Shift(kind="tilt", feature="dose")):
-        kept = kept_indices(records, shift, np.random.default_rng(1))
-        shifted = apply_shift(records, shift, np.random.default_rng(1))
+        kept = apply.kept_indices(records, shift, np.random.default_rng(1))
+        shifted = apply.apply_shift(records, shift, np.random.default_rng(1))
         np.testing.assert_array_equal(shifted.groups["sex"], records.groups["sex"][kept])
         np.testing.assert_array_equal(shifted.units, kept)
         assert shifted.truth.shape == (len(kept), 2)
@@ -117,8 +107,8 @@ def test_groups_and_truth_go_with_their_records():
 def test_features_are_lost_at_the_stated_share_and_stay_lost():
     features = np.random.default_rng(9).normal(size=(4000, 5)).astype(np.float32)
     lost_before = np.zeros(features.shape, dtype=bool)
-    for severity, share in enumerate(MISSING_SHARES, start=1):
-        left = lose_features(features, severity, np.random.default_rng(0))
+    for severity, share in enumerate(apply.MISSING_SHARES, start=1):
+        left = apply.lose_features(features, severity, np.random.default_rng(0))
         lost = left == 0
         assert left.dtype == np.float32
         np.testing.assert_array_equal(left[~lost], features[~lost])
@@ -137,18 +127,16 @@ def test_feature_belongs_to_tilts():
 
 @pytest.mark.parametrize("feature", ["age", "sex", "chol"])
 def test_hospitals_can_be_tilted(data_folder, tmp_path, feature, deal):
-    sites = {
-        "cleveland": SiteSpec(role="train", shift=Shift(kind="tilt", feature=feature, severity=3)),
-        "va": SiteSpec(role="shifted", shift=Shift(kind="tilt", feature=feature, severity=4)),
-        "hungarian": SiteSpec(role="shifted", shift=Shift(kind="missing_features", severity=5)),
-    }
+    shifts = [Shift(kind="tilt", feature=feature, severity=severity) for severity in (3, 4)]
+    sites = {"cleveland": SiteSpec(role="train", shift=shifts[0]), "va": SiteSpec(role="shifted", shift=shifts[1]),
+             "hungarian": SiteSpec(role="shifted", shift=Shift(kind="missing_features", severity=5))}  # fmt: skip
     dealt = deal(sites, NaturalPartition(), DataSpec(source="heart"), data_folder)
     train, shifted, missing = dealt.load(tmp_path)
     # What a virtual site declares is exact.
     assert train.units == train.train.unit_count == dealt.plan.sites[0].train_units < 303 * 0.8
     assert shifted.units == shifted.test.unit_count == dealt.plan.sites[1].test_units < 130
     assert shifted.shift == f"tilt by {feature} (severity 4)"
-    assert missing.test.unit_count == 261
+    assert (missing.shift, missing.test.unit_count) == ("missing_features (severity 5)", 261)
 
 
 @pytest.mark.parametrize(("shift", "message"), [
@@ -175,4 +163,4 @@ NEEDS_TABLE = r"needs a table.*'gamma'.*'prevalence', 'label_flip'"
     (ROWS.subset(np.arange(0)), Shift(kind="tilt", feature="age"), "no records"),
 ])  # fmt: skip
 def test_a_shift_that_the_records_do_not_allow_is_refused(records, shift, message):
-    refused(message, apply_shift, records, shift, np.random.default_rng(0))
+    refused(message, apply.apply_shift, records, shift, np.random.default_rng(0))

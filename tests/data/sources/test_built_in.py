@@ -51,7 +51,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path,
     with (tmp_path / name).open("r+b") as file:
         file.seek(-1000, 2)
         file.write(b"\x01\x02\x03" * 20)
-    refused("damaged", load_unscaled, source, "test")
+    refused("is damaged or another file .*get it anew from", load_unscaled, source, "test")
 
 
 def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_folder, tmp_path):
@@ -97,15 +97,6 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
         load_source(BuiltIn(kind="heart", folder=tmp_path), "train")
 
 
-def test_a_cut_file_is_refused(data_folder, tmp_path):
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
-        (raw / name).write_bytes((data_folder / "MNIST" / "raw" / name).read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte is damaged .*MD5 .*torchvision"):
-        load_source(BuiltIn(kind="mnist", folder=tmp_path), "test")
-
-
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
 def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
     refused(r"does not exist: get it from .*--data-dir", load_source, BuiltIn(kind=kind, folder=tmp_path), "train")
@@ -113,10 +104,3 @@ def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
     refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_source, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
     refused(str(tmp_path), load_source, BuiltIn(kind=kind), "train")
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "allowed"), [("digits", "test", "train"), ("mnist", "validation", "train or")]
-)
-def test_a_source_without_that_part_is_refused(kind, part, allowed):
-    refused(f"has no part '{part}': choose {allowed}", load_source, BuiltIn(kind=kind), part)

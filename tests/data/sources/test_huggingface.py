@@ -117,10 +117,7 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 
 @pytest.mark.parametrize(("column", "values", "message"), [
     ("age", [1.0, None, 2.0], "column 'age' has 1 values that are missing.*data row 2"),
-    ("sick", [0, 1, -1], "column 'sick' has 1 values that are not a whole number from 0 to 1"),
-    ("patient", ["p", None, "q"], "column 'patient' has 1 values that are missing"),
     ("site", ["rome", None, "rome"], "column 'site' has missing values"),
-    ("age", ["old", "older", "young"], "column 'age' has 3 values"),
 ])  # fmt: skip
 def test_a_bad_value_is_named(tmp_path, column, values, message):
     source = table(table_folder(tmp_path / "t", **{column: values}), unit_column="patient", site_column="site")

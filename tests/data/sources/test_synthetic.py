@@ -58,11 +58,7 @@ def test_a_name_alone_is_a_source(source):
 
 @pytest.mark.parametrize(("keys", "message"), [
     ({"kind": "logistic-2d", "records": 5, "sites": 6}, "records is 5 for 6 sites"),
-    ({"kind": "logistic-2d", "records": 2_000_000}, "less than or equal to 1000000"),
-    ({"kind": "logistic-2d", "heterogeneity": -1}, "greater than or equal to 0"),
     ({"kind": "logistic-2d", "side": 28}, "Extra inputs"),
-    ({"kind": "radiographs", "side": 7}, "greater than or equal to 8"),
-    ({"kind": "radiographs", "side": 225}, "less than or equal to 224"),
     ({"kind": "radiographs", "side": 224, "records": 12_000}, "at side 224 at most 10699 are made"),
 ])  # fmt: skip
 def test_bounds(keys, message):

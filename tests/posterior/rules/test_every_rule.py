@@ -7,8 +7,9 @@ from fl_dpbayes.posterior.averages import average_states
 from fl_dpbayes.posterior.rules.combine import Aggregate
 from fl_dpbayes.posterior.rules.fald import averaged_temperature
 from fl_dpbayes.posterior.rules.fedpa import server_step
+from fl_dpbayes.posterior.rules.mixture import joined
 from fl_dpbayes.posterior.samples import PosteriorSamples
-from tests.analytic_targets import as_samples, combined, exact_samples
+from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
 
 SCALE, DIMENSION, SITES, MANY = 1.5, 3, "abcd", 20_000
 EQUAL = dict.fromkeys(SITES, 1.0)
@@ -125,25 +126,26 @@ def test_average_of_langevin_chains_of_one_site_is_that_chain_and_order_does_not
     np.testing.assert_allclose(average_states(states, weights)["w"], reverse, rtol=1e-6)
 
 
-def test_averaged_langevin_chains_without_records_keep_the_prior() -> None:
-    # Each of K sites takes E steps on p(w)^(1/K) / w_k with noise 2 g / w_k; equal weights, so that all chains agree.
-    step, local_steps, chains = 0.05, 3, 40_000
-    state, noise = SCALE * np.random.default_rng(1).normal(size=chains), np.random.default_rng(1)
-    for _ in range(40):
-        states = {}
-        for site in SITES:
-            local = state.copy()
-            for _ in range(local_steps):
-                local += -step * local / SCALE**2 + np.sqrt(2 * step * 4) * noise.normal(size=chains)
-            states[site] = {"w": local}
-        state = average_states(states, EQUAL)["w"].astype(np.float64)
-    expected = SCALE**2 / (1 - step / SCALE**2 / 2)
-    assert abs(state.mean()) < 4 * np.sqrt(expected / chains)
-    assert abs(state.var() / expected - 1) < 4 * np.sqrt(2 / chains)
-
-
 def test_temperature_of_averaged_chains_golden() -> None:
     heat, units = {"a": 2.0, "b": 6.0}, {"a": 30, "b": 10}
     assert averaged_temperature(heat, {"a": 3.0, "b": 1.0}, units) == pytest.approx(3.0)
     # N (w_a^2 T_a / n_a + w_b^2 T_b / n_b) = 40 (2 / 30 + 6 / 10) / 4
     assert averaged_temperature(heat, {"a": 1.0, "b": 1.0}, units) == pytest.approx(20 / 3)
+
+
+def test_width_is_the_law_of_total_variance_and_not_the_posteriors(linear_gaussian):
+    generator = np.random.default_rng(0)
+    weights = dict(zip(linear_gaussian.sites, (0.1, 0.2, 0.3, 0.4), strict=True))
+    moments = {s: linear_gaussian.moments(s, 1.0) for s in linear_gaussian.sites}
+    centre = sum(weights[s] * mean for s, (mean, _) in moments.items())
+    total = sum(weights[s] * (cov + np.outer(mean - centre, mean - centre)) for s, (mean, cov) in moments.items())
+    means, covariances = [], []
+    for _ in range(30):
+        mixture = joined({s: random_samples(m, 400, generator) for s, m in moments.items()}, weights).in_memory()
+        draws, shares = mixture.arrays["w"], mixture.weights
+        assert abs(shares.sum() - 1) < 1e-12
+        means.append(shares @ draws)
+        covariances.append((draws - centre).T * shares @ (draws - centre))
+    assert_within_standard_errors(means, centre)
+    assert_within_standard_errors(covariances, total)
+    assert np.trace(total) > 10 * np.trace(linear_gaussian.posterior[1])

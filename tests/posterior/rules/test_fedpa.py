@@ -15,25 +15,6 @@ def dense_delta(start, draws, shrinkage, prior_scale):
     return np.linalg.solve(mixing * np.eye(len(start)) + (1 - mixing) * covariance, start - draws.mean(axis=0))
 
 
-def streaming_delta(start, draws, shrinkage):
-    """The paper's dynamic programme, in prior standard deviations of 1."""
-    mean = draws[0].copy()
-    delta = start - draws[0]
-    vectors, products = [], []
-    for t in range(2, len(draws) + 1):
-        u = draws[t - 1] - mean
-        v = u.copy()
-        for k, (vector, product) in enumerate(zip(vectors, products, strict=True), start=2):
-            gain = shrinkage * (k - 1) / k
-            v -= gain * (vector @ u) / (1 + gain * product) * vector
-        gain = shrinkage * (t - 1) / t
-        delta = delta - (1 + gain * (t * (u @ delta) - u @ v) / (1 + gain * (u @ v))) * v / t
-        vectors.append(v)
-        products.append(u @ v)
-        mean = mean + u / t
-    return delta * (1 + (len(draws) - 1) * shrinkage)
-
-
 def equal(count):
     return np.full(count, 1 / count)
 
@@ -46,14 +27,12 @@ def equal(count):
     shrinkage=st.sampled_from([0.01, 0.4, 3.0, 100.0]),
     scale=st.sampled_from([0.1, 1.0, 5.0]),
 )
-def test_woodbury_equals_dense_solve_and_dynamic_programme_property(seed, dimension, count, shrinkage, scale):
+def test_woodbury_equals_dense_solve_property(seed, dimension, count, shrinkage, scale):
     generator = np.random.default_rng(seed)
     start, draws = generator.normal(size=dimension), generator.normal(size=(count, dimension))
     found = site_delta(start, draws, equal(count), shrinkage=shrinkage, prior_scale=scale)
     size = max(1.0, np.abs(found).max())
     np.testing.assert_allclose(found, dense_delta(start, draws, shrinkage, scale), rtol=0, atol=1e-9 * size)
-    if scale == 1.0:
-        np.testing.assert_allclose(found, streaming_delta(start, draws, shrinkage), rtol=0, atol=1e-9 * size)
 
 
 def test_no_shrinkage_gives_fedavgs_delta_limit():

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fl_dpbayes.config.errors import warning
-from fl_dpbayes.posterior.natural import NaturalGaussian
-from fl_dpbayes.posterior.precision import mean_error
+from fl_dpbayes.posterior.chains import chains
+from fl_dpbayes.posterior.natural import NaturalGaussian, floored
+from fl_dpbayes.posterior.precision import ESTIMATES, mean_error
 from fl_dpbayes.posterior.rules.product import product
 from fl_dpbayes.posterior.samples import PosteriorSamples
 from tests.analytic_targets import as_samples, assert_within_standard_errors, combined, exact_samples, random_samples
@@ -174,23 +177,12 @@ def test_conflicting_sites_are_warned_of_and_agreeing_ones_are_not(rule):
         assert sum(said.kind == "conflict" for said in found.warnings) == expected
 
 
-def estimated(sample, form):
-    count, parameters = sample.shape
-    if form == "full":
-        precision = (count - parameters - 2) / (count - 1) * np.linalg.inv(np.cov(sample.T))
-        return NaturalGaussian(precision, precision @ sample.mean(axis=0))
-    precision = (count - 3) / (count - 1) / sample.var(axis=0, ddof=1)
-    return NaturalGaussian(precision, precision * sample.mean(axis=0))
-
-
 @pytest.mark.parametrize("form", ["full", "diagonal"])
 def test_error_of_the_mean_is_foretold_over_many_seeds(form):
     parameters, draws, apart, errors, foretold = 6, 60, 12.0, [], []
     for seed in range(400):
-        generator = np.random.default_rng(seed)
-        factors = [
-            estimated(sign * apart / 2 + generator.standard_normal((draws, parameters)), form) for sign in (-1.0, 1.0)
-        ]
+        given = two_sites(apart, parameters=parameters, draws=draws, seed=seed)
+        factors = [ESTIMATES[form](chain)[0] for chain in chains(given)]
         combined = factors[0] + factors[1]
         # Of the true product the precision is 2 and the mean 0.
         errors.append(2 * np.square(combined.mean).mean())
@@ -198,3 +190,29 @@ def test_error_of_the_mean_is_foretold_over_many_seeds(form):
     standard_error = np.std(errors) / np.sqrt(len(errors))
     # First order in the errors of the precisions, of which each is about sqrt(2 / 53) = 0.2.
     assert np.mean(foretold) == pytest.approx(np.mean(errors), abs=4 * standard_error + 0.1 * np.mean(errors))
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 5))
+def test_natural_arithmetic_property(seed, size):
+    generator = np.random.default_rng(seed)
+    root = generator.normal(size=(size, size + 2))
+    precision, mean = root @ root.T, generator.normal(size=size)
+    full = NaturalGaussian(precision, precision @ mean)
+    np.testing.assert_allclose((full + full).precision, full.power(2).precision, rtol=1e-9)
+    np.testing.assert_allclose(full.power(3).mean, mean, rtol=1e-6, atol=1e-9)
+    assert floored(full, 0.0)[1] == 0
+
+
+def test_improper_product_with_a_flat_prior_is_refused():
+    with pytest.raises(ValueError, match="the prior is flat"):
+        floored(NaturalGaussian(np.array([1.0, -1.0]), np.zeros(2)), 0.0)
+
+
+def test_floor_acts_in_the_directions_below_it():
+    rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
+    full = NaturalGaussian(rotation @ np.diag([2.0, -1.0, 0.5]) @ rotation.T, np.arange(3.0))
+    raised, count = floored(full, 1.0)
+    assert count == 2
+    np.testing.assert_allclose(raised.precision, rotation @ np.diag([2.0, 1.0, 1.0]) @ rotation.T, atol=1e-12)
+    np.testing.assert_array_equal(raised.precision_mean, full.precision_mean)

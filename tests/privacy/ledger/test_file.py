@@ -22,19 +22,12 @@ tmpfs /mnt/far/near tmpfs rw 0 0
 """
 
 
-@pytest.mark.parametrize(("path", "kind"), [
-    ("/var/l.sqlite", None),
-    ("/home/site/l.sqlite", "nfs4"),
-    ("/homeless/l.sqlite", None),
-    ("/home/site/local disk/l.sqlite", None),
-    ("/mnt/far/l.sqlite", "fuse.sshfs"),
-    ("/mnt/far/near/l.sqlite", None),
-])  # fmt: skip
-def test_network_file_systems_are_found(path, kind):
-    assert network_file_system(Path(path), MOUNTS) == kind
-
-
-def test_network_file_system_is_refused(tmp_path, monkeypatch):
+def test_network_file_systems_are_found_and_refused(tmp_path, monkeypatch):
+    for path, kind in {
+        "/var/l.sqlite": None, "/home/site/l.sqlite": "nfs4", "/homeless/l.sqlite": None,
+        "/home/site/local disk/l.sqlite": None, "/mnt/far/l.sqlite": "fuse.sshfs", "/mnt/far/near/l.sqlite": None,
+    }.items():  # fmt: skip
+        assert network_file_system(Path(path), MOUNTS) == kind
     monkeypatch.setattr(ledger_file, "network_file_system", lambda path, mounts: "nfs4")
     with pytest.raises(UserError, match=r"network file system \(nfs4\).*ledger.path"):
         open_ledger_file(tmp_path / "l.sqlite", "full", create=True)

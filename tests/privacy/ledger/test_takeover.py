@@ -3,6 +3,7 @@
 A process is known by its name, and what /proc does not tell is not guessed.
 """
 
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -60,20 +61,16 @@ def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_c
         assert ledger.verify() == []
 
 
+LEFT_BY = {
+    "dead": (DEAD, "full", 5), "dead, normal": (DEAD, "normal", 5),
+    "power cut": (BEFORE_THE_POWER_CUT, "full", 5), "power cut, normal": (BEFORE_THE_POWER_CUT, "normal", 10),
+    "container": (IN_ANOTHER_CONTAINER, "full", 10), "unnamed": ("", "full", 10),
+    "named as of old": (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("now", ["full", "normal"])
-@pytest.mark.parametrize(
-    ("holder", "durability", "steps"),
-    [
-        (DEAD, "full", 5),
-        (DEAD, "normal", 5),
-        (BEFORE_THE_POWER_CUT, "full", 5),
-        (BEFORE_THE_POWER_CUT, "normal", 10),
-        (IN_ANOTHER_CONTAINER, "full", 10),
-        ("", "full", 10),
-        (f"{BOOT}:{PROCESS_ID}:{START}", "full", 10),
-    ],
-    ids=["dead", "dead, normal", "power cut", "power cut, normal", "container", "unnamed", "named as of old"],
-)
+@pytest.mark.parametrize(("holder", "durability", "steps"), LEFT_BY.values(), ids=LEFT_BY)
 def test_who_left_the_work_decides_what_its_repetition_costs(path, holder, durability, now, steps):
     first = _reserve_as(holder, path, durability)
     with open_ledger(path, COHORT, now) as ledger:
@@ -106,18 +103,25 @@ def test_process_that_cannot_see_the_holder_is_charged_and_takes_nothing_from_it
         assert holder.spent("train").steps == 10
 
 
-def test_process_that_was_taken_for_dead_ends_nothing(path, monkeypatch):
+def test_work_that_a_dead_process_left_open_is_taken_over_at_no_cost_and_one_taken_for_dead_ends_nothing(path):
     first = _reserve_as(DEAD, path)
     with open_ledger(path, COHORT, "full") as ledger:
+        changed = dataclasses.replace(SPENDING, request_digest="other")
+        assert ledger.reserve(changed) == Refused(RefusalCode.REQUEST_CHANGED, "round")
         again = ledger.reserve(SPENDING)
-        assert again.reservation == first.reservation
-        with monkeypatch.context() as patch:
+        assert (again.reservation, again.steps) == (first.reservation, first.steps)
+        assert again.head == ledger.head() != first.head
+        assert ledger.reserve(SPENDING) == AT_WORK, "its process is this one now"
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ledger_module, "this_process", lambda: DEAD)
             for end in (ledger.fail, lambda reservation: ledger.commit(reservation, b"not dead after all")):
                 with pytest.raises(LedgerError, match="held by another process"):
                     end(first.reservation)
         ledger.commit(again.reservation, b"reply")
         assert ledger.reserve(SPENDING) == StoredReply(b"reply")
+        assert (ledger.spent("train").steps, ledger.spent("train").method) == (5, "pld")
+        assert [row.takeovers for row in ledger.rows()] == [1]
+        assert ledger.verify() == []
 
 
 def test_stored_reply_and_running_work_go_before_taking_over(path, monkeypatch):
@@ -166,13 +170,11 @@ def test_interrupted_process_that_died_is_taken_over(path):
 
 
 def test_work_is_taken_over_three_times_at_most(path):
-    reservations = [_reserve_as(DEAD, path).reservation for _ in range(5)]
-    assert MOST_TAKEOVERS == 3
-    assert len(set(reservations[:4])) == 1
-    assert reservations[4] != reservations[0]
+    *held, last = (_reserve_as(DEAD, path).reservation for _ in range(5))
+    assert (len(set(held)), MOST_TAKEOVERS) == (1, 3)
+    assert last not in held
     with open_ledger(path, COHORT, "full") as ledger:
-        assert ledger.spent("train").steps == 10
-        assert ledger.verify() == []
+        assert (ledger.spent("train").steps, ledger.verify()) == (10, [])
 
 
 def _append(path, kind, **content):
@@ -228,49 +230,31 @@ def test_process_is_known_by_its_name(other):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert process_status(name) == "dead", "a zombie works on nothing"
     process.wait()
-    assert process_status(name) == "dead"
-
-
-def test_another_boot_is_told_from_another_namespace_and_another_process_of_our_id():
-    assert process_status(DEAD) == "dead"
+    assert process_status(name) == process_status(DEAD) == "dead"
     assert process_status(f"other:{NAMESPACE}:{PROCESS_ID}:{START}") == "machine restarted"
     # Processes of two containers of one machine see the same boot id and not one another.
-    for number in (PROCESS_ID, "4194303"):
-        assert process_status(f"{BOOT}:{int(NAMESPACE) + 1}:{number}:{START}") == "unknown"
+    elsewhere = [f"{BOOT}:{int(NAMESPACE) + 1}:{number}:{START}" for number in (PROCESS_ID, "4194303")]
+    unnamed = [f"{BOOT}:{NAMESPACE}:{number}:{START}" for number in ("0", "-1", "x", "9" * 30)]
+    for other_name in (*elsewhere, *unnamed, "", "a:b", f"{BOOT}:{os.getpid()}:{START}"):
+        assert process_status(other_name) == "unknown"
 
 
-@pytest.mark.parametrize("process_id", ["0", "-1", "x", "9" * 30])
-def test_what_is_no_name_is_unknown(process_id):
-    for name in (f"{BOOT}:{NAMESPACE}:{process_id}:{START}", "", "a:b", f"{BOOT}:{os.getpid()}:{START}"):
-        assert process_status(name) == "unknown"
-
-
-def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch):
+def test_process_that_proc_hides_is_not_taken_for_dead(other, monkeypatch, tmp_path):
     process, name = other
-    read = takeover._state_and_start_time
-
-    def hidden(process_id):
-        if process_id != os.getpid():
-            raise FileNotFoundError
-        return read(process_id)
-
-    monkeypatch.setattr(takeover, "_state_and_start_time", hidden)
+    for entry in ("self", "sys", str(os.getpid())):
+        (tmp_path / entry).symlink_to(os.readlink("/proc/self") if entry == "self" else Path("/proc") / entry)
+    monkeypatch.setattr(takeover, "_PROC", tmp_path)
     assert process_status(name) == "unknown"
     process.kill()
     process.wait()
     assert process_status(name) == "dead"
 
 
-def test_without_proc_nothing_is_known(other, monkeypatch, tmp_path):
+def test_without_proc_or_with_that_of_another_namespace_nothing_is_known(other, monkeypatch, tmp_path):
     _, name = other
     monkeypatch.setattr(takeover, "_PROC", tmp_path)
-    assert this_process() == ""
-    assert process_status(name) == "unknown"
-
-
-def test_proc_of_another_namespace_names_nobody(monkeypatch, tmp_path):
+    assert (this_process(), process_status(name)) == ("", "unknown")
     (tmp_path / "self").symlink_to(str(os.getpid() + 1))
-    for name in ("sys", str(os.getpid()), str(os.getpid() + 1)):
-        (tmp_path / name).symlink_to(Path("/proc") / (name if name == "sys" else "self"))
-    monkeypatch.setattr(takeover, "_PROC", tmp_path)
+    for entry in ("sys", str(os.getpid()), str(os.getpid() + 1)):
+        (tmp_path / entry).symlink_to(Path("/proc") / (entry if entry == "sys" else "self"))
     assert this_process() == ""

@@ -21,13 +21,8 @@ from fl_dpbayes.run.audit.reading import own_plan
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import chain
 
-SMALL = [
-    "training={rounds=2, steps_per_round=5, burn_in=0, thinning=1}",
-    "privacy.coupling=constant",
-    "privacy.temperature=",
-    "privacy.sampling_rate=1.0",
-    "simulation.insecure_seed=1",
-]
+SMALL = ["training={rounds=2, steps_per_round=5, burn_in=0, thinning=1}", "privacy.coupling=constant",
+         "privacy.temperature=", "privacy.sampling_rate=1.0", "simulation.insecure_seed=1"]  # fmt: skip
 CNN = 'model={kind="cnn", channels=[2, 3], kernel_size=3, hidden=4}'
 FALLING = "sampler.step_size={kind='exponential', initial=2.0, decay=0.8}"
 
@@ -38,7 +33,8 @@ def small(*overrides: str) -> Scenario:
 
 @pytest.mark.slow
 def test_sound_scenario_passes_and_says_what_it_did_not_look_at(capsys) -> None:
-    assert audit_scenario(small("privacy.sampling_rate=0.5", "privacy.pre_noise=0.1"), Console(width=200)) == 0
+    scenario = small("privacy.sampling_rate=0.5", "privacy.pre_noise=0.1", "training.chains=2")
+    assert audit_scenario(scenario, Console(width=200)) == 0
     text = " ".join(capsys.readouterr().out.split())
     for words in (
         "clients.app", "claimed", "at least (99.999%)", "Membership inference", "units of 3 records",
@@ -79,20 +75,19 @@ def test_audit_repeats_itself_where_the_scenario_has_a_seed_and_only_there(tmp_p
         assert (first == second) == repeats
 
 
+OTHERS = {
+    "pictures of patients, per layer": (CNN, 'privacy.clipping={kind="per-layer"}', "privacy.sampling_rate=0.5"),
+    "global": ('privacy.clipping={kind="global", bound=10.0}', "privacy.pre_noise=0.3"),
+    "automatic": ('privacy.clipping={kind="automatic"}', "privacy.pre_noise=0.3"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "detectors"),
-    [
-        ((CNN, 'privacy.clipping={kind="per-layer"}', "privacy.sampling_rate=0.5"), ["sums", "alone", "counts"]),
-        (('privacy.clipping={kind="global", bound=10.0}', "privacy.pre_noise=0.3"), ["sums", "alone"]),
-        (('privacy.clipping={kind="automatic"}', "privacy.pre_noise=0.3"), ["sums", "alone"]),
-    ],
-    ids=["convolutions that read pictures of patients, per layer", "global", "automatic"],
-)
-def test_other_models_and_clipping_rules_pass(overrides: tuple, detectors: list[str], tmp_path: Path) -> None:
-    detector_of = {"sums": audit_sums, "alone": audit_alone, "counts": audit_counts}
-    for name in detectors:
-        checks = detector_of[name](small(*overrides), tmp_path / name, np.random.default_rng(0))
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_models_and_clipping_rules_pass(other: str, tmp_path: Path) -> None:
+    # Counts read a posterior of the auditor's: no clipping enters them.
+    for detector in (audit_sums, audit_alone, audit_counts)[: 3 if CNN in OTHERS[other] else 2]:
+        checks = detector(small(*OTHERS[other]), tmp_path / detector.__name__, np.random.default_rng(0))
         assert [check for check in checks if not check.passed] == []
 
 
@@ -132,9 +127,8 @@ def test_sizes_keep_delta_below_one_over_n_and_the_declaration_true(delta: float
     planted, units, silent = canaries._sizes(delta, most)
     assert delta < 1 / units
     assert 2 <= planted <= most
-    if planted > 50:
-        spread = 2.5 * math.sqrt(planted)
-        assert abs(planted / 2 + silent - units) + spread <= 0.2 * (planted / 2 + silent)
+    spread = 2.5 * math.sqrt(planted)
+    assert planted <= 50 or abs(planted / 2 + silent - units) + spread <= 0.2 * (planted / 2 + silent)
 
 
 def test_refusal_is_a_users_error(tmp_path: Path) -> None:

@@ -17,12 +17,8 @@ def test_bench_prints_every_method_and_they_agree(monkeypatch: pytest.MonkeyPatc
     console = Console(width=200, file=io.StringIO(), record=True)
     bench_accounting.bench_accounting(console)
     rows = [line.split("│") for line in console.export_text().splitlines() if line.startswith("│")]
-    assert [row[2].strip() for row in rows[:4]] == [
-        "PLD of fl_dpbayes",
-        "RDP of fl_dpbayes",
-        "PLD of dp-accounting",
-        "PRV of Opacus",
-    ]
+    methods = ["PLD of fl_dpbayes", "RDP of fl_dpbayes", "PLD of dp-accounting", "PRV of Opacus"]
+    assert [row[2].strip() for row in rows[:4]] == methods
     ours, dp_accounting, opacus = (float(rows[index][5]) for index in (0, 2, 3))
     assert ours == pytest.approx(dp_accounting, rel=1e-3)
     assert ours - 1e-3 <= opacus <= ours + 0.03

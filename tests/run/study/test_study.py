@@ -64,7 +64,7 @@ def test_wrong_folders_are_refused(tmp_path: Path, refusal, here: list[str]) -> 
     assert "holds no study" in refusal("study", "--resume", out)
     (out / "study.toml").write_text(Path(path).read_text())
     assert "other settings" in refusal("study", study_file(tmp_path, "seed = [1, 2]"), "--resume", out)
-    assert "leave out --set seed=3" in refusal("study", "--resume", out, "--set", "seed=3")
+    assert "you gave --set seed=3: give" in refusal("study", "--resume", out, "--set", "seed=3")
     assert "give a STUDY" in refusal("study")
     with folder_lock(out):
         assert "another process works on" in refusal("study", "--resume", out)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fl_dpbayes.config.plan import FLAT, AutomaticClipping, GlobalClipping, PerLayerClipping
 from fl_dpbayes.config.task import MLPModel, Task
 from fl_dpbayes.models.build import build_model
-from fl_dpbayes.samplers.gradients.clipping import ClippedSum, add_up, clip_factors, count_reduced, sum_clipped
+from fl_dpbayes.samplers.gradients.clipping import clip_factors, count_reduced, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from tests.samplers.gradients.one_by_one import clipped
 
@@ -22,7 +22,7 @@ def only_factor(norm, clip_norm, clipping=FLAT):
     return factors.double().item()
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(max_examples=400)
 @given(
     norms=st.lists(NORMS, min_size=1, max_size=5),
     clip_norm=CLIP_NORMS,
@@ -90,10 +90,6 @@ def test_sum_of_hand_made_rows(clipping, total, reduced):
     assert (found.clipped, found.units) == (reduced, 4)
 
 
-def test_row_whose_squares_leave_float32_is_clipped_like_any_other():
-    assert 1 - 2e-6 <= float(sum_clipped(torch.tensor([[1e30, 1.0]]), 1.0).total.norm()) <= 1
-
-
 def test_padding_contributes_nothing_whatever_it_holds_and_is_not_counted():
     real = torch.tensor([True, True, False, False])
     found = sum_clipped(ROWS, 1.0, real=real)
@@ -111,13 +107,6 @@ def test_each_materialised_row_stays_within_the_bound(clipping):
 def test_reduced_units_are_counted_once():
     factors = [torch.tensor([1.0, 0.5, 1.0, 0.0]), torch.tensor([1.0, 0.5, 0.2, 0.0])]
     assert count_reduced(factors) == 3
-
-
-def test_sums_of_parts_add_up():
-    parts = [ClippedSum(torch.tensor([1.0, 2.0]), 1, 3), ClippedSum(torch.tensor([0.5, -2.0]), 2, 4)]
-    whole = add_up(2, torch.device("cpu"), parts)
-    assert whole.total.tolist() == [1.5, 0.0]
-    assert (whole.clipped, whole.units) == (3, 7)
 
 
 # Start weights come from the server, so it chooses how large or small gradients are: the bound holds all the same.

@@ -34,10 +34,3 @@ def test_draws_are_averaged_for_each_record():
     labels = torch.tensor([0, 4, 2, 2])
     by_draw = [summed_cross_entropy(outputs[:, draw], labels).item() for draw in range(3)]
     assert mean_over_draws(summed_cross_entropy)(outputs, labels).item() == pytest.approx(sum(by_draw) / 3)
-
-
-def test_one_draw_is_the_plain_loss_limit():
-    outputs = torch.randn(4, 1, 2, generator=torch.Generator().manual_seed(0))
-    targets = torch.tensor([0.3, -1.0, 2.0, 0.0])
-    loss = summed_gaussian_negative_log_likelihood
-    assert mean_over_draws(loss)(outputs, targets) == loss(outputs[:, 0], targets)

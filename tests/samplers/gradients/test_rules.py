@@ -14,10 +14,7 @@ from fl_dpbayes.samplers.gradients import book_keeping, vmap
 from fl_dpbayes.samplers.gradients.clipping import clip_factors, sum_clipped
 from fl_dpbayes.samplers.gradients.engine import gradient_engine
 from fl_dpbayes.samplers.gradients.layer_gradients import layer_gradients, weighted_sum
-from fl_dpbayes.samplers.gradients.loss import (
-    summed_cross_entropy,
-    summed_gaussian_negative_log_likelihood,
-)
+from fl_dpbayes.samplers.gradients.loss import summed_cross_entropy, summed_gaussian_negative_log_likelihood
 from fl_dpbayes.samplers.gradients.vmap import layer_sizes, per_unit_gradients
 from tests.samplers.gradients import one_by_one
 
@@ -75,7 +72,6 @@ def assert_equals_one_by_one(engines, module, features, clip_norm, loss):
 
 
 @pytest.mark.slow
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     data=st.data(), groups=st.integers(1, 3), kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     stride=st.tuples(st.integers(1, 3), st.integers(1, 2)), padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
@@ -95,7 +91,6 @@ def test_convolution_under_every_rule_property(
     assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
     positions=st.sampled_from([(), (1,), (3,), (2, 2)]), records=st.integers(1, 5), clip_norm=CLIP_NORMS,
@@ -115,7 +110,7 @@ class Whole(nn.Module):
         return features.abs().mul(2).clamp(max=4).long()
 
 
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(max_examples=12)
 @given(
     layer=st.sampled_from(["group_norm", "layer_norm", "embedding", "conv1d"]), records=st.integers(1, 4),
     clip_norm=CLIP_NORMS, loss=st.sampled_from(sorted(LOSSES)),
@@ -160,7 +155,7 @@ def test_clipped_records_are_counted_over_pieces():
 EXPONENTS = st.integers(-30, 30)
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(
     exponents=st.tuples(EXPONENTS, st.integers(-12, 12), st.integers(-12, 12)),
     clip_norm=st.sampled_from([1e-6, 1.0, 1e6]), kind=st.sampled_from(RULES), loss=st.sampled_from(sorted(LOSSES)),
@@ -187,7 +182,7 @@ def test_no_record_contributes_more_than_the_bound_property(exponents, clip_norm
         assert float(found.total.double().norm()) <= clip_norm
 
 
-@settings(deadline=None, derandomize=True, max_examples=80)
+@settings(max_examples=80)
 @given(
     inputs=EXPONENTS, upstream=EXPONENTS, difference=st.integers(-12, 0), outputs=st.sampled_from([2, 64]),
     clip_norm=st.sampled_from([1e-6, 1e-3, 1.0]), kind=st.sampled_from(RULES), seed=st.integers(0, 99),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.data.site import load_site
@@ -16,6 +15,7 @@ from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.predbayes import best_beta, between, product_and_mixture
 from fl_dpbayes.posterior.sample_store import PosteriorBank
 from fl_dpbayes.report.page import write_report
+from tests.server.conftest import predictions
 
 TASK = Task(input_shape=(1, 8, 8), classes=10)
 # Sites that only evaluate take time; two of them give records that no site trains on.
@@ -25,24 +25,11 @@ STATEMENT = "digits that came with the library"
 
 
 def held_back(run, site: str) -> Records:
-    (path,) = (run.folder / "sites").glob(f"*-{site}.toml")
-    return load_site(read_site_file(path)).test
+    return load_site(run.site_file(site)).test
 
 
 def public_section(path: Path) -> str:
     return f"public={{kind='file', path='{path}', statement='{STATEMENT}'}}"
-
-
-def write_public(run, path: Path) -> None:
-    part = held_back(run, "spare")
-    np.savez(path, features=part.features, labels=part.labels)
-
-
-def federation_with_public_file(federation, tmp_path: Path, rule: str, *overrides: str, name: str = "run"):
-    path = fitting_file(tmp_path)
-    run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT, *overrides, name=name)
-    write_public(run, path)
-    return run
 
 
 def fitting_file(folder: Path) -> Path:
@@ -51,19 +38,18 @@ def fitting_file(folder: Path) -> Path:
     return folder / "public.npz"
 
 
-def module_of(run):
-    return build_model(run.scenario.model, TASK, 0)
+def federation_with_public_file(federation, tmp_path: Path, rule: str):
+    path = fitting_file(tmp_path)
+    run = federation(f"aggregation={{{rule}, {public_section(path)}}}", *KEPT)
+    part = held_back(run, "spare")
+    np.savez(path, features=part.features, labels=part.labels)
+    return run
 
 
 def site_predictions(run, features) -> list[np.ndarray]:
-    bank = PosteriorBank(run.folder / "bank")
+    bank, module = PosteriorBank(run.folder / "bank"), build_model(run.scenario.model, TASK, 0)
     samples = [bank.stored(site).in_memory() for site in ("north", "south", "east", "west")]
-    return [predictive_probabilities(module_of(run), each.arrays, each.weights, features) for each in samples]
-
-
-def predictions(run, features) -> np.ndarray:
-    found = run.posterior()
-    return predictive_probabilities(module_of(run), found.arrays, found.weights, features)
+    return [predictive_probabilities(module, each.arrays, each.weights, features) for each in samples]
 
 
 def divergence(teacher, student) -> float:

@@ -13,6 +13,7 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.records import load_source
 from fl_dpbayes.posterior.rules import fedpa
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -20,7 +21,9 @@ from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.arrays import without_prefix
 from fl_dpbayes.protocol.train import TrainReply, TrainRequest
 from fl_dpbayes.protocol.wire import read_header
+from fl_dpbayes.report.tables import privacy_table
 from fl_dpbayes.run.stored_posterior import predict_records
+from tests.server.conftest import table_of_patients
 
 # Rule -> number of samples in the posterior of four sites that keep ten each over two rounds.
 RULES = {
@@ -60,24 +63,10 @@ def test_rule_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["consensus-full", "product-full"])
-def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, rule: str, tmp_path: Path) -> None:
+def test_rule_on_correlations_gives_a_posterior_that_predicts(federation, tmp_path: Path) -> None:
     # Two features and two classes make six parameters, which the chains explore.
-    generator = np.random.default_rng(3)
-    labels = generator.integers(0, 2, 900)
-    rows = generator.normal(size=(900, 2)) + np.where(labels == 1, 1, -1)[:, None] * [1.2, -0.6]
-    table = pandas.DataFrame({"x": rows[:, 0], "y": rows[:, 1], "sick": labels})
-    patients = tmp_path / "patients.csv"
-    table.to_csv(patients, index=False)
-    run = federation(
-        f"aggregation.rule={rule}",
-        *FOUR,
-        "partition={kind='iid'}",
-        f"data.source={{kind='table', path='{patients}', label='sick', classes=2, features=['x','y']}}",
-        "training={rounds=2, steps_per_round=150, burn_in=100, thinning=4}",
-        "sampler.step_size.initial=0.5",
-        "privacy.epsilon=20",
-    ).run()
+    patients, labels, table = table_of_patients(tmp_path)
+    run = federation("aggregation.rule=consensus-full", *table).run()
     assert len(run.posterior()) == 100
     predict_records(run.folder, patients, tmp_path / "predictions.csv", Console(quiet=True))
     assert (pandas.read_csv(tmp_path / "predictions.csv")["predicted"] == labels).mean() > 0.85
@@ -214,3 +203,57 @@ def test_fedpa_that_cannot_work_is_refused_before_any_budget_is_spent(federation
     with pytest.raises(UserError, match=said):
         run.run()
     assert {message.metadata.message_type for message in run.grid.requests} == {"query"}
+
+
+REWEIGHTED, UNKNOWN, DRIFT = "targets a reweighted posterior", "no posterior of a known temperature", "drift apart"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("", None),
+        (", site_weights='uniform'", REWEIGHTED),
+        (", largest_share=0.26", REWEIGHTED),
+        (", site_weights='uniform', robust='median'", UNKNOWN),
+    ],
+    ids=["units", "uniform", "capped", "median"],
+)
+def test_averaged_temperature_is_that_of_the_weighting_or_none(federation, settings: str, said: str | None) -> None:
+    run = federation(f"aggregation={{rule='fald'{settings}}}", *FOUR)
+    summary = run.run().summary()
+    for text in (REWEIGHTED, UNKNOWN):
+        assert any(text in warning for warning in summary["warnings"]) == (text == said)
+    stored = run.posterior().temperatures
+    caption = str(privacy_table(parse_summary(summary)).caption)
+    assert "temp.: Langevin temperature of the noise alone, 1 is the posterior" in caption
+    assert "the clipped share stays at each site" in caption
+    if said == UNKNOWN:
+        assert summary["averaged_temperature"] is None
+        assert not stored.any()
+        assert "the averaged chain's is not known" in caption
+        return
+    heat = np.array([row["temperature"] for row in summary["privacy"]])
+    units = np.array([row["n"] for row in summary["sites"]])
+    weights = {None: units / units.sum(), ", site_weights='uniform'": np.full(4, 0.25)}.get(settings if said else None)
+    if weights is not None:
+        expected = units.sum() * (weights**2 * heat / units).sum()
+        assert summary["averaged_temperature"] == pytest.approx(expected, rel=1e-9)
+        np.testing.assert_allclose(stored, expected, rtol=1e-9)
+    assert f"the averaged chain's is {summary['averaged_temperature']:.3g}" in caption
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "rounds"), [(10, 8), (1, 8)])
+def test_drift_of_long_rounds_is_said_at_run_time(federation, steps: int, rounds: int) -> None:
+    run = federation(
+        "aggregation={rule='fald'}",
+        *FOUR,
+        "partition.alpha=0.2",
+        "partition.min_records=40",
+        # So cold that what the sites differ by is not lost in the noise.
+        "privacy={kind='none', sampling_rate=1.0, temperature=0.001}",
+        "sampler.kind=sgld",
+        f"training={{rounds={rounds}, steps_per_round={steps}, burn_in={rounds * steps // 2}, thinning={steps}}}",
+    )
+    assert any(DRIFT in warning for warning in run.run().warnings()) == (steps > 1)
