@@ -104,13 +104,10 @@ def test_a_failed_computation_leaves_nothing(tmp_path, records, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_records_are_no_error(tmp_path):
+def test_no_records_are_no_error_nor_is_a_file_that_another_process_deletes_meanwhile(tmp_path, records):
     none = np.empty((0, 1, 4, 5), np.float32)
     for _ in range(2):
         assert cached_features(tmp_path, FEATURES, none, lambda _: np.empty((0, 20))).shape == (0, 20)
-
-
-def test_a_file_that_another_process_deletes_meanwhile_is_no_error(tmp_path, records):
     # A dangling link is listed and cannot be looked at, as a file that is gone since it was listed.
     (tmp_path / "gone.npy").symlink_to(tmp_path / "nowhere")
     found = cached_features(tmp_path, FEATURES, records, doubling())

@@ -13,7 +13,6 @@ from fl_dpbayes.config.data import (
     NaturalPartition,
     QuantityPartition,
 )
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
 from fl_dpbayes.data.records import load_source, load_unscaled
@@ -114,12 +113,6 @@ def test_feature_skew_does_not_depend_on_the_scores_unit(scale):
         assert len(np.setdiff1d(one, other)) <= 1
 
 
-@pytest.mark.parametrize(("feature", "what"), [(None, "mean pixel"), ("age", "value of 'age'")])
-def test_feature_skew_without_differences_is_refused(feature, what):
-    with pytest.raises(UserError, match=f"all 600 records have the same {what}: choose another partition.feature"):
-        divide(FeaturePartition(strictness=0.0, feature=feature), scores=np.full(600, 0.1))
-
-
 @pytest.mark.parametrize("partition", KINDS, ids=lambda partition: partition.kind)
 def test_a_site_gets_an_equal_share_of_each_class_on_average_over_seeds(partition):
     seeds = 12
@@ -153,11 +146,14 @@ def test_an_impossible_request_names_the_key_and_the_remedy(partition, sites, me
     refused(message, divide, partition, sites)
 
 
-def test_natural_is_not_divided_and_feature_skew_needs_scores():
+def test_natural_is_not_divided_and_feature_skew_needs_scores_that_differ():
     with pytest.raises(ValueError, match="natural"):
         divide(NaturalPartition())
     with pytest.raises(ValueError, match="needs a score"):
         divide(FeaturePartition(strictness=0.5), scores=None)
+    for feature, what in ((None, "mean pixel"), ("age", "value of 'age'")):
+        said = f"all 600 records have the same {what}: choose another partition.feature"
+        refused(said, divide, FeaturePartition(strictness=0.0, feature=feature), scores=np.full(600, 0.1))
 
 
 def test_images_are_scored_by_their_brightness():

@@ -37,9 +37,7 @@ def test_archive_is_read_flat_or_shaped_and_cut_to_the_first_records(tmp_path):
     shaped = read(archive(tmp_path, features=GOOD.reshape(3, 1, 2, 2)))
     np.testing.assert_array_equal(shaped.features[:2], records.features)
     assert shaped.labels is None
-
-
-def test_table_values_need_not_be_pixels(tmp_path):
+    # A table's values need not be pixels.
     assert len(read(archive(tmp_path, features=np.array([[-3, 200]])), NUMBERS).features) == 1
 
 
@@ -159,13 +157,10 @@ def test_pictures_have_the_shape_and_range_of_pixels(pattern, shape):
     np.testing.assert_array_equal(inputs, synthetic_inputs(pattern, 20, shape, np.random.default_rng(0)))
 
 
-def test_pictures_are_smooth_at_different_scales():
+def test_pictures_are_smooth_at_different_scales_and_table_values_standard_normal():
     inputs = synthetic_inputs("noise", 400, (1, 16, 16), np.random.default_rng(1))[:, 0]
     steps = np.abs(np.diff(inputs, axis=1)).mean(axis=(1, 2))
     assert np.quantile(steps, 0.9) > 2 * np.quantile(steps, 0.1)
-
-
-def test_table_values_are_standard_normal():
     inputs = synthetic_inputs("noise", 4000, (5,), np.random.default_rng(2))
     assert abs(inputs.mean()) < 4 / np.sqrt(inputs.size)
     assert abs(inputs.var() - 1) < 4 * np.sqrt(2 / inputs.size)

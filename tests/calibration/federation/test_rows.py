@@ -69,7 +69,7 @@ def test_a_run_shows_means_takes_none_for_a_site_and_holds_sets_of_its_exact_sum
     without = {**summary, "calibration": [row for row in summary["calibration"] if row is not mean]}
     assert str(answer(parse_summary(summary))) == str(answer(parse_summary(without)))
     parsed = parse_summary(summary)
-    assert all(not place.mean_of_sites for place in parsed.places)
+    assert all(place.over != "mean" for place in parsed.places)
     assert_sets_of_a_run(summary, parsed)
 
 

@@ -115,7 +115,7 @@ def test_exposure_variance_is_pixel_over_dose():
     assert abs(noise.var() - 0.01) < 4 * 0.01 * np.sqrt(2 / noise.size)
 
 
-def test_films_inverted_at_one_severity_are_inverted_at_every_higher_one(pictures):
+def test_films_inverted_at_one_severity_are_inverted_at_every_higher_one_and_a_border_is_black(pictures):
     digits, before = pictures["digits at 8"], set()
     for severity in range(1, 6):
         result = at(digits, "inversion", severity)
@@ -123,9 +123,7 @@ def test_films_inverted_at_one_severity_are_inverted_at_every_higher_one(picture
         assert before < inverted
         before = inverted
     np.testing.assert_array_equal(result, 1 - digits)
-
-
-def test_border_frame_of_two_pixels():
+    # A frame of two pixels.
     result = at(np.ones((1, 1, 8, 8), dtype=np.float32), "border", 5)[0, 0]
     assert result[2:6, 2:6].min() == 1
     assert result.sum() == 16
@@ -152,13 +150,10 @@ def test_a_letter_stands_in_a_corner_on_either_side():
     assert result[1].max() == 1
 
 
-def test_tiny_images_are_shifted_too():
+def test_tiny_images_are_shifted_too_and_jpeg_at_high_quality_is_nearly_the_image(pictures):
     for side, kind in product((1, 2, 4), ("marker", "bias_field", "resolution", "jpeg")):
         images = np.random.default_rng(0).random((3, 1, side, side), dtype=np.float32)
         assert at(images, kind, 5).shape == images.shape
-
-
-def test_jpeg_at_high_quality_is_nearly_the_image(pictures):
     # 1/255 for rounding to 256 levels, about two more for a quality of 95 on smooth pictures.
     images = pictures["smooth at 28"]
     assert np.abs(acquisition.compress_as_jpeg(images, 95) - images).mean() < 3 / 255

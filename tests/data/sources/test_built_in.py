@@ -51,7 +51,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(data_folder, tmp_path,
     with (tmp_path / name).open("r+b") as file:
         file.seek(-1000, 2)
         file.write(b"\x01\x02\x03" * 20)
-    refused("damaged", load_unscaled, source, "test")
+    refused("is damaged or another file .*get it anew from", load_unscaled, source, "test")
 
 
 def test_pneumonia_accepts_another_row_order_and_refuses_another_image(data_folder, tmp_path):
@@ -95,15 +95,6 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
     va.write_text(va.read_text().replace("63,1,4,140,260", "63,1,4,140,261"))
     with pytest.raises(UserError, match=r"processed\.va\.data is damaged or another file"):
         load_source(BuiltIn(kind="heart", folder=tmp_path), "train")
-
-
-def test_a_cut_file_is_refused(data_folder, tmp_path):
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name in ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
-        (raw / name).write_bytes((data_folder / "MNIST" / "raw" / name).read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte is damaged .*MD5 .*torchvision"):
-        load_source(BuiltIn(kind="mnist", folder=tmp_path), "test")
 
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import ImageFolder
 from fl_dpbayes.data.records import load_source
@@ -81,13 +80,10 @@ def test_no_patient_lies_in_training_and_test(tmp_path):
     assert 0 < len(site.test.labels) < 180
 
 
-def test_an_image_that_names_no_patient_is_named_with_the_remedy(folder):
-    with pytest.raises(UserError, match=r"image .*healthy/0\.png names no patient.* rename or remove"):
-        load_source(patients(folder, "^(P[0-9]+)_"), "train")
+def test_a_pattern_has_one_group_and_finds_a_patient_in_every_path(folder):
+    said = r"image .*healthy/0\.png names no patient.* rename or remove"
+    refused(said, load_source, patients(folder, "^(P[0-9]+)_"), "train")
     refused("names no patient", load_source, patients(folder, "^([A-Z]*)"), "train")
-
-
-@pytest.mark.parametrize(("pattern", "said"), [("P[0-9]+", "has 0 groups"), ("(a)(b)", "has 2"), ("(", "no regular")])
-def test_a_pattern_needs_one_group(tmp_path, pattern, said):
-    with pytest.raises(ValueError, match=said):
-        patients(tmp_path, pattern)
+    for pattern, said in (("P[0-9]+", "has 0 groups"), ("(a)(b)", "has 2"), ("(", "no regular")):
+        with pytest.raises(ValueError, match=said):
+            patients(folder, pattern)
