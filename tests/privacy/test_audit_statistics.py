@@ -101,9 +101,11 @@ def test_a_mean_is_missed_and_mistaken_as_seldom_as_promised() -> None:
     assert found(-size, one_sided=True) == 0
 
 
-def test_slack_is_never_an_alarm() -> None:
+def test_slack_is_never_an_alarm_and_no_noise_at_all_always_is() -> None:
     assert mean_test(0.01, 1e-9, "", unit=1.0, slack=0.01).probability == 1
     assert variance_test(10_200, 10_000, "", slack=0.02).probability > variance_test(10_200, 10_000, "").probability
+    [check] = verdicts("part", {"a": [variance_test(0.0, 10, "all")]}, 1e-4)
+    assert not check.passed
 
 
 def test_only_noise_in_common_correlates() -> None:
@@ -130,8 +132,3 @@ def test_all_tests_of_a_part_share_its_level() -> None:
     assert first.passed
     assert first.where.startswith("worst of 7: tensor 0")
     assert "times the claim or less" in first.finds
-
-
-def test_no_noise_at_all_is_a_fault() -> None:
-    [check] = verdicts("part", {"a": [variance_test(0.0, 10, "all")]}, 1e-4)
-    assert not check.passed

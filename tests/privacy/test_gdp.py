@@ -19,13 +19,10 @@ def test_epsilon_property_equals_dp_accounting_and_inverts_delta(mu: float, log_
         assert gdp_delta(mu, epsilon) == pytest.approx(delta, rel=1e-8)
 
 
-def test_exact_mu_composes_in_squares() -> None:
+def test_mu_by_hand_and_its_limit_for_replacement_is_twice_that_of_adding() -> None:
     history = (GaussianEvent(2.0, 1.0, 3), GaussianEvent(4.0, 1.0, 4), GaussianEvent(0.1, 0.0, 5))
     assert gdp_mu(history) == GdpMu(1.0, "exact")
     assert gdp_mu(history, "replace_one") == GdpMu(2.0, "exact")
-
-
-def test_clt_mu_by_hand_and_its_limit_for_replacement_is_twice_that_of_adding() -> None:
     history = (GaussianEvent(1.0, 0.5, 4),)
     assert gdp_mu(history) == GdpMu(math.sqrt(math.e - 1), "clt")
     assert gdp_mu(history, "replace_one").mu == pytest.approx(math.sqrt(4 * math.sinh(1.0)), rel=1e-12)

@@ -71,12 +71,9 @@ def test_full_batch_limit_is_the_gaussian_divergence() -> None:
     assert renyi_divergences(almost, [3.0])[0] == pytest.approx(3.0, rel=1e-9)
 
 
-def test_epsilon_equals_that_of_dp_accounting() -> None:
+def test_epsilon_equals_that_of_dp_accounting_and_an_order_of_one_is_refused() -> None:
     history = (GaussianEvent(1.0, 0.01, 1000),)
     expected = dp_accounting.rdp.compute_epsilon(list(ORDERS), renyi_divergences(history), 1e-5)[0]
     assert rdp_epsilon(history, 1e-5) == pytest.approx(expected, rel=1e-12)
-
-
-def test_an_order_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="above 1"):
         renyi_divergences((), [1.0])

@@ -52,9 +52,8 @@ def spent(name):
         settings = read_site_file(path).ledger
         if settings.path.is_file():
             with Ledger.open_existing(ledger_place(settings), settings.cohort) as ledger:
-                sums = [ledger.spent(part) for part in ("train", "test", "recalibration")]
-                row = [[part.steps, part.epsilon, part.method] for part in sums]
-                found[path.stem] = [row, ledger.verify()]
+                sums = map(ledger.spent, ("train", "test", "recalibration"))
+                found[path.stem] = [[[part.steps, part.epsilon, part.method] for part in sums], ledger.verify()]
     return found
 
 started = time.monotonic()
@@ -83,7 +82,6 @@ while report["kills"] < kills:
     report["runs"][name] = spent(name)
 print(json.dumps(report))
 """
-TABLES = ("posterior.safetensors", "privacy.csv", "calibration.csv")
 
 
 def without_seconds(path: Path) -> list[list[str]]:
@@ -100,13 +98,13 @@ def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_pat
     assert finished.returncode == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["kills"] >= KILLS
-    unbroken = report["unbroken"]
-    assert all(problems == [] for _, problems in unbroken.values())
+    assert all(problems == [] for _, problems in report["unbroken"].values())
     for name, sites in report["runs"].items():
-        assert sites == unbroken, name
-        for table in TABLES:
-            assert (tmp_path / name / table).read_bytes() == (tmp_path / "unbroken" / table).read_bytes(), (name, table)
-        assert without_seconds(tmp_path / name / "rounds.csv") == without_seconds(tmp_path / "unbroken" / "rounds.csv")
+        assert sites == report["unbroken"], name
+        run, unbroken = tmp_path / name, tmp_path / "unbroken"
+        for table in ("posterior.safetensors", "privacy.csv", "calibration.csv"):
+            assert (run / table).read_bytes() == (unbroken / table).read_bytes(), (name, table)
+        assert without_seconds(run / "rounds.csv") == without_seconds(unbroken / "rounds.csv")
     # How far a run had come when it was killed depends on the machine; training takes most of its time.
     assert any('"event": "train"' in last or '"event": "site"' in last for last in report["rounds"])
 
@@ -117,26 +115,24 @@ SMALL = [
 ]  # fmt: skip
 
 
+def stop(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_what_cannot_be_resumed_is_said(tmp_path: Path, refusal) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+    resume = ["simulate", "--resume", tmp_path]
     assert "give a SCENARIO" in refusal("simulate")
-    assert "holds no run" in refusal("simulate", "--resume", folder)
-    alone = f"fl-dpbayes simulate --resume {folder}  alone"
+    assert "holds no run" in refusal(*resume)
     for given in (["--set", "seed=2"], ["--seed", "2"], ["--out", "x"]):
-        error = refusal("simulate", "--resume", folder, *given)
-        assert f"you gave {' '.join(given)}: give  {alone}" in error
-    (folder / "sites").mkdir()
-    assert "has no scenario.toml: put it back" in refusal("simulate", "--resume", folder)
+        said = f"you gave {' '.join(given)}: give  fl-dpbayes simulate --resume {tmp_path}  alone"
+        assert said in refusal(*resume, *given)
+    (tmp_path / "sites").mkdir()
+    assert "has no scenario.toml: put it back" in refusal(*resume)
 
 
 def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, monkeypatch, command, refusal) -> None:
     monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     folder = tmp_path / "a run"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr("fl_dpbayes.run.simulate.follow", stop)
         status, _, error = command("simulate", "quickstart", *SMALL, "--out", folder)
@@ -155,23 +151,16 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     assert (folder / "events.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("target", "arguments", "said"),
-    [
-        ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "quickstart", "--engine", "inline"], "privacy.csv"),
-        ("fl_dpbayes.run.study.study.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
-    ],
-)
+@pytest.mark.parametrize(("target", "arguments", "said"), [
+    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "quickstart", "--engine", "inline"], "privacy.csv"),
+    ("fl_dpbayes.run.study.study.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
+])  # fmt: skip
 def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(
     target: str, arguments: list[str], said: str, tmp_path: Path, monkeypatch, command
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(target, interrupted)
+    monkeypatch.setattr(target, stop)
     status, _, error = command(*arguments, "--out", tmp_path / "kept")
-    assert status == 1
     (line,) = error.strip().splitlines()
-    assert line.startswith("stopped: ")
+    assert (status, line[:9]) == (1, "stopped: ")
     assert str(tmp_path / "kept") in line
     assert said in line
