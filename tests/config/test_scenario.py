@@ -151,9 +151,6 @@ def test_a_source_may_be_named_by_its_kind_and_an_unknown_one_is_refused():
     for source in ("cifar", {"kind": "digits", "pth": "x"}, {"kind": "table"}, 3):
         with pytest.raises(ValidationError):
             DataSpec(source=source)
-
-
-def test_something_must_be_left_to_train_on():
     for fraction in (-0.1, 1.0):
         with pytest.raises(ValidationError, match="test_fraction"):
             DataSpec(source="digits", test_fraction=fraction)

@@ -97,9 +97,7 @@ def test_digits_near_two_centroids_are_confused():
         assert result.truth is None
     with pytest.raises(UserError, match=r"'boundary_flip' needs records of two classes.*'label_flip'"):
         shifted(digits.subset(digits.labels == 3), "boundary_flip", 1)
-
-
-def test_distances_to_centroids_by_hand():
+    # Distances by hand.
     features = np.array([[0, 0], [2, 0], [1, 4]], dtype=np.float32)
     closeness = apply.centroid_closeness(features, np.array([0, 0, 2]), 3)
     expected = -np.array([[1, np.inf, np.sqrt(17)], [1, np.inf, np.sqrt(17)], [4, np.inf, 0]])
