@@ -38,31 +38,22 @@ def most_evaluated(federation: Federation, samples: int, record: RunRecord) -> i
 class EvaluationStage:
     """Asks every site once and collects the additive statistics that come back."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        round_number: int,
-        recalibration: Recalibration | None,
-        heads: LedgerHeads,
-        record: RunRecord,
-    ) -> None:
+    def __init__(self, federation: Federation, round_number: int, heads: LedgerHeads, record: RunRecord) -> None:
         """Begin the stage after a round; `heads` are read and brought up to date."""
-        self._federation, self._recalibration, self._heads, self._record = federation, recalibration, heads, record
+        self._federation, self._heads, self._record = federation, heads, record
         self._exchange = Exchange[EvaluateRequest, EvaluateReply](
             federation, heads, MessageType.EVALUATE, round_number, EvaluateReply
         )
         shared = roles_sharing_records(federation.scenario.sites)
         self.evaluation = Evaluation(federation.roster.task.classes, shared, federation.scenario.seed)
 
-    def requests(self, predictors: dict[PredictorName, PosteriorSamples]) -> Iterator[Message]:
+    def requests(
+        self, predictors: dict[PredictorName, PosteriorSamples], recalibration: Recalibration | None
+    ) -> Iterator[Message]:
         """Build one request after the other; `predictors` is emptied once they are encoded."""
         scenario = self._federation.scenario
         weights = {kind: tuple(map(float, samples.weights)) for kind, samples in predictors.items()}
-        bundle = {
-            name: array
-            for kind, samples in predictors.items()
-            for name, array in prefixed(kind, samples.arrays).items()
-        }
+        bundle = {name: one for kind, found in predictors.items() for name, one in prefixed(kind, found.arrays).items()}
         predictors.clear()
         bundle_digest = arrays_digest(bundle)
         arrays = encoded(bundle)
@@ -74,7 +65,7 @@ class EvaluationStage:
                 model=scenario.model,
                 predictors=weights,
                 arrays=bundle_digest,
-                recalibration=self._recalibration.map_of(member.card.name) if self._recalibration else None,
+                recalibration=recalibration.map_of(member.card.name) if recalibration else None,
                 trained_prevalence=None if member.card.prevalence is None else scenario.data.prevalence,
                 noise_multiplier=scenario.evaluation.noise_multiplier,
                 delta=scenario.privacy.delta,
@@ -102,7 +93,5 @@ class EvaluationStage:
             self._record.events.write("evaluated", site=answer.site, problem=problem)
         if not_sent:
             warn(warning("policy", sites=", ".join(not_sent)))
-        for member in self._federation.roster.members:
-            if not member.has_node:
-                warn(warning("gone", member.card.name))
-        warn(*self.evaluation.warnings())
+        gone = [member.card.name for member in self._federation.roster.members if not member.has_node]
+        warn(*(warning("gone", name) for name in gone), *self.evaluation.warnings())

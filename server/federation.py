@@ -136,12 +136,8 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         )
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
-    record.add_costs(
-        {
-            "recalibration": strategy.recalibration.statements if strategy.recalibration else {},
-            "evaluation": strategy.evaluation.statements if strategy.evaluation else {},
-        }
-    )
+    stages = {"recalibration": strategy.recalibration, "evaluation": strategy.evaluation}
+    record.add_costs({name: stage.statements for name, stage in stages.items() if stage})
     summary = summarise_run(strategy, record, partition)
     write_summary(summary.as_written(), folder)
     rows = [calibration_csv_row(row) for row in summary.calibration]

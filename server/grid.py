@@ -41,8 +41,7 @@ class OrderedGrid:
         for request in messages:
             unreadable = Error(ErrorCode.UNKNOWN, "")
             pushed += [
-                (message_id, Message(unreadable, reply_to=request))
-                for message_id in self._grid.push_messages([request])
+                (number, Message(unreadable, reply_to=request)) for number in self._grid.push_messages([request])
             ]
         for message_id, spare in pushed:
             while True:

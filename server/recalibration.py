@@ -82,19 +82,16 @@ def recalibrate_sites(
     fit = _Fit(federation, plan, posterior)
     members = tuple(member for member in federation.roster.training if member.has_node)
     record.begin("recalibrate")
+    dropped = warning("dropped", stage="recalibration")
     for number in range(1, plan.rounds + 1):
         names = [member.card.name for member in members]
         record.events.write("recalibrate", round=number, rounds=plan.rounds, sites=names)
         exchange = Exchange[RecalibrateRequest, RecalibrateReply](
             federation, heads, MESSAGE_TYPE, number, RecalibrateReply
         )
-        replies = grid.send_and_receive(
-            fit.requests(exchange, members, heads), timeout=scenario.resources.round_timeout
-        )
-        answered = set()
-        for answer in exchange.answers(
-            replies, fit.take, lambda: record.warn(warning("dropped", stage="recalibration"))
-        ):
+        timeout, answered = scenario.resources.round_timeout, set()
+        replies = grid.send_and_receive(fit.requests(exchange, members, heads), timeout=timeout)
+        for answer in exchange.answers(replies, fit.take, lambda: record.warn(dropped)):
             if answer.usable:
                 answered.add(answer.site)
             else:

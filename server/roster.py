@@ -171,14 +171,12 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
             joined[name] = member
         else:
             left_out.append(_differs(member, roster.task))
-    silences = dict(roster.silences) | {node: roster.silences.get(node, 0) + 1 for node in newcomers}
-    for node in answered:
-        silences.pop(node, None)
+    silences = {**roster.silences, **{node: roster.silences.get(node, 0) + 1 for node in newcomers}}
     return Roster(
         (*members.values(), *(joined[name] for name in sorted(joined))),
         (*roster.left_out, *left_out),
         roster.asked | answered,
-        silences,
+        {node: count for node, count in silences.items() if node not in answered},
         frozenset(member.node_id for member in members.values()) - connected - {NO_NODE},
         first_nodes,
     )
@@ -240,10 +238,8 @@ def _cards(
 
 
 def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Sequence[str]) -> Roster:
-    position = {name: index for index, name in enumerate(order)}
-    ordered = sorted(
-        members.values(), key=lambda member: (position.get(member.card.name, len(order)), member.card.name)
-    )
+    names = [*(name for name in order if name in members), *sorted(members.keys() - set(order))]
+    ordered = [members[name] for name in names]
     trainers = [member for member in ordered if member.card.role == "train"]
     if not trainers:
         raise UserError(

@@ -166,16 +166,11 @@ class RunRecord:
             round=round_number,
             seconds=round(time.monotonic() - self._started, 3),
             bytes_down=bytes_down,
-            outcomes=tuple(self._entry(answer) for answer in answers),
+            outcomes=tuple(map(self._entry, answers)),
         )
         self._new.append({"round": entry.model_dump(mode="json")})
-        self.warn(
-            *(
-                warning("not-usable", answer.site, round=round_number, status=answer.status, detail=answer.detail)
-                for answer in answers
-                if not answer.usable
-            )
-        )
+        bad = [answer for answer in answers if not answer.usable]
+        self.warn(*(warning("not-usable", a.site, round=round_number, status=a.status, detail=a.detail) for a in bad))
         known, first = len(self.privacy_rows), not self.round_rows
         self._take(entry)
         if first:

@@ -212,16 +212,9 @@ class TrainingRounds(Strategy):
                 self.bank.add(answer.site, server_round, self.chain_of(server_round), checked.samples, checked.last)
                 answer = replace(answer, checked=replace(checked, samples=NOTHING, last={}))
             answers.append(answer)
-            privacy = checked.privacy if checked else None
-            self.record.events.write(
-                "site",
-                round=server_round,
-                site=answer.site,
-                status=answer.status,
-                detail=answer.detail,
-                epsilon=privacy.epsilon if privacy else None,
-                budget=privacy.budget if privacy else None,
-            )
+            said = {key: getattr(answer, key) for key in ("site", "status", "detail")}
+            spent = {key: getattr(checked.privacy, key) if checked else None for key in ("epsilon", "budget")}
+            self.record.events.write("site", round=server_round, **said, **spent)
             # One site's arrays in memory at a time.
             del checked
         return answers

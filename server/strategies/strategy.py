@@ -82,9 +82,9 @@ class PosteriorStrategy(TrainingRounds):
         thinned = posterior.thinned(most)
         self.recalibration = recalibrate_sites(grid, self.federation, thinned, self.heads, self.record)
         self.begin("evaluate", server_round, members)
-        stage = EvaluationStage(self.federation, server_round, self.recalibration, self.heads, self.record)
+        stage = EvaluationStage(self.federation, server_round, self.heads, self.record)
         self._evaluation_stage = stage
-        return stage.requests({"last": last.thinned(most), "posterior": thinned})
+        return stage.requests({"last": last.thinned(most), "posterior": thinned}, self.recalibration)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Collect every site's additive statistics; the metrics are those of the pooled roles."""

@@ -200,10 +200,9 @@ class Sites:
 
     def evaluate(self, answer, record: RunRecord):
         federation = replace(self.fixed, run_folder=record.run_folder)
-        stage = EvaluationStage(federation, 1, self.maps, LedgerHeads(None), record)
-        stage.collect(
-            replies_to(stage.requests(dict(zip(("last", "posterior"), self.predictors, strict=True))), answer)
-        )
+        stage = EvaluationStage(federation, 1, LedgerHeads(None), record)
+        predictors = dict(zip(("last", "posterior"), self.predictors, strict=True))
+        stage.collect(replies_to(stage.requests(predictors, self.maps), answer))
         events = map(json.loads, (record.run_folder / EVENTS_FILE).read_text(encoding="utf-8").splitlines())
         said = [event["problem"] for event in events if event.get("site") == HOSTILE]
         parts = {(place.site, place.predictor): sums_of(place.statistics) for place in stage.evaluation.places}

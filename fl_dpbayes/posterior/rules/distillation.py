@@ -17,8 +17,9 @@ from fl_dpbayes.config.rule import SyntheticInputs
 from fl_dpbayes.models.parameters import logits_at
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.rules.combine import Aggregate, Released
-from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.samples import point_of
 from fl_dpbayes.posterior.student import Student, distil
+from fl_dpbayes.protocol.arrays import prefixed
 
 # By Pinsker's inequality the mean total variation between student and teacher is then below 0.1.
 LARGE_DIVERGENCE = 0.02
@@ -61,9 +62,7 @@ def imitated(
         said.append(warning("distillation-differs", divergence=found.divergence))
     if isinstance(rule.public, SyntheticInputs):
         said.append(warning("distillation-synthetic"))
-    samples = PosteriorSamples(
-        {name: array[np.newaxis] for name, array in found.parameters.items()}, np.ones(1), np.zeros(1)
-    )
+    samples = point_of(prefixed("parameters", found.parameters))
     return Aggregate(samples, tuple(said), student.description | {**(facts or {}), "divergence": found.divergence})
 
 
