@@ -68,6 +68,7 @@ def test_false_alarms_of_all_parts_add_up_to_at_most_one_in_ten_thousand() -> No
     assert sum(part.FALSE_ALARM for part in (one_unit, counts, noise, sums)) + bounds <= 1e-4
 
 
+@pytest.mark.slow
 def test_audit_repeats_itself_where_the_scenario_has_a_seed_and_only_there(tmp_path: Path) -> None:
     for scenario, repeats in ((small(), True), (small("simulation.insecure_seed="), False)):
         first, second = (audit_noise(scenario, tmp_path / f"{repeats}{number}", UNITS) for number in range(2))

@@ -247,43 +247,36 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-DEVIATION, JOIN, ONCE = "noise has the accounted deviation", "join independently", "adds its clipped gradient once"
-RATE, CAP = "accounted probability", "cap on a unit's records"
+DEVIATION, RATE = "noise has the accounted deviation", "accounted probability"
+PLAIN = {
+    (noise, DEVIATION): ("half the noise", "noise over root batch size", "noise repeats within a stretch",
+                         "late steps with half their noise"),
+    (noise, "share noise"): ("stream reused between rounds",),
+    (noise, "every tensor"): ("bias without noise",),
+    (audit_alone, "at most C"): ("no clipping", "clip norm schedule not followed by the noise", "clip per record"),
+    (audit_sums, "adds its clipped gradient once"): ("no clipping", "realised batch size", "clip per record"),
+    (audit_sums, "nothing but clipped gradients"): ("prior inside the clip",),
+    (audit_sums, "join independently"): ("fixed-size batches", "shuffled epochs", "one batch for the whole stretch"),
+    (audit_sums, RATE): ("joins too often",),
+    (audit_sums, "a kept sample is the released state"): ("samples kept before their noise",),
+    (audit_counts, "cap on a unit's records"): ("isotonic noise forgets its cap", "evaluation noise forgets its cap"),
+    (audit_counts, "records of each unit of the recalibration part"): ("isotonic counts forget their cap",),
+    (audit_counts, "within a request and across"): ("descent with half the noise",),
+    (audit_counts, "no two requests in a row share noise"): ("descent that repeats its noise",),
+    (audit_counts, "each clipped once|records of each unit of the recalibration part"): (
+        "recalibration reads training units",),
+    (audit_counts, "records of each unit of the test part|counts the records of the test part"): (
+        "evaluation reads training units",),
+}  # fmt: skip
 # A fault, the part that has to find it, words of checks that have to fail, and changes of the quickstart.
 PLANTED: list[tuple] = [
-    ("half the noise", noise, DEVIATION),
-    ("half the noise", epsilon, "Gaussian trade-off", *CONSTANT, "privacy.sampling_rate=1.0"),
+    *((fault, *found) for found, faults in PLAIN.items() for fault in faults),
     *(("half the noise", noise, DEVIATION, *CONSTANT, *keys) for keys in OTHER_SAMPLERS.values()),
-    ("noise over root batch size", noise, DEVIATION),
-    ("no clipping", audit_alone, "at most C"),
-    ("no clipping", audit_sums, ONCE),
-    ("stream reused between rounds", noise, "share noise"),
-    ("realised batch size", audit_sums, ONCE),
-    ("prior inside the clip", audit_sums, "nothing but clipped gradients"),
-    ("bias without noise", noise, "every tensor"),
-    ("clip norm schedule not followed by the noise", audit_alone, "at most C"),
-    ("fixed-size batches", audit_sums, JOIN),
-    ("shuffled epochs", audit_sums, JOIN),
-    ("joins too often", audit_sums, RATE),
+    ("half the noise", epsilon, "Gaussian trade-off", *CONSTANT, "privacy.sampling_rate=1.0"),
     ("joins too often", audit_sums, RATE, "privacy.sampling_rate=0.05"),
-    ("one batch for the whole stretch", audit_sums, JOIN),
-    ("clip per record", audit_alone, "at most C"),
-    ("clip per record", audit_sums, ONCE),
     ("clip norm for each layer", audit_alone, "at most C", MLP),
-    ("noise repeats within a stretch", noise, DEVIATION),
     ("second chain with a hundredth of its noise", noise, DEVIATION, "training.chains=2"),
-    ("late steps with half their noise", noise, DEVIATION),
-    ("recalibration reads training units", audit_counts,
-     "units of the recalibration part, each clipped once|records of each unit of the recalibration part"),
-    ("isotonic noise forgets its cap", audit_counts, CAP),
-    ("isotonic counts forget their cap", audit_counts, "records of each unit of the recalibration part"),
-    ("descent with half the noise", audit_counts, "within a request and across"),
-    ("descent that repeats its noise", audit_counts, "no two requests in a row share noise"),
-    ("samples kept before their noise", audit_sums, "a kept sample is the released state"),
-    ("evaluation reads training units", audit_counts,
-     "records of each unit of the test part|counts the records of the test part"),
-    ("evaluation noise forgets its cap", audit_counts, CAP),
-]  # fmt: skip
+]
 # One of each kind, in the quick run; the others are slow.
 QUICK = ("half the noise, by noise, sampler.kind=dp-adam", "half the noise, by noise, sampler.kind=dp-bbp",
          "prior inside the clip, by audit_sums", "no clipping, by audit_alone",
