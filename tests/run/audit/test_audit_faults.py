@@ -19,6 +19,8 @@ import clients.recalibrate
 import clients.train
 from fl_dpbayes.calibration import release
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.task import LogisticModel, Task
+from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_statistics import Check
@@ -33,6 +35,7 @@ from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.engine import GradientEngine
 from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
+from tests import chains
 
 RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")
@@ -322,3 +325,23 @@ def test_sound_path_raises_no_alarm(kind: str, tmp_path: Path) -> None:
     for seed in seeds(1 if kind else 2 * RUNS or 1):
         for detector in (noise, audit_sums, audit_alone, *(() if kind else (audit_counts, epsilon))):
             assert failed(seed, overrides, detector, tmp_path) == ""
+
+
+# Steps of an epoch as 1 / q: for these many counts below 2000, int(1 / q) is one short.
+LOST_STEPS = [count for count in range(1, 2000) if int(1 / (1 / count)) != count]
+
+
+@pytest.mark.parametrize("count", LOST_STEPS[:5])
+@pytest.mark.parametrize("divide", [lambda count: 1 / count, lambda count: 1.0, lambda count: 0.3])
+def test_chain_runs_every_planned_step_whatever_the_sampling_rate(count: int, divide) -> None:
+    assert (len(LOST_STEPS), LOST_STEPS[0]) == (141, 93)
+    plan = chains.plan_of(privacy={"sampling_rate": divide(count)}, steps_per_round=count)
+    module = build_model(LogisticModel(), Task(input_shape=(2,), classes=2), seed=0)
+    records = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32), np.zeros(3, np.int64), np.arange(3)
+    assert chains.run(module, records, plan).sample_steps == tuple(range(count))
+
+
+def test_unit_that_is_added_last_moves_no_other_units_draw() -> None:
+    fewer = minibatch.poisson_units(np.random.default_rng(0), 50, 0.3)
+    more = minibatch.poisson_units(np.random.default_rng(0), 51, 0.3)
+    np.testing.assert_array_equal(fewer, more[more < 50])
