@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -170,31 +170,41 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
 
     Raises UserError with one line that calls the file `origin` and names the key, its value and what is allowed.
     """
+    try:
+        return _study_of(content)
+    except ValueError as error:
+        raise UserError(f"{origin}: {error}") from None
+
+
+def _study_of(content: Mapping[str, Any]) -> Study:
     study_name = content.get("name", "study")
     # It names the folder of the results, and the cells' scenarios may have names of their own.
     if not isinstance(study_name, str) or not STUDY_NAME.fullmatch(study_name):
-        raise UserError(
-            f"{origin}: name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first"
-        )
-    section = _validated(StudySection, content.get("study", {}), f"{origin}: study")
-    paper = _validated(PaperSection, content["paper"], f"{origin}: paper") if "paper" in content else None
-    axes = [*_listed_axes(content.get("axes", {}), origin), *_variant_axes(content.get("variants", {}), origin)]
+        raise ValueError(f"name is {study_name!r}: choose up to 64 letters, digits and . _ -, a letter or digit first")
+    section = _validated(StudySection, "study", content.get("study", {}))
+    paper = _validated(PaperSection, "paper", content["paper"]) if "paper" in content else None
+    axes = [*_listed_axes(content.get("axes", {})), *_variant_axes(content.get("variants", {}))]
     if not axes:
-        raise UserError(f"{origin} has no axes: add a table such as  [axes] seed = [1, 2, 3]")
+        raise ValueError("it has no axes: add a table such as  [axes] seed = [1, 2, 3]")
     for axis in axes:
-        _check_labels(axis, origin)
+        _check_labels(axis)
     names = [axis.name for axis in axes]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{origin}: two axes are called {twice[0]!r}: rename the one in [variants]")
+        raise ValueError(f"two axes are called {twice[0]!r}: rename the one in [variants]")
     order = section.order or names
     if sorted(order) != sorted(names):
-        raise UserError(f"{origin}: study.order is {list(order)}: list each axis once: {', '.join(names)}")
+        raise ValueError(f"study.order is {list(order)}: list each axis once: {', '.join(names)}")
     axes.sort(key=lambda axis: order.index(axis.name))
     making_runs = tuple(axis for axis in axes if axis.name not in SHIFT_AXES)
     shift_axes = tuple(axis for name in SHIFT_AXES for axis in axes if axis.name == name)
-    _check_shifts(section, shift_axes, origin)
+    if shift_axes and shift_axes[0].name != SHIFT_KIND:
+        raise ValueError(f'axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]')
+    if shift_axes and section.shifted_copy_of is None:
+        raise ValueError(
+            f"study.shifted_copy_of is missing: name the held-out site whose records the axis {SHIFT_KIND} shifts"
+        )
     labels = {axis.name: [value.label for value in axis.values] for axis in making_runs}
-    _check_names(section, labels, origin)
+    _check_names(section, labels)
     return Study(
         name=study_name,
         section=section,
@@ -204,7 +214,7 @@ def study_of(content: Mapping[str, Any], origin: str) -> Study:
         order=tuple(order),
         content=content,
         paper=paper,
-        published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where, origin) if paper else (),
+        published=_published(paper, {**labels, PREDICTOR: list(PREDICTORS)}, section.where) if paper else (),
     )
 
 
@@ -218,41 +228,34 @@ def write_study(study: Study, path: Path) -> None:
 def same_study(one: Study, other: Study) -> bool:
     """Return whether two studies ask the same of the same runs, whatever their files are called."""
 
-    def content(study: Study) -> Any:
-        section = study.section.model_copy(update={"order": study.order})
-        rest = {key: value for key, value in study.content.items() if key not in ("name", "study")}
-        return section, rest
+    def asked(study: Study) -> Any:
+        return study.section.model_copy(update={"order": study.order}), {**study.content, "name": "", "study": {}}
 
-    return content(one) == content(other)
+    return asked(one) == asked(other)
 
 
-def _validated(section: type[Section], table: Any, origin: str) -> Section:
+def _validated(section: type[Section], key: str, table: Any) -> Section:
     try:
         return section.model_validate(table)
     except ValidationError as error:
-        raise UserError(f"{origin}: {explain(error, section)}") from None
+        raise ValueError(f"{key}: {explain(error, section)}") from None
 
 
-def _published(
-    paper: PaperSection, known: Mapping[str, Sequence[Any]], where: str, origin: str
-) -> tuple[Published, ...]:
+def _published(paper: PaperSection, known: Mapping[str, Sequence[Any]], where: str) -> tuple[Published, ...]:
     """Part each row of `paper.values` into labels, which must be those of the axes, and values of known columns."""
     found = []
     for row in paper.values:
         items = {".".join(key): value for key, value in _leaves(row)}
         labels = {name: value for name, value in items.items() if name in known}
-        for name, label in labels.items():
-            if label not in known[name]:
-                choice = ", ".join(map(str, known[name]))
-                raise UserError(f"{origin}: paper.values has {name} = {label!r}: choose {choice}")
+        _check_values("paper.values", labels, known)
         place = {"site": items.pop("site", where), PREDICTOR: labels.get(PREDICTOR, "posterior")}
         for column, value in items.items():
             if column in labels:
                 continue
             if column not in PRINTED or not isinstance(value, int | float):
-                raise UserError(
-                    f"{origin}: paper.values has {column} = {value!r}: it must be an axis ({', '.join(known)}), site, "
-                    f"or a number of {', '.join(PRINTED)}"
+                raise ValueError(
+                    f"paper.values has {column} = {value!r}: it must be an axis ({', '.join(known)}), site, or a "
+                    f"number of {', '.join(PRINTED)}"
                 )
             found.append(Published(labels | place, column, float(value)))
     return tuple(found)
@@ -266,30 +269,28 @@ def _lay_over(content: dict[str, Any], above: Mapping[str, Any]) -> None:
             content[key] = value
 
 
-def _listed_axes(table: Any, origin: str) -> list[Axis]:
+def _listed_axes(table: Any) -> Iterator[Axis]:
     if not isinstance(table, Mapping):
-        raise UserError(f"{origin}: axes is {table!r}: it must be a table of lists, such as  [axes] seed = [1, 2, 3]")
-    axes = []
+        raise ValueError(f"axes is {table!r}: it must be a table of lists, such as  [axes] seed = [1, 2, 3]")
     for key, values in _leaves(table):
         name = ".".join(key)
         if not isinstance(values, list) or not values:
-            raise UserError(
-                f"{origin}: axes.{name} is {values!r}: it must be a list of at least one value; a single value belongs "
-                "into the scenario itself"
+            raise ValueError(
+                f"axes.{name} is {values!r}: it must be a list of at least one value; a single value belongs into the "
+                "scenario itself"
             )
         if len(values) > MAX_VALUES:
-            raise UserError(f"{origin}: axes.{name} has {len(values)} values: at most {MAX_VALUES}")
-        axes.append(Axis(name, _distinct([_axis_value(key, value) for value in values], f"{origin}: axes.{name}")))
-    return axes
+            raise ValueError(f"axes.{name} has {len(values)} values: at most {MAX_VALUES}")
+        yield Axis(name, _distinct(name, [_axis_value(key, value) for value in values]))
 
 
-def _check_labels(axis: Axis, origin: str) -> None:
+def _check_labels(axis: Axis) -> None:
     """Refuse texts that would steer a terminal, or that a spreadsheet would run."""
     for label in (value.label for value in axis.values if isinstance(value.label, str)):
         if len(label) > MAX_LABEL or not label.isprintable() or label.startswith(FORMULA):
-            raise UserError(
-                f"{origin}: the axis {axis.name} has the label {label[:60]!r}: tables hold up to {MAX_LABEL} "
-                f"printable characters, of which the first is none of {' '.join(FORMULA)}"
+            raise ValueError(
+                f"the axis {axis.name} has the label {label[:60]!r}: tables hold up to {MAX_LABEL} printable "
+                f"characters, of which the first is none of {' '.join(FORMULA)}"
             )
 
 
@@ -310,12 +311,12 @@ def _axis_value(key: Key, value: Any) -> AxisValue:
     return AxisValue(json.dumps(value) if isinstance(value, list) else value, {key: value})
 
 
-def _distinct(values: Sequence[AxisValue], origin: str) -> tuple[AxisValue, ...]:
+def _distinct(axis: str, values: Sequence[AxisValue]) -> tuple[AxisValue, ...]:
     """Number tables of the same label; refuse values that are given twice."""
     found: list[AxisValue] = []
     for value in values:
         if any(value.settings == other.settings for other in found):
-            raise UserError(f"{origin} holds {value.label!r} twice: remove one")
+            raise ValueError(f"axes.{axis} holds {value.label!r} twice: remove one")
         labels, label, number = {str(other.label) for other in found}, value.label, 2
         while str(label) in labels:
             label, number = f"{value.label} ({number})", number + 1
@@ -323,60 +324,45 @@ def _distinct(values: Sequence[AxisValue], origin: str) -> tuple[AxisValue, ...]
     return tuple(found)
 
 
-def _variant_axes(table: Any, origin: str) -> list[Axis]:
+def _variant_axes(table: Any) -> Iterator[Axis]:
     if not isinstance(table, Mapping):
-        raise UserError(f"{origin}: variants is {table!r}: it must hold a table per axis")
-    axes = []
+        raise ValueError(f"variants is {table!r}: it must hold a table per axis")
     for name, variants in table.items():
         if not VARIANT_NAME.fullmatch(name) or name in RESERVED:
-            raise UserError(
-                f"{origin}: variants.{name}: choose a name of a-z, 0-9 and _ other than {', '.join(sorted(RESERVED))}"
+            raise ValueError(
+                f"variants.{name}: choose a name of a-z, 0-9 and _ other than {', '.join(sorted(RESERVED))}"
             )
         if not isinstance(variants, Mapping) or not variants:
-            raise UserError(f"{origin}: variants.{name} is {variants!r}: it must hold a table of overrides per label")
-        values = []
+            raise ValueError(f"variants.{name} is {variants!r}: it must hold a table of overrides per label")
         for label, settings in variants.items():
             if not isinstance(settings, Mapping):
-                raise UserError(
-                    f"{origin}: variants.{name}.{label} is {settings!r}: it must be a table of overrides, such as "
+                raise ValueError(
+                    f"variants.{name}.{label} is {settings!r}: it must be a table of overrides, such as "
                     '{ "partition.alpha" = 0.1 }'
                 )
-            values.append(AxisValue(label, dict(_leaves(settings))))
-        axes.append(Axis(name, tuple(values)))
-    return axes
+        yield Axis(name, tuple(AxisValue(label, dict(_leaves(settings))) for label, settings in variants.items()))
 
 
-def _check_names(section: StudySection, labels: Mapping[str, Sequence[Any]], origin: str) -> None:
+def _check_names(section: StudySection, labels: Mapping[str, Sequence[Any]]) -> None:
     """Check that a section names axes, and values of theirs, among `labels`: axis -> labels of its values."""
     allowed = [*(name for name in labels if name != SEED), PREDICTOR]
     for name in section.compare:
         if name not in allowed:
-            raise UserError(f"{origin}: study.compare names {name!r}: choose among {', '.join(allowed)}")
-    for key, chosen, known in (
-        ("focus", section.focus, labels),
-        ("baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)}),
-    ):
-        for name, label in chosen.items():
-            if label not in known.get(name, []):
-                choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
-                raise UserError(f"{origin}: study.{key} has {name} = {label!r}: choose {choice}")
+            raise ValueError(f"study.compare names {name!r}: choose among {', '.join(allowed)}")
+    _check_values("study.focus", section.focus, labels)
+    _check_values("study.baseline", section.baseline, {**labels, PREDICTOR: list(PREDICTORS)})
     apart = [name for name in labels if name != SEED and name not in section.baseline] if section.baseline else []
     for name in section.separate:
         if name not in apart:
             choice = f"choose among {', '.join(apart)}" if apart else "it needs study.baseline beside it"
-            raise UserError(f"{origin}: study.separate names {name!r}: {choice}")
+            raise ValueError(f"study.separate names {name!r}: {choice}")
 
 
-def _check_shifts(section: StudySection, shift_axes: Sequence[Axis], origin: str) -> None:
-    if not shift_axes:
-        return
-    if shift_axes[0].name != SHIFT_KIND:
-        raise UserError(f'{origin}: axes.{SHIFT_SEVERITY} needs axes.{SHIFT_KIND} beside it, such as  ["contrast"]')
-    if section.shifted_copy_of is None:
-        raise UserError(
-            f"{origin}: study.shifted_copy_of is missing: name the held-out site whose records the axis {SHIFT_KIND} "
-            "shifts"
-        )
+def _check_values(key: str, chosen: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> None:
+    for name, label in chosen.items():
+        if label not in known.get(name, []):
+            choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
+            raise ValueError(f"{key} has {name} = {label!r}: choose {choice}")
 
 
 def _resolve_paths(content: Any) -> None:
@@ -390,18 +376,16 @@ def _resolve_paths(content: Any) -> None:
 
 
 def _find(name_or_path: str) -> Path:
-    path = Path(name_or_path)
+    path, folder = Path(name_or_path), scenario_folder()
     if path.suffix == ".toml":
         if not path.is_file():
             raise UserError(f"study file {name_or_path} does not exist")
         return path
-    shipped = scenario_folder() / f"{STUDY_PREFIX}{name_or_path.removeprefix(STUDY_PREFIX)}.toml"
     if name_or_path in shipped_papers():
-        return scenario_folder() / PAPERS / f"{name_or_path}.toml"
-    if "/" in name_or_path or not shipped.is_file():
+        return folder / PAPERS / f"{name_or_path}.toml"
+    name = name_or_path if name_or_path.startswith(STUDY_PREFIX) else f"{STUDY_PREFIX}{name_or_path}"
+    if name not in shipped_studies():
         choice = ", ".join((*shipped_studies(), *shipped_papers()))
-        raise UserError(
-            f"no study {name_or_path!r}: " + (f"choose one of {choice}, or " if choice else "") + "give the path of a "
-            ".toml file"
-        )
-    return shipped
+        either = f"choose one of {choice}, or " if choice else ""
+        raise UserError(f"no study {name_or_path!r}: {either}give the path of a .toml file")
+    return folder / f"{name}.toml"

@@ -5,7 +5,7 @@ Fields stand in the order in which they are written.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
@@ -32,16 +32,8 @@ def printable(value: JSONValue, most: int | None = MAX_TEXT) -> JSONValue:
             return value
 
 
-def _empty_for_none(value: object) -> object:
-    return "" if value is None else value
-
-
-def _number_or_none(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
-
-
-Text = Annotated[str, BeforeValidator(_empty_for_none)]
-Number = Annotated[float | None, AfterValidator(_number_or_none)]
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+Number = Annotated[float | None, AfterValidator(lambda value: None if value is None or math.isnan(value) else value)]
 Interval = tuple[Number, Number] | None
 
 
@@ -131,59 +123,49 @@ class NetBenefitRecord(SummaryPart):
     none: Number = None
 
 
+# What stands beside a metric.
+_BESIDE: dict[str, dict[str, Any]] = {
+    "nll": {"nll_clipped": int | None},
+    "brier": {"brier_terms": dict[str, Number] | None},
+    "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
+    "auroc": {"auroc_bounds": Interval},
+    "aurc_excess": {
+        "aurc_bounds": Interval,
+        "accuracy_at_coverage": dict[str, Number] | None,
+        "accuracy_at_coverage_bounds": dict[str, Interval] | None,
+    },
+    "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
+}
+
+
 def _calibration_fields() -> dict[str, Any]:
     """The metrics in the order of their records, each with what stands beside it."""
-    beside: dict[str, dict[str, Any]] = {
-        "nll": {"nll_clipped": int | None},
-        "brier": {"brier_terms": dict[str, Number] | None},
-        "ece_binary": {"ece_if_calibrated": Number, "ece_if_calibrated_high": Number},
-        "auroc": {"auroc_bounds": Interval},
-        "aurc_excess": {
-            "aurc_bounds": Interval,
-            "accuracy_at_coverage": dict[str, Number] | None,
-            "accuracy_at_coverage_bounds": dict[str, Interval] | None,
-        },
-        "calibration_slope": {"net_benefit": tuple[NetBenefitRecord, ...] | None},
-    }
     fields: dict[str, Any] = {}
-    for key in METRICS:
-        fields |= {key: Number, **beside.get(key, {})}
-    bounds = {f"{metric.key}_bounds": Interval for metric in METRICS.values() if metric.bounded}
-    return {name: (kind, None) for name, kind in (fields | bounds).items()}
+    for metric in METRICS.values():
+        fields |= {metric.key: Number, **_BESIDE.get(metric.key, {})}
+    fields |= {f"{metric.key}_bounds": Interval for metric in METRICS.values() if metric.bounded}
+    return {name: (kind, None) for name, kind in fields.items()}
 
 
 if TYPE_CHECKING:
 
     class _Measured(SummaryPart):
-        brier_terms: dict[str, Number] | None = None
-        auroc_bounds: Interval = None
-        aurc_bounds: Interval = None
-        accuracy_at_coverage: dict[str, Number] | None = None
-        accuracy_at_coverage_bounds: dict[str, Interval] | None = None
-        net_benefit: tuple[NetBenefitRecord, ...] | None = None
-
-        def __getattr__(self, metric: str) -> float | None: ...
+        def __getattr__(self, metric: str) -> Any: ...
 
 else:
     _Measured = create_model("_Measured", __base__=SummaryPart, **_calibration_fields())
 
 
 class CalibrationValues(_Measured):
-    """Every metric of `config.metrics` of one predictor on one set of records; undefined values are None.
+    """Every metric of `config.metrics` of one predictor on one set of `n` records; undefined values are None.
 
-    Attributes:
-        nll_clipped: records whose p_label was below the floor.
-        brier_terms: five terms over 15 bins: reliability - resolution + uncertainty + within_variance -
-            within_covariance.
-        ece_if_calibrated: mean ECE of a calibrated model with the same confidences at this n.
-        ece_if_calibrated_high: 95 % quantile of the same.
-        auroc_bounds: what it can be at least and at most, whatever the order within cells; no interval; as aurc_bounds.
-        accuracy_at_coverage: accuracy on the most confident records, by the share of records kept ("0.8").
-        accuracy_at_coverage_bounds: as `auroc_bounds`, by share.
-        net_benefit: decision curve at steps of .05; two classes only.
-        n: records (rounded where they were counted with noise).
-        intervals: 95 % intervals of the metrics that have one that covers; `nll` has none where one more wrong answer
-            could change too much.
+    `n` is rounded where records were counted with noise. `nll_clipped`: records whose p_label was below the floor.
+    `brier_terms`: over 15 bins, reliability - resolution + uncertainty + within_variance - within_covariance.
+    `ece_if_calibrated`: mean ECE of a calibrated model with the same confidences at this n, `..._high` its 95 %
+    quantile. `auroc_bounds`, `aurc_bounds`: what they can be at least and at most, whatever the order within cells; no
+    interval. `accuracy_at_coverage`: accuracy on the most confident records, by the share of records kept ("0.8"), with
+    such bounds. `net_benefit`: decision curve at steps of .05; two classes only. `intervals`: 95 % intervals of the
+    metrics that have one that covers; `nll` has none where one more wrong answer could change too much.
     """
 
     n: int | None = None
@@ -204,7 +186,8 @@ class CalibrationValues(_Measured):
 class CalibrationRecord(CalibrationValues):
     """How one predictor did at one site, or at all sites of a role; it averages `samples`.
 
-    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows.
+    `pooled:<role>` takes the sites' records as one set, `mean:<role>` averages the sites' rows, and `median:<role>` is
+    their median, which the report takes.
     """
 
     site: Text
@@ -213,19 +196,10 @@ class CalibrationRecord(CalibrationValues):
     samples: int | None = None
 
     @property
-    def pooled(self) -> bool:
-        """Whether the row is over all records of its role's sites."""
-        return self.site == f"pooled:{self.role}"
-
-    @property
-    def mean_of_sites(self) -> bool:
-        """Whether the row is the mean of its role's sites, each counting the same."""
-        return self.site == f"mean:{self.role}"
-
-    @property
-    def median_of_sites(self) -> bool:
-        """Whether the row is the median of its role's sites, which the report takes of their rows."""
-        return self.site == f"median:{self.role}"
+    def over(self) -> Literal["pooled", "mean", "median", ""]:
+        """What the row is over its role's sites; empty for one site's own."""
+        kinds: tuple[Literal["pooled", "mean", "median"], ...] = ("pooled", "mean", "median")
+        return next((kind for kind in kinds if self.site == f"{kind}:{self.role}"), "")
 
 
 class SubgroupRecord(CalibrationRecord):
@@ -389,7 +363,7 @@ class Summary(SummaryPart):
     @property
     def places(self) -> list[CalibrationRecord]:
         """The calibration rows that were measured on records: sites and pools of them, no means of rows."""
-        return [row for row in self.calibration if not row.mean_of_sites]
+        return [row for row in self.calibration if row.over != "mean"]
 
     @property
     def recalibration_noise(self) -> str:

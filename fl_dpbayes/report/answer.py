@@ -18,7 +18,7 @@ LEAST_SITES = 3
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
     """Return the rows that answer for a role, by predictor, where the calibration error is defined."""
     medians = {row.predictor: row for row in median_rows(run) if row.role == role}
-    rows = (medians.get(row.predictor, row) for row in run.calibration if row.pooled and row.role == role)
+    rows = (medians.get(row.predictor, row) for row in run.calibration if row.over == "pooled" and row.role == role)
     return {row.predictor: row for row in rows if row.rms_debiased is not None}
 
 
@@ -29,8 +29,8 @@ def median_rows(run: Summary) -> list[CalibrationRecord]:
     can move anywhere. An interval is the median of the sites' lower ends and that of their upper ends: where every
     site's interval holds its own error, it holds the median error.
     """
-    keys = [(row.role, row.predictor) for row in run.calibration if row.pooled]
-    single = [row for row in run.places if not row.pooled and row.n]
+    keys = [(row.role, row.predictor) for row in run.calibration if row.over == "pooled"]
+    single = [row for row in run.places if row.over != "pooled" and row.n]
     sites = ([row for row in single if (row.role, row.predictor) == key] for key in keys)
     return [_median(rows) for rows in sites if len(rows) >= LEAST_SITES]
 
@@ -61,7 +61,7 @@ def headline_role(run: Summary) -> Role:
 
 def _place(role: Role, rows: Mapping[str, CalibrationRecord]) -> str:
     """Say in words over what a role's headline rows are taken."""
-    return f"the median of the {ROLES[role]}" if any(row.median_of_sites for row in rows.values()) else ROLES[role]
+    return f"the median of the {ROLES[role]}" if any(row.over == "median" for row in rows.values()) else ROLES[role]
 
 
 def headline_predictor(run: Summary) -> str:
@@ -179,7 +179,7 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -
     first = posterior or last or next(iter(rows.values()))
     name, error = predictor_name(first), _error(first, " percentage points")
     text = f"At {place} the {name}'s probabilities are off by {error}"
-    measure = f"debiased RMS calibration error, n = {count(first.n)}{' at a site' if first.median_of_sites else ''}"
+    measure = f"debiased RMS calibration error, n = {count(first.n)}{' at a site' if first.over == 'median' else ''}"
     recalibrated = rows.get("recalibrated")
     after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""
     if after and noise:

@@ -40,10 +40,24 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     """Draw one reliability diagram above the histogram of its confidences."""
     figure = Figure(figsize=(WIDTH_INCHES, 4.3))
     set_title(figure, title, subtitle)
-    diagram = figure.add_axes((0.085, 0.325, 0.865, 0.515))
+    axes = figure.add_axes((0.085, 0.325, 0.865, 0.515))
     histogram = figure.add_axes((0.085, 0.105, 0.865, 0.135))
-    _draw_diagram(diagram, row)
-    _draw_histogram(histogram, row)
+    quiet_grid(axes, "y")
+    _draw_bins(axes, row, 4.2)
+    axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
+    axes.text(0.03, 0.955, "above the line: too cautious", size=7.5, color=MUTED, va="top")
+    axes.text(0.985, 0.03, "below: too sure of itself", size=7.5, color=MUTED, ha="right")
+    axes.set(title="accuracy, %")
+    axes.set_yticks(TICKS, PERCENT)
+    axes.set_xticks(TICKS, [""] * len(TICKS))
+    quiet_grid(histogram, "y")
+    total, colour = sum(part.n for part in row.bins), predictor_style(row.predictor).colour
+    for part in row.bins:
+        share = 100 * part.n / total if total else 0.0
+        histogram.bar(part.low, share, width=0.92 * (part.high - part.low), align="edge", color=colour)
+    histogram.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class, %", title="records, %")
+    histogram.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+    histogram.set_xticks(TICKS, PERCENT)
     return figure
 
 
@@ -69,33 +83,10 @@ def _draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
-def _draw_diagram(axes: Axes, row: ReliabilityRecord) -> None:
-    quiet_grid(axes, "y")
-    _draw_bins(axes, row, 4.2)
-    axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
-    axes.text(0.03, 0.955, "above the line: too cautious", size=7.5, color=MUTED, va="top")
-    axes.text(0.985, 0.03, "below: too sure of itself", size=7.5, color=MUTED, ha="right")
-    axes.set(title="accuracy, %")
-    axes.set_yticks(TICKS, PERCENT)
-    axes.set_xticks(TICKS, [""] * len(TICKS))
-
-
 def _outside(part: ReliabilityBin) -> bool:
     if part.accuracy is None or part.band_low is None or part.band_high is None:
         return False
     return not part.band_low <= part.accuracy <= part.band_high
-
-
-def _draw_histogram(axes: Axes, row: ReliabilityRecord) -> None:
-    quiet_grid(axes, "y")
-    total = sum(part.n for part in row.bins)
-    for part in row.bins:
-        share = 100 * part.n / total if total else 0.0
-        width = part.high - part.low
-        axes.bar(part.low, share, width=0.92 * width, align="edge", color=predictor_style(row.predictor).colour)
-    axes.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class, %", title="records, %")
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
-    axes.set_xticks(TICKS, PERCENT)
 
 
 def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Figure:
@@ -139,7 +130,7 @@ def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:
     for row in rows:
         value = getattr(row, metric)
         if value is not None:
-            worst[row.site] = max(worst.get(row.site, -math.inf), math.inf if row.pooled else sign * value)
+            worst[row.site] = max(worst.get(row.site, -math.inf), math.inf if row.over == "pooled" else sign * value)
     kept = set(sorted(places, key=lambda place: -worst[place])[:MAX_PLACES])
     return [place for place in places if place in kept]
 

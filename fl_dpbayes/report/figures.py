@@ -58,8 +58,8 @@ def site_reliability(run: Summary) -> list[ReliabilityRecord]:
 
 def _decision_curves(run: Summary) -> list[list[CalibrationRecord]]:
     """The rows with a decision curve over all sites of each role, the headline predictor first."""
-    headline, rows = headline_predictor(run), [row for row in run.calibration if row.pooled and row.net_benefit]
-    by_role = ([row for row in rows if row.role == role] for role in ROLES)
+    headline, rows = headline_predictor(run), [row for row in run.calibration if row.net_benefit]
+    by_role = ([row for row in rows if row.site == f"pooled:{role}"] for role in ROLES)
     return [sorted(of_role, key=lambda row: row.predictor != headline) for of_role in by_role if of_role]
 
 

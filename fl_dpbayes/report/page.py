@@ -7,20 +7,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.report.answer import answer, key_figures, median_rows
+from fl_dpbayes.report.answer import answer, key_figures
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.measure_tables import measure_tables
-from fl_dpbayes.report.page_tables import (
-    all_metrics_table,
-    calibration_table,
-    cost_table,
-    facts,
-    participation_table,
-    privacy_table,
-    release_table,
-    settings_table,
-    site_table,
-)
+from fl_dpbayes.report.page_tables import facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.template import RUN
@@ -47,17 +37,8 @@ def write_report(run_dir: Path | str) -> Path:
         small_delta=small_delta_text(run),
         approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
         temperatures=temperature_notes(run),
-        settings=settings_table(run),
-        privacy=privacy_table(run),
-        releases=release_table(run),
-        calibration=calibration_table(
-            [*median_rows(run), *(row for row in run.calibration if row.pooled or row.mean_of_sites)]
-        ),
-        all_metrics=all_metrics_table(run.calibration),
-        sites=site_table(run),
-        participation=participation_table(run),
-        cost=cost_table(run),
         facts=facts(run),
+        **run_tables(run),
         **draw_figures(folder, run, read_epsilon_curves(folder)),
         **measure_tables(run),
     )

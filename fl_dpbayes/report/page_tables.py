@@ -12,6 +12,7 @@ from fl_dpbayes.config.summary import (
     ReliabilityRecord,
     Summary,
 )
+from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
     count,
@@ -47,6 +48,22 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
     """Make a table of values, some with what stands behind them; the columns of `words` hold words."""
     cells = [tuple(value if isinstance(value, tuple) else (value, "") for value in row) for row in rows]
     return PageTable(tuple(columns), cells, frozenset(words))
+
+
+def run_tables(run: Summary) -> dict[str, PageTable]:
+    """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
+    over_sites = [*median_rows(run), *(row for row in run.calibration if row.over)]
+    settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
+    return {
+        "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
+        "privacy": privacy_table(run),
+        "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
+        "calibration": _calibration_table(over_sites),
+        "all_metrics": all_metrics_table(run.calibration),
+        "sites": _site_table(run),
+        "participation": _participation_table(run),
+        "cost": _cost_table(run),
+    }
 
 
 def once(rows: Sequence[tuple[str | Cell, ...]]) -> list[tuple[str | Cell, ...]]:
@@ -102,16 +119,11 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | 
     return significant(row.budget), probability(row.delta), mu
 
 
-def settings_table(run: Summary) -> PageTable:
-    """Show what was run."""
-    return page_table(("Part", "Settings"), [(row.name, row.value) for row in run.settings], (0, 1))
-
-
 _PLACE_COLUMNS = ("Where", "Predictor", "n")
 _MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]")
 
 
-def calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
+def _calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     """Show the main metrics of the given rows, intervals behind their values."""
     cells = once([_main_cells(row) for row in in_reading_order(rows)])
     return page_table((*_PLACE_COLUMNS, *_MAIN_COLUMNS), cells, (0, 1))
@@ -155,22 +167,18 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
     )
 
 
-def site_table(run: Summary) -> PageTable:
+def _site_table(run: Summary) -> PageTable:
     """Show who took part: role, size, shift."""
+    words = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
+    units = [(count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit) for site in run.sites]
     rows = [
-        (
-            site.name,
-            {"train": "trains", "held_out": "held out", "shifted": "shifted"}[site.role],
-            (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
-            count(site.test_n),
-            site.shift or "none",
-        )
-        for site in run.sites
+        (site.name, words[site.role], unit, count(site.test_n), site.shift or "none")
+        for site, unit in zip(run.sites, units, strict=True)
     ]
     return page_table(("Site", "Role", "Units n", "Test records", "Shift"), rows, (0, 1, 4))
 
 
-def participation_table(run: Summary) -> PageTable:
+def _participation_table(run: Summary) -> PageTable:
     """Show which training sites answered in which rounds."""
     rows = []
     for row in run.participation:
@@ -187,12 +195,6 @@ def _spans(statuses: Sequence[str]) -> list[str]:
         spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
         number = last + 1
     return spans
-
-
-def release_table(run: Summary) -> PageTable:
-    """Show what left a site, and how."""
-    rows = [(release.item, release.how) for release in run.releases]
-    return page_table(("What", "How it left a site"), rows, (0, 1))
 
 
 BIN_COLUMNS = ("Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
@@ -228,19 +230,15 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
     return page_table(("Site", *(f"Round {number}" for number in rounds)), rows)
 
 
-def cost_table(run: Summary) -> PageTable:
+def _cost_table(run: Summary) -> PageTable:
     """Show bytes and seconds of the run."""
     up, down = run.bytes.up, run.bytes.down
     rows = [
-        ("Bytes sent by all sites", data_size(sum(up) if up else None), _largest(up)),
-        ("Bytes sent to all sites", data_size(sum(down) if down else None), _largest(down)),
+        ("Bytes sent by all sites", data_size(sum(up) if up else None), data_size(max(up, default=None))),
+        ("Bytes sent to all sites", data_size(sum(down) if down else None), data_size(max(down, default=None))),
         *((f"Time: {stage}", duration(seconds), "") for stage, seconds in run.seconds.items()),
     ]
     return page_table(("", "Total", "Largest round"), rows)
-
-
-def _largest(sizes: Sequence[int]) -> str:
-    return data_size(max(sizes)) if sizes else UNDEFINED
 
 
 def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:

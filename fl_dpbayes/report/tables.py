@@ -1,5 +1,7 @@
 """The tables that a run prints at its end."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 from fl_dpbayes.config.summary import EvaluationPrivacyRecord, PrivacyRecord, Summary
@@ -49,40 +51,30 @@ def privacy_table(run: Summary, width: int = WIDTH) -> Table:
     """Show what the run cost each site that trained, and each site that released noised test results."""
     units = {site.name: site.n for site in run.sites}
     trained, tested = run.privacy, run.evaluation_privacy
-    rows: list[PrivacyRecord | EvaluationPrivacyRecord] = [*trained, *tested]
+    rows: Sequence[PrivacyRecord | EvaluationPrivacyRecord] = [*trained, *tested]
     # Steps, size and temperature are those of training.
     blank = [""] * len(tested)
 
-    def spent(cells: list[str]) -> list[str]:
-        return cells if run.private else [""] * len(trained) + cells[len(trained) :]
-
+    # Without privacy there is no account of training.
+    account: Sequence[PrivacyRecord | EvaluationPrivacyRecord] = rows if run.private else tested
+    none = [""] * (len(rows) - len(account))
     columns = [
         TerminalColumn("site", [folded(row.site, name_width(width)) for row in rows], number=False),
         TerminalColumn("units", [count(units.get(row.site)) for row in trained] + blank, expendable=3),
         TerminalColumn("steps", [count(row.steps) for row in trained] + blank, expendable=4),
         TerminalColumn("epsilon", [rounded_up(row.epsilon) for row in rows]),
-        *(
-            [
-                TerminalColumn("budget", spent([significant(row.budget) for row in rows])),
-                TerminalColumn("delta", spent([probability(row.delta) for row in rows])),
-                TerminalColumn(
-                    "mu", spent([f"{rounded_up(row.mu)} {row.mu_kind}"[:12].strip() for row in rows]), expendable=1
-                ),
-            ]
-            if run.private or tested
-            else []
-        ),
-        *(
-            [TerminalColumn("temp.", [significant(row.temperature) for row in trained] + blank, expendable=2)]
-            if tempered(run)
-            else []
-        ),
-        TerminalColumn(
-            "status",
-            [*(folded(row.status, STATUS_WIDTH) for row in trained), *(EVALUATION_STATUS for _ in tested)],
-            number=False,
-        ),
     ]
+    if account:
+        mu = [f"{rounded_up(row.mu)} {row.mu_kind}"[:12].strip() for row in account]
+        columns += [
+            TerminalColumn("budget", none + [significant(row.budget) for row in account]),
+            TerminalColumn("delta", none + [probability(row.delta) for row in account]),
+            TerminalColumn("mu", none + mu, expendable=1),
+        ]
+    if tempered(run):
+        columns += [TerminalColumn("temp.", [significant(row.temperature) for row in trained] + blank, expendable=2)]
+    status = [folded(row.status, STATUS_WIDTH) for row in trained] + [EVALUATION_STATUS] * len(tested)
+    columns += [TerminalColumn("status", status, number=False)]
     sections = (len(trained) - 1,) if tested else ()
     title = "Privacy spent" if run.private else "Training without privacy"
     return fitted_table(title, columns, width, caption=_privacy_caption(run), sections=sections)
@@ -92,18 +84,14 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
     """Show how well predictions are calibrated: pooled rows first, predictors of one place beneath each other."""
     medians = median_rows(run)
     rows = in_reading_order([*medians, *run.calibration])
-    first = [number == 0 or row.site != rows[number - 1].site for number, row in enumerate(rows)]
-    over_sites = [number for number, row in enumerate(rows) if row.pooled or row.mean_of_sites or row.median_of_sites]
-    places = [
-        place_name(row).removesuffix(" sites") if number in over_sites else row.site for number, row in enumerate(rows)
-    ]
+    new = [number == 0 or row.site != rows[number - 1].site for number, row in enumerate(rows)]
+    over_sites = [number for number, row in enumerate(rows) if row.over]
+    names = [place_name(row).removesuffix(" sites") if row.over else row.site for row in rows]
+    places = [folded(name, name_width(width)) if first else "" for name, first in zip(names, new, strict=True)]
+    counts = [count(row.n) if first else "" for row, first in zip(rows, new, strict=True)]
     columns = [
-        TerminalColumn(
-            "where",
-            [folded(place, name_width(width)) if new else "" for place, new in zip(places, first, strict=True)],
-            number=False,
-        ),
-        TerminalColumn("n", [count(row.n) if new else "" for row, new in zip(rows, first, strict=True)], expendable=2),
+        TerminalColumn("where", places, number=False),
+        TerminalColumn("n", counts, expendable=2),
         TerminalColumn("predictor", [folded(row.predictor, name_width(width)) for row in rows], number=False),
         TerminalColumn("accuracy", [points(row.accuracy) for row in rows]),
         TerminalColumn("NLL", [decimal(row.nll) for row in rows], expendable=1),
@@ -114,14 +102,11 @@ def calibration_table(run: Summary, width: int = WIDTH) -> Table:
         ),
     ]
     by_median = {row.role for row in medians}
-    headlines = [n for n, row in enumerate(rows) if row.median_of_sites or (row.pooled and row.role not in by_median)]
-    return fitted_table(
-        "Calibration",
-        columns,
-        width,
-        caption="accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated "
-        "model would show at that n, RMS the debiased root-mean-square error."
-        + (" A median is taken of the sites' own rows: one site cannot move it beyond the others." if medians else ""),
-        bold_rows=headlines,
-        sections=over_sites[-1:] if len(over_sites) < len(rows) else (),
+    headlines = [n for n, row in enumerate(rows) if row.over == ("median" if row.role in by_median else "pooled")]
+    caption = (
+        "accuracy in %, calibration errors in percentage points; (ref.) is the ECE that a perfectly calibrated model "
+        "would show at that n, RMS the debiased root-mean-square error."
+        + (" A median is taken of the sites' own rows: one site cannot move it beyond the others." if medians else "")
     )
+    sections = over_sites[-1:] if len(over_sites) < len(rows) else ()
+    return fitted_table("Calibration", columns, width, caption=caption, bold_rows=headlines, sections=sections)

@@ -16,6 +16,12 @@ BEGIN = """\
 {%- endfor %}
 </tbody></table></div>
 {%- endmacro -%}
+{%- macro further(content, summary, caption) -%}
+{% if content.rows %}
+<details><summary>{{ summary }}</summary>
+{{ table(content, caption) }}</details>
+{% endif %}
+{%- endmacro -%}
 {%- macro figure(item) -%}
 <figure role="group" aria-label="{{ item.description }}">{{ item.inline }}
 <details><summary>Numbers of this figure</summary>{{ table(item.table, item.description) }}</details></figure>
@@ -47,10 +53,8 @@ _MEASURES = """\
 {{ table(subgroups, "Calibration of each subgroup") }}
 <p class="note">Errors in percentage points, [95% interval]; in parentheses, the ECE of a perfectly calibrated model on
 as many records{% if headline %}; {{ headline }}{% endif %}.</p>
-{% if further_subgroups.rows %}
-<details><summary>Subgroups at every site, by every predictor</summary>
-{{ table(further_subgroups, "Calibration of each subgroup at every site, by every predictor") }}</details>
-{% endif %}
+{{ further(further_subgroups, "Subgroups at every site, by every predictor",
+"Calibration of each subgroup at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>A model can be right on average and wrong for women, or for the old. Compare the intervals of two subgroups, not
 their values: a small subgroup has a wide interval, and of twenty 95% intervals one misses by chance alone.</p>
@@ -59,10 +63,7 @@ their values: a small subgroup has a wide interval, and of twenty 95% intervals 
 {% if clinical.rows or net_benefit %}
 <h2 id="clinical">What clinicians report</h2>
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
-{% if further_clinical.rows %}
-<details><summary>Intercept and slope at every site</summary>
-{{ table(further_clinical, "Calibration intercept and slope at every site") }}</details>
-{% endif %}
+{{ further(further_clinical, "Intercept and slope at every site", "Calibration intercept and slope at every site") -}}
 {% if net_benefit %}
 <div class="figures">{% for item in net_benefit %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
@@ -81,10 +82,8 @@ thresholds at which its curve lies above both "treat all" and "treat none".</p>
 {% if calibrated_on %}<p class="note">Asked for: {{ level }}. Sets calibrated on
 {{ calibrated_on }}. Coverage with its 95% interval; size is the mean number of classes in a set
 {%- if headline %}; {{ headline }}{% endif %}.</p>{% endif %}
-{% if further_conformal.rows %}
-<details><summary>Prediction sets at every site, by every predictor</summary>
-{{ table(further_conformal, "Prediction sets at every site, by every predictor") }}</details>
-{% endif %}
+{{ further(further_conformal, "Prediction sets at every site, by every predictor",
+"Prediction sets at every site, by every predictor") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>Instead of one class, a conformal prediction set names all that are plausible, as many as it takes to hold the right
 one as often as was asked. That is promised only for records like those that the sets were calibrated on. "Too low"
@@ -112,10 +111,7 @@ posterior's samples; total adds the uncertainty that they share.</p>
 <h2 id="truth">Against the known truth</h2>
 {{ table(truth, "Estimated and true calibration errors") }}
 <p class="note">Errors in percentage points, [95% interval].</p>
-{% if further_truth.rows %}
-<details><summary>Truth at every site</summary>
-{{ table(further_truth, "Estimated and true calibration errors at every site") }}</details>
-{% endif %}
+{{ further(further_truth, "Truth at every site", "Estimated and true calibration errors at every site") -}}
 <details class="guide"><summary>How to read this</summary>
 <p>These records are made up, so the probability of each class is known. The true errors are computed from it, without
 the chance that lies in the labels, which the estimates had to live with. About 95 of 100 intervals should hold the
@@ -215,10 +211,7 @@ wide, and a point far from the line may still be chance.</p>
 <h3>Site by site</h3>
 <div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
-{% if all_metrics.rows %}
-<details><summary>All metrics at every site</summary>
-{{ table(all_metrics, "Calibration at every site") }}</details>
-{% endif %}
+{{ further(all_metrics, "All metrics at every site", "Calibration at every site") -}}
 """
     + _MEASURES
     + """\
@@ -273,7 +266,7 @@ STUDY = (
 {% endif %}
 </header>
 
-{% if beside and beside.rows %}
+{% if beside.rows %}
 <h2 id="beside">Beside the baseline</h2>
 {{ table(beside, "Every method beside the baseline, at each setting by itself") }}
 <p class="note">At {{ place }}; errors and accuracy in percentage points, [95% interval over seeds]; "less baseline" is

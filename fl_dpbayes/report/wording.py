@@ -60,11 +60,7 @@ def temperature_notes(run: Summary) -> list[str]:
 
 def place_name(row: CalibrationRecord) -> str:
     """Name where a row was measured."""
-    if row.mean_of_sites:
-        return f"mean of {ROLES[row.role]}"
-    if row.median_of_sites:
-        return f"median of {ROLES[row.role]}"
-    return f"all {ROLES[row.role]}" if row.pooled else row.site
+    return f"{'all' if row.over == 'pooled' else f'{row.over} of'} {ROLES[row.role]}" if row.over else row.site
 
 
 def pool_name(site: str) -> str:
@@ -75,11 +71,10 @@ def pool_name(site: str) -> str:
 
 def in_reading_order(rows: Sequence[CalibrationRecord]) -> list[CalibrationRecord]:
     """Order rows as read: medians, pooled, means, sites; held-out before shifted before training; last, posterior."""
-    roles, predictors = list(ROLES), list(PREDICTORS)
+    roles, predictors, kinds = list(ROLES), list(PREDICTORS), ["median", "pooled", "mean", ""]
 
-    def order(row: CalibrationRecord) -> tuple[bool, bool, bool, int, str, int]:
+    def order(row: CalibrationRecord) -> tuple[int, int, str, int]:
         known = predictors.index(row.predictor) if row.predictor in predictors else len(predictors)
-        kinds = (not row.median_of_sites, not row.pooled, not row.mean_of_sites)
-        return (*kinds, roles.index(row.role), row.site, known)
+        return kinds.index(row.over), roles.index(row.role), row.site, known
 
     return sorted(rows, key=order)

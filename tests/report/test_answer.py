@@ -155,7 +155,7 @@ def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
     assert tiles["accuracy at the median of the held-out sites, averaged posterior"] == "80.0%"
     assert "median of held-out" in "".join(map(str, calibration_table(parse_summary(made_up)).columns[0].cells))
     run = parse_summary(summary)
-    assert all(row.pooled for role in ("held_out", "shifted") for row in headline_rows(run, role).values())
+    assert all(row.over == "pooled" for role in ("held_out", "shifted") for row in headline_rows(run, role).values())
     assert not [row for row in median_rows(run) if row.role != "train"]
 
 

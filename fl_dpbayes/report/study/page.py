@@ -11,16 +11,7 @@ from fl_dpbayes.report.study.figures import study_figures
 from fl_dpbayes.report.study.panels import PanelFigure, draw_panels
 from fl_dpbayes.report.study.quantities import place_words
 from fl_dpbayes.report.study.results import label_text, read_study
-from fl_dpbayes.report.study.tables import (
-    ASKED,
-    baseline_table,
-    differences_table,
-    failures_table,
-    figure_table,
-    paper_table,
-    privacy_table,
-    settings_table,
-)
+from fl_dpbayes.report.study.tables import figure_table, study_tables
 from fl_dpbayes.report.template import STUDY
 
 
@@ -39,15 +30,9 @@ def write_study_report(folder: Path) -> Path:
         record=study.record,
         answer=study_answer(study),
         axes={name: ", ".join(map(label_text, values)) for name, values in study.record.axes.items()},
-        failures=failures_table(study),
-        spent=privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
-        privacy=privacy_table(study, study.axes),
         sections=sections,
-        beside=baseline_table(study) if study.baseline else None,
-        paper=paper_table(study),
-        differences=differences_table(study),
-        settings=settings_table(study),
         place=place_words(study.record.where),
+        **study_tables(study),
         facts={
             "Time of all cells": duration(study.record.seconds),
             "Tables": "results.csv, differences.csv and their Parquet twins beside this page",

@@ -17,6 +17,23 @@ MOST_ROWS = 2_000
 ASKED = "privacy.epsilon"
 
 
+def study_tables(study: StudyResults) -> dict[str, PageTable]:
+    """Gather the tables of a study's page, by its names."""
+    failed = [
+        (", ".join(f"{axis} {label_text(label)}" for axis, label in one.labels.items()), one.error)
+        for one in study.record.failed
+    ]
+    return {
+        "failures": page_table(("Cell", "Error"), failed[:MOST_ROWS], range(2)),
+        "spent": privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
+        "privacy": privacy_table(study, study.axes),
+        "beside": baseline_table(study),
+        "paper": _paper_table(study),
+        "differences": differences_table(study),
+        "settings": settings_table(study),
+    }
+
+
 def figure_table(figure: PanelFigure) -> PageTable:
     """List the numbers of a figure: each mean, its interval, and over how many seeds and settings it goes."""
 
@@ -52,7 +69,7 @@ def baseline_table(study: StudyResults) -> PageTable:
     """List every method at every setting that the study keeps apart, by all metrics, beside the declared baseline."""
     measured = [quantity(metric) for metric in study.record.metrics]
     columns: dict[tuple[str, str], list[str | Cell]] = {}
-    for one in measured:
+    for one in measured if study.baseline else ():
         for row in beside_baseline(study, one.key):
             cells = columns.setdefault((setting_words(study, row.at), setting_words(study, row.method)), [])
             less = UNDEFINED if row.difference is None else one.value(row.difference.mean)
@@ -95,7 +112,7 @@ def settings_table(study: StudyResults) -> PageTable:
     return page_table(columns, rows[:MOST_ROWS], range(len(axes) + 1))
 
 
-def paper_table(study: StudyResults) -> PageTable:
+def _paper_table(study: StudyResults) -> PageTable:
     """List what the paper prints beside the mean of ours over seeds, in the paper's units."""
     rows = []
     for row in study.paper.to_dict("records"):
@@ -142,12 +159,3 @@ def _asked(epsilon: object) -> str:
         return significant(float(str(epsilon)))
     except ValueError:
         return UNDEFINED
-
-
-def failures_table(study: StudyResults) -> PageTable:
-    """List the cells that failed."""
-    rows = [
-        (", ".join(f"{axis} {label_text(label)}" for axis, label in one.labels.items()), one.error)
-        for one in study.record.failed
-    ]
-    return page_table(("Cell", "Error"), rows[:MOST_ROWS], range(2))

@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,6 @@ from fl_dpbayes.run.study.cell import (
     FURTHER_TABLES,
     WORK_FOLDER,
     CellJob,
-    FinishedCell,
     cell_file,
     finished_cell,
     keep_outcome,
@@ -197,8 +196,7 @@ def _run_missing(
             ) from None
     if not errors:
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
-    finished = [found for cell in cells if (found := finished_cell(folder, cell)) is not None]
-    _write_results(study, cells, finished, errors, folder, console)
+    _write_results(study, cells, errors, folder, console)
     return not errors
 
 
@@ -213,7 +211,12 @@ def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | Non
     """Run jobs, write each outcome at once, and return the errors by digest."""
     cells = {job.cell.digest: job.cell for job in jobs}
     errors: dict[str, str] = {}
-    with _progress(console) as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
+    columns = (
+        BarColumn(), MofNCompleteColumn(), TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(),
+    )  # fmt: skip
+    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with shown as progress, contextlib.closing(run_on_ray(jobs, workers, address)) as outcomes:
         task = progress.add_task("0 failed", total=len(jobs))
         for outcome in outcomes:
             cell = cells[outcome.digest]
@@ -227,13 +230,9 @@ def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | Non
 
 
 def _write_results(
-    study: Study,
-    cells: Sequence[StudyCell],
-    finished: Sequence[FinishedCell],
-    errors: Mapping[str, str],
-    folder: Path,
-    console: Console,
+    study: Study, cells: Sequence[StudyCell], errors: Mapping[str, str], folder: Path, console: Console
 ) -> None:
+    finished = [found for cell in cells if (found := finished_cell(folder, cell)) is not None]
     results = result_table(study, finished)
     differences = differences_table(study, results)
     write_tables(results, folder / "results")
@@ -244,20 +243,16 @@ def _write_results(
         if not table.empty:
             write_tables(table, folder / name)
     failed = [cell for cell in cells if cell.digest in errors]
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
     record = {
         "study": study.name,
         "question": study.section.question,
         "axes": {axis.name: [value.label for value in axis.values] for axis in (*study.axes, *study.shift_axes)},
-        "compare": study.section.compare,
-        "metrics": study.section.metrics,
-        "where": study.section.where,
-        "focus": study.section.focus,
-        "baseline": study.section.baseline,
-        "separate": study.section.separate,
+        **study.section.model_dump(include={"compare", "metrics", "where", "focus", "baseline", "separate"}),
         "cells": {"all": len(cells), "finished": len(finished), "failed": len(failed)},
         "seconds": sum(cell.seconds for cell in finished),
         "notes": [f"Paper: {study.paper.source}.", *study.paper.notes] if study.paper else [],
-        "versions": _versions(),
+        "versions": {"fl-dpbayes": fl_dpbayes.__version__, "python": platform.python_version(), **packages},
         "failed": [{"cell": cell.digest, "labels": dict(cell.labels), "error": errors[cell.digest]} for cell in failed],
     }
     write_atomically(folder / RECORD_FILE, json.dumps(json_values(record), indent=2, ensure_ascii=False) + "\n")
@@ -277,18 +272,3 @@ def _write_results(
         )  # fmt: skip
     console.print(f"tables: {folder / 'results.csv'}", soft_wrap=True, markup=False)
     console.print(f"report: {write_study_report(folder)}", soft_wrap=True, markup=False)
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scipy", "scikit-learn")}
-    return {"fl-dpbayes": fl_dpbayes.__version__, "python": platform.python_version(), **packages}
-
-
-@contextlib.contextmanager
-def _progress(console: Console) -> Iterator[Progress]:
-    columns = (
-        BarColumn(), MofNCompleteColumn(), TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress

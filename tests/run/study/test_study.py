@@ -18,39 +18,20 @@ from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.study import study as engine
 
 STUDY = """
-seed = 1
-data = { source = "digits" }
-partition = { kind = "dirichlet", alpha = 1.0, min_records = 100 }
-model = { kind = "logistic" }
-training = { rounds = 2, steps_per_round = 5, burn_in = 5, thinning = 5 }
-aggregation = { rule = "fald" }
+scenario = "quickstart"
+training = {{ rounds = 2, steps_per_round = 5, burn_in = 5, thinning = 5 }}
+sites = {{ north = {{ role = "train" }}, south = {{ role = "train" }}, away = {{ role = "held_out", records = 200 }} }}
 [study]
-question = "Does averaging help?"
 compare = ["predictor"]
 [axes]
-AXES
-[sites]
-north = { role = "train" }
-south = { role = "train" }
-away = { role = "held_out", records = 200 }
-[sampler]
-kind = "dp-sgld"
-step_size = { kind = "constant", initial = 2.0 }
-prior = { kind = "gaussian", scale = 1.0 }
-[privacy]
-epsilon = 4.0
-delta = 1e-4
-coupling = "floor"
-temperature = 1.0
-clip_norm = 3.0
-sampling_rate = 0.5
+{}
 """
 WAIT_SECONDS = 180.0
 
 
 def study_file(folder: Path, axes: str) -> str:
     path = folder / "mine.toml"
-    path.write_text(STUDY.replace("AXES", axes))
+    path.write_text(STUDY.format(axes))
     return str(path)
 
 
@@ -102,7 +83,9 @@ def test_missing_records_and_a_wrong_address_are_one_line_before_any_cell_runs(
     assert "Ray cannot be reached or started at '127.0.0.1:1'" in said
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
+def test_an_interrupted_study_says_how_to_go_on_and_is_not_gone_on_with_where_its_file_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, refusal
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -111,6 +94,14 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
     status, _, error = command("study", study_file(tmp_path, "seed = [1]"), "--out", out)
     assert status == 1
     assert error.strip() == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
+    path = out / "study.toml"
+    text = path.read_text()
+    path.write_text(text.replace("seed = [", "seed = [2, "))
+    assert path.read_text() != text
+    assert f"{path} has" in refusal("study", "--resume", out)
+    path.write_text(text)
+    (out / "journal.jsonl").unlink()
+    assert "journal.jsonl is missing or damaged, or an older version" in refusal("study", "--resume", out)
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -192,17 +183,3 @@ def test_a_killed_worker_and_a_killed_driver_cost_only_their_cells_and_nobody_el
 def alive(process: int, started: int) -> bool:
     fields = read(f"/proc/{process}/stat").rpartition(")")[2].split()
     return bool(fields) and int(fields[19]) == started and fields[0] != "Z"
-
-
-def test_a_study_whose_file_was_changed_is_not_gone_on_with(tmp_path: Path, command, refusal, here: list[str]) -> None:
-    out = tmp_path / "out"
-    assert command("study", study_file(tmp_path, "seed = [1]"), "--out", out)[0] == 0
-    path = out / "study.toml"
-    text = path.read_text()
-    path.write_text(text.replace("seed = [", "seed = [2, "))
-    assert path.read_text() != text
-    assert f"{path} has" in refusal("study", "--resume", out)
-    path.write_text(text)
-    (out / "journal.jsonl").unlink()
-    assert "journal.jsonl is missing or damaged, or an older version" in refusal("study", "--resume", out)
-    assert here == ["seed 1"]

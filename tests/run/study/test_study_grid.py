@@ -23,20 +23,14 @@ def cells_of(**tables: Any) -> list[StudyCell]:
     return study_cells(study(**tables))
 
 
-def test_grid_is_the_product_of_the_axes_with_their_labels() -> None:
+def test_grid_is_the_product_of_the_axes_with_their_labels_in_the_order_of_records() -> None:
     alphas, budgets = [100.0, 0.5], [1.0, 2.0]
-    cells = cells_of(axes={"partition": {"alpha": alphas}, "privacy": {"epsilon": budgets}})
+    cells = cells_of(axes={"privacy": {"epsilon": budgets}, "partition": {"alpha": alphas}})
     found = [(cell.scenario.partition.alpha, cell.scenario.privacy.epsilon) for cell in cells]
-    assert sorted(found) == sorted((alpha, epsilon) for alpha in alphas for epsilon in budgets)
-    for cell in cells:
-        assert cell.labels["partition.alpha"] == cell.scenario.partition.alpha
-        assert cell.labels["privacy.epsilon"] == cell.scenario.privacy.epsilon
+    # Those that share records follow each other.
+    assert found == [(alpha, epsilon) for alpha in alphas for epsilon in budgets]
+    assert found == [(cell.labels["partition.alpha"], cell.labels["privacy.epsilon"]) for cell in cells]
     assert len({cell.digest for cell in cells}) == 4
-
-
-def test_cells_that_share_records_follow_each_other() -> None:
-    cells = cells_of(axes={"privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [9.0, 0.5]}})
-    assert [cell.scenario.partition.alpha for cell in cells] == [9.0, 9.0, 0.5, 0.5]
 
 
 def test_a_table_replaces_its_section_and_a_key_under_it_comes_after() -> None:
@@ -98,21 +92,18 @@ def test_shift_axes_give_every_run_copies_of_one_site() -> None:
 
 
 def test_the_digest_follows_the_scenario_but_not_where_its_data_lie() -> None:
-    def digests(**tables: Any) -> list[str]:
-        return [cell.digest for cell in cells_of(axes={"seed": [1, 2]}, **tables)]
+    def digests(folder: str = "", **tables: Any) -> list[str]:
+        data = {**BASE["data"], "source": {"kind": "digits", "folder": folder}} if folder else BASE["data"]
+        return [cell.digest for cell in cells_of(axes={"seed": [1, 2]}, data=data, **tables)]
 
     first = digests()
-    assert digests(data={**BASE["data"], "source": {"kind": "digits", "folder": "elsewhere"}}) == digests(
-        data={**BASE["data"], "source": {"kind": "digits", "folder": "there/elsewhere"}}
-    )
+    assert digests("elsewhere") == digests("there/elsewhere")
     assert digests(resources={"threads_per_site": 2}) == first
     assert not set(digests(privacy={**BASE["privacy"], "epsilon": 3.0})) & set(first)
 
 
 def test_the_resolved_file_is_the_same_study_in_the_same_order(tmp_path: Path) -> None:
-    axes = {
-        "sampler": [BASE["sampler"]], "partition": {"alpha": [1.0, 2.0]}, "seed": [1, 2],
-    }  # fmt: skip
+    axes = {"sampler": [BASE["sampler"]], "partition": {"alpha": [1.0, 2.0]}, "seed": [1, 2]}
     before = study(axes=axes, name="x", study={"compare": ["partition.alpha"]})
     write_study(before, tmp_path / "study.toml")
     after = load_study(str(tmp_path / "study.toml"))
@@ -122,14 +113,7 @@ def test_the_resolved_file_is_the_same_study_in_the_same_order(tmp_path: Path) -
     assert not same_study(before, study(axes={**axes, "seed": [1]}, study={"compare": ["partition.alpha"]}))
 
 
-def asked(*, said: str, **section: Any) -> tuple[dict[str, Any], str]:
-    """A study of two axes with this section, and what is said of it."""
-    return {"axes": {"partition": {"alpha": [1.0, 0.5]}, "privacy.epsilon": [1.0]}, "study": section}, said
-
-
-def printed(value: dict[str, Any], said: str) -> tuple[dict[str, Any], str]:
-    """A study whose paper prints this value, and what is said of it."""
-    return {"axes": {"seed": [1, 2]}, "paper": {"source": "p", "values": [value]}}, said
+TWO = {"partition": {"alpha": [1.0, 0.5]}, "privacy.epsilon": [1.0]}
 
 
 @pytest.mark.parametrize(
@@ -156,25 +140,25 @@ def printed(value: dict[str, Any], said: str) -> tuple[dict[str, Any], str]:
         ({"variants": {"who": {"\x1b[2J": {"seed": 1}}}}, "printable characters"),
         ({"variants": {"who": {"=1+1": {"seed": 1}}}}, "printable characters"),
         ({"axes": {"resources": {"threads_per_site": [1, 2]}}}, "are the same scenario"),
-        printed({"seed": 3, "ece": 0.1}, "paper.values has seed = 3: choose 1, 2"),
-        printed({"predictor": "best", "ece": 0.1}, "predictor = 'best': choose last, posterior"),
-        printed(
-            {"seed": 1, "eec": 0.1}, "eec = 0.1: it must be an axis (seed, predictor), site, or a number of accuracy"
-        ),
-        printed({"ece": "small"}, "ece = 'small'"),
-        asked(focus={"partition.alpha": 7.0}, said="choose 1.0, 0.5"),
-        asked(focus={"nothing": 1}, said="choose an axis among partition.alpha"),
-        asked(baseline={"partition.alpha": 3.0}, said="study.baseline has partition.alpha = 3.0: choose 1.0, 0.5"),
-        asked(baseline={"predictor": "mode"}, said="study.baseline has predictor = 'mode': choose last, posterior"),
-        asked(separate=["partition.alpha"], said="study.separate names 'partition.alpha': it needs study.baseline"),
-        asked(
-            baseline={"partition.alpha": 0.5},
-            separate=["partition.alpha"],
-            said="study.separate names 'partition.alpha': choose among privacy.epsilon",
-        ),
+        ({"printed": {"seed": 3, "ece": 0.1}}, "paper.values has seed = 3: choose 1, 2"),
+        ({"printed": {"predictor": "best", "ece": 0.1}}, "predictor = 'best': choose last, posterior"),
+        ({"printed": {"seed": 1, "eec": 0.1}}, "eec = 0.1: it must be an axis (seed, predictor), site, or a number of"),
+        ({"printed": {"ece": "small"}}, "ece = 'small'"),
+        ({"axes": TWO, "study": {"focus": {"partition.alpha": 7.0}}}, "choose 1.0, 0.5"),
+        ({"axes": TWO, "study": {"focus": {"nothing": 1}}}, "choose an axis among partition.alpha"),
+        ({"axes": TWO, "study": {"baseline": {"partition.alpha": 3.0}}},
+         "study.baseline has partition.alpha = 3.0: choose 1.0, 0.5"),
+        ({"axes": TWO, "study": {"baseline": {"predictor": "mode"}}},
+         "study.baseline has predictor = 'mode': choose last, posterior"),
+        ({"axes": TWO, "study": {"separate": ["partition.alpha"]}},
+         "study.separate names 'partition.alpha': it needs study.baseline"),
+        ({"axes": TWO, "study": {"baseline": {"partition.alpha": 0.5}, "separate": ["partition.alpha"]}},
+         "study.separate names 'partition.alpha': choose among privacy.epsilon"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_one_line_that_names_the_remedy(tables: dict[str, Any], said: str) -> None:
+    if "printed" in tables:
+        tables = {"axes": {"seed": [1, 2]}, "paper": {"source": "p", "values": [tables["printed"]]}}
     with pytest.raises(UserError) as error:
         study_cells(study(**tables))
     assert said in str(error.value)
@@ -203,6 +187,5 @@ def test_every_shipped_study_is_valid() -> None:
 
 def test_a_focus_a_baseline_and_what_is_kept_apart_are_values_and_axes() -> None:
     section = {"baseline": {"partition.alpha": 0.5, "predictor": "last"}, "separate": ["privacy.epsilon"]}
-    tables, _ = asked(said="", focus={"partition.alpha": 0.5}, **section)
-    found = study(**tables).section
+    found = study(axes=TWO, study={"focus": {"partition.alpha": 0.5}, **section}).section
     assert (found.focus, found.separate) == ({"partition.alpha": 0.5}, ("privacy.epsilon",))

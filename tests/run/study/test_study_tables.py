@@ -5,7 +5,6 @@ import io
 import json
 import math
 import tomllib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,32 +87,24 @@ def test_results_have_one_tidy_row_per_cell_place_and_predictor(tmp_path: Path, 
     assert "bins" not in table.columns
 
 
-EDITS: list[Callable[[dict[str, Any]], object]] = [
-    lambda content: content["summary"].pop("calibration"),
-    lambda content: content["summary"]["calibration"].append({"site": 1}),
-    lambda content: content.update(seconds="soon"),
-    *(
-        lambda content, table=table, rows=rows: content["summary"].update({table: rows})
-        for table, rows in (
-            ("subgroups", "no rows"), ("shift_detection", [{"site": ["a"]}]),
-            ("shift_detection", [{"site": "a", "interval": 3}]),
-            ("subgroups", [{"site": "a", "intervals": {"nll": [1]}}]), ("subgroups", [{"site": "a", "intervals": [1]}]),
-        )
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("edit", [*EDITS, None])
-def test_a_cell_that_was_edited_is_run_again(tmp_path: Path, made, edit: Callable | None) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"calibration": None}, {"calibration": [{"site": 1}]}, {"subgroups": "no rows"},
+        {"shift_detection": [{"site": ["a"]}]}, {"shift_detection": [{"site": "a", "interval": 3}]},
+        {"subgroups": [{"site": "a", "intervals": {"nll": [1]}}]}, {"subgroups": [{"site": "a", "intervals": [1]}]},
+        None,
+    ],
+)  # fmt: skip
+def test_a_cell_that_was_edited_is_run_again(tmp_path: Path, made, edit: dict[str, Any] | None) -> None:
     cell, summary = made[1][0].cell, made[1][0].summary
     path = tmp_path / "cells" / f"{cell.digest}.json"
     path.parent.mkdir()
     keep_outcome(tmp_path, cell, CellOutcome(cell.digest, 1.0, summary))
     assert finished_cell(tmp_path, cell) is not None
-    content = read_sealed_json(path)
     if edit is not None:
-        edit(content)
-        write_sealed_json(path, content)
+        content = read_sealed_json(path)
+        write_sealed_json(path, content | {"summary": content["summary"] | edit})
     else:
         # Sound in itself, but not what was sealed; and then with no seal at all.
         content = json.loads(path.read_text())
@@ -141,9 +132,7 @@ def test_further_lists_become_tables_of_their_own(made) -> None:
     study, cells = made
     table = further_table(study, cells, "conformal")
     assert len(table) == len(cells)
-    assert set(table["shift"]) == {"contrast"}
-    assert set(table["low"]) == {0.8}
-    assert set(table["coverage"]) == {0.85}
+    assert table[["shift", "low", "coverage"]].drop_duplicates().to_numpy().tolist() == [["contrast", 0.8, 0.85]]
     assert further_table(study, cells, "subgroups").empty
 
 
@@ -182,29 +171,22 @@ def test_differences_pair_seeds_and_average_within_them(made) -> None:
     assert both["pairs"] == 2
 
 
-def test_predictors_are_compared_with_the_point_estimate(made) -> None:
+def test_predictors_are_compared_with_the_point_estimate_and_one_seed_has_no_interval(made) -> None:
     study, cells = made
+    cells = [cell for cell in cells if cell.cell.labels["seed"] == 1]
     table = differences_table(study, result_table(study, cells))
+    assert set(table["pairs"]) == {1}
+    assert table["low"].isna().all()
     table = table[table["compared"] == "predictor"]
     assert set(zip(table["method"], table["baseline"], strict=True)) == {("posterior", "last")}
     assert table["mean"].tolist() == pytest.approx([-0.5] * len(table))
     assert set(table["aggregation.rule"]) == {"fald", "mixture", "all"}
 
 
-def test_one_seed_gives_a_difference_without_an_interval(made) -> None:
-    study, cells = made
-    cells = [cell for cell in cells if cell.cell.labels["seed"] == 1]
-    table = differences_table(study, result_table(study, cells))
-    assert set(table["pairs"]) == {1}
-    assert table["low"].isna().all()
-
-
 def test_a_study_of_which_nothing_finished_has_empty_tables(tmp_path: Path, made) -> None:
     study, _ = made
     results = result_table(study, [])
-    assert results.empty
-    differences = differences_table(study, results)
-    assert differences.empty
-    for name, table in (("results", results), ("differences", differences)):
+    for name, table in (("results", results), ("differences", differences_table(study, results))):
+        assert table.empty
         write_tables(table, tmp_path / name)
         assert (tmp_path / f"{name}.parquet").is_file()
