@@ -20,6 +20,7 @@ from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, point
 from fl_dpbayes.report.page_tables import BIN_COLUMNS, Cell, PageTable, bin_cells, once, page_table
 from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
 
+_two = partial(decimal, places=2)
 WEIGHTS = {
     "none": "none",
     "label-shift": "prevalence from its labels",
@@ -227,10 +228,6 @@ def _inside(row: CalibrationRecord) -> str:
     if ends is None or ends[0] is None or ends[1] is None or row.rms_true is None:
         return UNDEFINED
     return "yes" if ends[0] <= row.rms_true <= ends[1] else "no"
-
-
-def _two(value: float | None) -> str:
-    return decimal(value, 2)
 
 
 def _signed(value: float | None) -> str:

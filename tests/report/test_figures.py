@@ -4,7 +4,7 @@ from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.calibration_figures import MAX_PLACES, drawn_places
 from fl_dpbayes.report.figure_style import DrawnFigure
 from fl_dpbayes.report.page_tables import page_table
-from fl_dpbayes.report.run_files import epsilon_curves
+from fl_dpbayes.report.run_files import read_epsilon_curves
 
 NAMES = {
     *(f"reliability-{role}-{name}" for role in ("held_out", "shifted", "train") for name in ("last", "posterior")),
@@ -56,14 +56,12 @@ def test_empty_bins_have_no_point(write_run, figures_of, summary):
     assert not any("reliability" in name for name in figures_of(write_run(summary)))
 
 
-def test_epsilon_curves_skip_rounds_without_a_statement():
+def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
     rows = [
-        {"site": "a", "round": "2", "epsilon": "1.5", "budget": "2.0"},
-        {"site": "a", "round": "1", "epsilon": "1.0", "budget": "2.0"},
-        {"site": "a", "round": "3", "epsilon": "", "budget": ""},
-        {"site": "b", "round": "1", "epsilon": "", "budget": ""},
-    ]
-    (curve,) = epsilon_curves(rows)
+        {"site": "a", "round": 2, "epsilon": 1.5, "budget": 2}, {"site": "a", "round": 1, "epsilon": 1, "budget": 2},
+        {"site": "a", "round": 3}, {"site": "b", "round": 1},
+    ]  # fmt: skip
+    (curve,) = read_epsilon_curves(write_run(summary, rows))
     assert (curve.site, curve.rounds, curve.epsilons, curve.budget) == ("a", (1, 2), (1.0, 1.5), 2.0)
 
 
