@@ -23,17 +23,13 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_lead_somewhere_and_files_and_tests_that_pages_name_exist(path: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", WRITTEN[path]):
         if not link.startswith("http"):
             place, _, anchor = link.partition("#")
             target = (path.parent / place).resolve() if place else path
             assert target.exists(), link
             assert not anchor or anchor in anchors(PAGES[target]), link
-
-
-@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.name)
-def test_files_and_tests_that_pages_name_exist(path: Path) -> None:
     for name in re.findall(r"`((?:tests|fl_dpbayes|clients|server|docs|scenarios)/[\w/.-]+\.\w+)`", WRITTEN[path]):
         assert (ROOT / name).is_file(), name
 

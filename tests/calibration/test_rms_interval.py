@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import expit
 from scipy.stats import binom, norm
 
 from fl_dpbayes.calibration.bins import bin_index, coarsen
@@ -9,30 +10,15 @@ from fl_dpbayes.calibration.metrics.errors import rms_debiased
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval, share_below, square_gap_moments
 from fl_dpbayes.calibration.statistics import empty, from_batch
 
-
-def spread_out(generator, count):
-    return generator.uniform(0.5, 1, count)
-
-
-def confident(generator, count):
-    return 1 - generator.beta(0.5, 20, count) / 2
-
-
-def saturated(generator, count):
-    return np.where(generator.random(count) < 0.8, 1.0, generator.uniform(0.6, 1, count))
-
-
-def calibrated(confidence):
-    return confidence
-
-
-def overconfident(confidence):
-    logits = np.log(confidence) - np.log(np.maximum(1 - confidence, 1e-9))
-    return 1 / (1 + np.exp(-0.6 * logits))
-
-
-def wrong_when_sure(confidence):
-    return np.where(confidence > 0.97, 0.9, confidence)
+CONFIDENCES = {
+    "spread out": lambda generator, count: generator.uniform(0.5, 1, count),
+    "confident": lambda generator, count: 1 - generator.beta(0.5, 20, count) / 2,
+    "saturated": lambda generator, n: np.where(generator.random(n) < 0.8, 1.0, generator.uniform(0.6, 1, n)),
+}
+FREQUENCIES = {
+    "calibrated": lambda p: p, "overconfident": lambda p: expit(0.6 * (np.log(p) - np.log(np.maximum(1 - p, 1e-9)))),
+    "wrong when sure": lambda p: np.where(p > 0.97, 0.9, p),
+}  # fmt: skip
 
 
 def table_and_truth(confidence, frequency, generator):
@@ -45,15 +31,15 @@ def table_and_truth(confidence, frequency, generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("confidences", [spread_out, confident, saturated])
-@pytest.mark.parametrize("frequencies", [calibrated, overconfident, wrong_when_sure])
+@pytest.mark.parametrize("confidences", CONFIDENCES)
+@pytest.mark.parametrize("frequencies", FREQUENCIES)
 @pytest.mark.parametrize("count", [40, 624])
 def test_interval_covers_the_true_error(confidences, frequencies, count):
     generator = np.random.default_rng(21)
     inside = 0
     for _ in range(150):
-        confidence = confidences(generator, count)
-        table, truth = table_and_truth(confidence, frequencies(confidence), generator)
+        confidence = CONFIDENCES[confidences](generator, count)
+        table, truth = table_and_truth(confidence, FREQUENCIES[frequencies](confidence), generator)
         low, high = rms_interval(table)
         inside += low - 1e-12 <= truth <= high + 1e-12
     assert inside / 150 >= 0.93
@@ -68,7 +54,7 @@ def test_interval_limits():
     # Many records: narrow.
     generator = np.random.default_rng(23)
     confidence = generator.uniform(0.5, 1, 50_000)
-    table, truth = table_and_truth(confidence, overconfident(confidence), generator)
+    table, truth = table_and_truth(confidence, FREQUENCIES["overconfident"](confidence), generator)
     low, high = rms_interval(table)
     assert low <= truth <= high < low + 0.02
     # Vanishing noise: the exact interval.

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors, scores
 from fl_dpbayes.calibration.release import NoisedTable, noised_table
 from fl_dpbayes.calibration.statistics import empty, from_batch
@@ -101,7 +100,9 @@ def test_intervals_cover_with_the_release_noise(gap, count, noise_multiplier):
         assert exceeds / 100 <= 0.05 + 3 * np.sqrt(0.95 * 0.05 / 100)
 
 
-def test_hidden_by_noise_undefined_limit():
+def test_hidden_by_noise_or_empty_undefined_limit():
+    joined, noise = join_small_bins(NoisedTable(np.zeros((15, 3)), 0.0))
+    assert (joined.shape, noise.shape) == ((0, 3), (0,))
     table = NoisedTable(np.random.default_rng(64).normal(0, 50.0, (15, 3)), 50.0)
     summary = summarise_noised(table, np.random.default_rng(0))
     assert summary.accuracy is None
@@ -116,12 +117,6 @@ def test_joined_bins_keep_every_record():
     np.testing.assert_allclose(joined.sum(axis=0), table.sums.sum(axis=0))
     assert (noise**2).sum() == pytest.approx(15 * table.noise_std**2)
     assert (joined[:, 0] > 5 * noise).all()
-
-
-def test_nothing_joined_of_an_empty_noiseless_table_limit():
-    joined, noise = join_small_bins(NoisedTable(coarsen(empty(2).top_label, 15)[:, :3], 0.0))
-    assert joined.shape == (0, 3)
-    assert noise.shape == (0,)
 
 
 def test_columns_of_calibration_csv_golden():

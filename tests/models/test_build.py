@@ -26,11 +26,10 @@ def test_logits_have_one_column_per_class(model, task):
 @pytest.mark.parametrize(
     ("shape", "channels", "said"),
     [
-        ((64,), (8, 16), "choose model kind 'mlp'"),
-        ((8, 8), (8, 16), "choose model kind 'mlp'"),
+        ((64,), (8, 16), "choose model kind 'mlp'"), ((8, 8), (8, 16), "choose model kind 'mlp'"),
         ((1, 8, 8), (2, 2, 2, 2), "at least 16 x 16, not 8 x 8"),
     ],
-)
+)  # fmt: skip
 def test_cnn_refuses_records_that_are_no_images_or_too_small_for_its_blocks(shape, channels, said):
     with pytest.raises(UserError, match=said):
         build_model(CNNModel(channels=channels), Task(input_shape=shape, classes=2), seed=0)

@@ -22,10 +22,9 @@ from tests.samplers.gradients import one_by_one
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 BODY = FrozenBody(seed=4)
 MODELS = [
-    MLPModel(hidden=(7, 5), frozen_body=BODY),
-    MLPModel(hidden=(5,), features=ScatteringFeatures(), frozen_body=BODY),
+    MLPModel(hidden=(7, 5), frozen_body=BODY), MLPModel(hidden=(5,), features=ScatteringFeatures(), frozen_body=BODY),
     CNNModel(channels=(3,), hidden=6, frozen_body=BODY),
-]
+]  # fmt: skip
 NAMES = ["mlp", "mlp on features", "cnn"]
 CLIP_NORM = 0.4
 

@@ -1,3 +1,4 @@
+import itertools
 import logging
 
 import numpy as np
@@ -12,22 +13,15 @@ from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.rows import checked_rows, drawn_modules, rows_stand_alone, structure, validate_module
 
 
-class RowNumber(nn.Module):
+class Of(nn.Module):
+    """Computes a function of the rows."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
     def forward(self, features):
-        return features + 1e-6 * torch.arange(len(features))[:, None]
-
-
-class OneBit(nn.Module):
-    """Rows beside a row of zeros are one bit larger."""
-
-    def forward(self, features):
-        beside = (features == 0).all(dim=1).roll(1)[:, None]
-        return torch.where(beside, torch.nextafter(features, features + 1), features)
-
-
-class LeakyNaN(nn.Module):
-    def forward(self, features):
-        return features + 0 * features.sum()
+        return self.function(features)
 
 
 class RowCount(nn.Module):
@@ -41,12 +35,18 @@ class RowCount(nn.Module):
         return features if len(features) == self.good else features + features.roll(1, dims=0)
 
 
-class Unrepeatable(nn.Module):
-    calls = 0
+def one_bit(features):
+    """Rows beside a row of zeros are one bit larger."""
+    beside = (features == 0).all(dim=1).roll(1)[:, None]
+    return torch.where(beside, torch.nextafter(features, features + 1), features)
 
-    def forward(self, features):
-        Unrepeatable.calls += 1
-        return features + Unrepeatable.calls
+
+CALLS = itertools.count()
+UNREPEATABLE = Of(lambda features: features + next(CALLS))
+PLANTED = {
+    "row number": Of(lambda features: features + 1e-6 * torch.arange(len(features))[:, None]),
+    "leaky NaN": Of(lambda features: features + 0 * features.sum()), "one bit": Of(one_bit), "calls": UNREPEATABLE,
+}  # fmt: skip
 
 
 def stands_alone(module, rows, shape=(5,), dtype=torch.float32):
@@ -60,9 +60,9 @@ def stands_alone(module, rows, shape=(5,), dtype=torch.float32):
         )
 
 
-@pytest.mark.parametrize("module", [RowNumber(), OneBit(), LeakyNaN(), Unrepeatable()], ids=lambda m: type(m).__name__)
-def test_planted_dependence_is_found(module) -> None:
-    assert not stands_alone(module, 64)
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_dependence_is_found(name) -> None:
+    assert not stands_alone(PLANTED[name], 64)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_next_number_of_rows_is_taken_and_at_last_one_row(caplog, monkeypatch) -
         assert checked_rows("b", 64, fits(1)) == 1
     assert "one by one" in caplog.text
     with pytest.raises(row_check.RowsDependError, match="another device"):
-        checked_rows("c", 64, lambda rows: stands_alone(Unrepeatable(), rows))
+        checked_rows("c", 64, lambda rows: stands_alone(UNREPEATABLE, rows))
 
 
 def test_structure_tells_architectures_apart_and_not_values() -> None:
@@ -158,11 +158,10 @@ def test_shipped_model_and_group_norm_pass():
         (with_batch_norm(affine=False), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
         (with_batch_norm(affine=False, track_running_stats=False), r"layer '1' \(BatchNorm1d\).*GroupNorm"),
         (frozen_batch_norm(track_running_stats=False).eval(), "stored statistics"),
-        (nn.BatchNorm1d(3), "layer 'BatchNorm1d'"),
-        (nn.Sequential(nn.LSTM(3, 3)), r"layer '0' .*LSTM"),
+        (nn.BatchNorm1d(3), "layer 'BatchNorm1d'"), (nn.Sequential(nn.LSTM(3, 3)), r"layer '0' .*LSTM"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.InstanceNorm2d(2, track_running_stats=True)), "InstanceNorm2d"),
     ],
-)
+)  # fmt: skip
 def test_layers_that_mix_records_are_refused_by_name(module, said):
     with pytest.raises(UserError, match=said):
         validate_module(module)

@@ -71,11 +71,10 @@ def direct_scattering(image, margins, scales, angles):
 @pytest.mark.parametrize(
     ("height", "width", "scales", "margins"),
     [
-        (8, 8, 1, ((2, 2), (2, 2))),
-        (8, 10, 2, ((4, 4), (3, 3))),
+        (8, 8, 1, ((2, 2), (2, 2))), (8, 10, 2, ((4, 4), (3, 3))),
         pytest.param(17, 16, 3, ((7, 8), (8, 8)), marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_transform_is_the_direct_convolution_in_space(height, width, scales, margins):
     images, angles = np.random.default_rng(0).random((2, height, width)), 8 if scales == 1 else 4
     transform = scattering(height, width, scales=scales, angles=angles)

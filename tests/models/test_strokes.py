@@ -59,25 +59,21 @@ def test_directions_are_uncorrelated_within_a_character(projection) -> None:
     np.testing.assert_allclose(metric, np.eye(KEPT), atol=2e-3)
 
 
-def test_every_record_has_root_mean_square_one_whatever_its_batch(projection) -> None:
-    records = scattered(draw_strokes(5, 1, SIDE, np.random.default_rng(5)))
-    together = projection(records)
-    torch.testing.assert_close(together.square().mean(dim=1), torch.ones(5))
-    torch.testing.assert_close(projection(records[2:3])[0], together[2], rtol=1e-5, atol=1e-5)
-
-
 def test_two_sites_compute_one_map(projection) -> None:
     again = fit_projection(SMALL, SIDE, lambda pictures: scattered(pictures.numpy()), CPU)
     torch.testing.assert_close(again.matrix, projection.matrix)
     torch.testing.assert_close(again.mean, projection.mean)
 
 
-def test_feature_map_ends_with_the_projection(projection) -> None:
+def test_feature_map_ends_with_the_projection_of_root_mean_square_one_whatever_the_batch(projection) -> None:
     features = ScatteringFeatures(angles=4, projection=SMALL)
     assert feature_shape(features, (1, SIDE, SIDE)) == (KEPT,)
     records = draw_strokes(4, 1, SIDE, np.random.default_rng(6)).reshape(4, 1, SIDE, SIDE)
+    together = projection(scattered(records))
     mapped = feature_map(features, (1, SIDE, SIDE))(records)
-    np.testing.assert_allclose(mapped, projection(scattered(records)).numpy(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(mapped, together.numpy(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(together.square().mean(dim=1), torch.ones(4))
+    torch.testing.assert_close(projection(scattered(records[2:3]))[0], together[2], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(3, SIDE, SIDE), (1, SIDE, 2 * SIDE)])

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fl_dpbayes.config.sampler import FlatPrior, GaussianPrior, LaplacePrior, spread_of
-from fl_dpbayes.models.parameters import load_vector, to_vector
+from fl_dpbayes.models.parameters import load_vector
 from fl_dpbayes.models.variational import VariationalModule, divergence_gradient, draw
 from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 from fl_dpbayes.samplers.gradients.variational import clipped_sum
@@ -29,14 +29,6 @@ def network():
 def test_initial_spread_is_the_inverse_of_softplus(scale):
     spread = torch.tensor(spread_of(scale), dtype=torch.float64)
     assert functional.softplus(spread, threshold=1000).item() == pytest.approx(scale, rel=1e-7)
-
-
-def test_parameters_are_means_then_spreads():
-    plain = network()
-    means = to_vector(plain)
-    vector = to_vector(VariationalModule(plain, draws=2, initial_scale=0.3))
-    assert torch.equal(vector[: len(means)], means)
-    torch.testing.assert_close(functional.softplus(vector[len(means) :]), torch.full_like(means, 0.3))
 
 
 def test_each_draw_is_the_plain_module_with_its_own_weights():

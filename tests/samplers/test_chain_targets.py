@@ -51,12 +51,11 @@ def run(plan, module, features, targets, noise_multipliers, loss=summed_cross_en
 @pytest.mark.parametrize(
     "sampler",
     [
-        SGLD(kind="sgld", step_size=SIZE, prior=PRIOR),
-        SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
+        SGLD(kind="sgld", step_size=SIZE, prior=PRIOR), SGD(kind="sgd", step_size=SIZE, prior=PRIOR, momentum=0.5),
         SGHMC(kind="sghmc", step_size=SIZE, prior=PRIOR, friction=0.3),
     ],
     ids=lambda sampler: sampler.kind,
-)
+)  # fmt: skip
 def test_chain_samples_the_posterior_at_the_planned_temperature_gaussian_target(sampler):
     target, temperature = regression(), 0.5
     # One output per chain: without a clip they share nothing but the records.
@@ -94,12 +93,11 @@ def record_gradients(vector, features, labels):
 @pytest.mark.parametrize(
     ("prior", "penalty_gradient"),
     [
-        (FlatPrior(), lambda w: 0 * w),
-        (GaussianPrior(scale=0.5), lambda w: w / 0.25),
+        (FlatPrior(), lambda w: 0 * w), (GaussianPrior(scale=0.5), lambda w: w / 0.25),
         (LaplacePrior(scale=0.5), lambda w: np.sign(w) / 0.5),
     ],
     ids=["flat", "gaussian", "laplace"],
-)
+)  # fmt: skip
 def test_theorem_1_of_zhang_same_path_from_the_same_noise(records, kind, rate, prior, penalty_gradient):
     features, labels = records
     units, clip_norm, steps = len(features), 0.7, 25

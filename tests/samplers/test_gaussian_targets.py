@@ -72,12 +72,3 @@ def test_floor_samples_at_tau_unless_privacy_needs_more_noise_gaussian_target(sa
     assert temperature > 2 if hotter else temperature == pytest.approx(1.0, rel=1e-12)
     positions = independent_chains(target, sampler, 0.2, floored[0], seed=2)
     assert_within_four_standard_errors(positions, target.posterior_mean, target.law(sampler, 0.2, temperature))
-
-
-@SAMPLERS
-@pytest.mark.parametrize(("share", "stable"), [(0.95, True), (1.05, False)])
-def test_longest_stable_step_is_the_documented_one(sampler, share, stable):
-    target = regression()
-    step_size = share * 2 * (2 - sampler.momentum_lost) / np.linalg.eigvalsh(target.curvature)[-1]
-    distance = np.abs(independent_chains(target, sampler, step_size, 0.0, offset=0.1) - target.posterior_mean).max()
-    assert (distance < 0.1) == stable

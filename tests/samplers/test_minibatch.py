@@ -20,6 +20,7 @@ from fl_dpbayes.samplers.gradients.loss import (
 )
 from fl_dpbayes.samplers.minibatch import BatchGradient, TrainingRecords, poisson_units
 from tests.chains import streams_of
+from tests.samplers.gradients.one_by_one import gradient_of
 
 TASK = Task(input_shape=(4,), classes=3)
 
@@ -146,8 +147,7 @@ def test_regression_without_a_bound_gives_the_plain_gradient_limit(unit_index):
     load_vector(module, torch.randn(23, generator=torch.Generator().manual_seed(3)))
     loss = summed_gaussian_negative_log_likelihood
     found = batch_gradient(features, targets, unit_index, module=module, clip_norm=None, loss=loss)()
-    loss(module(torch.from_numpy(features)), torch.from_numpy(targets)).backward()
-    expected = torch.cat([value.grad.flatten() for value in module.parameters()]).double()
+    expected = gradient_of(module, torch.from_numpy(features), torch.from_numpy(targets), loss)
     torch.testing.assert_close(found.total, expected, rtol=1e-4, atol=1e-5)
     assert found.clipped == 0
 

@@ -93,7 +93,10 @@ def site(count: int, accuracy: float, seed: int, noise_std: float = 0.0) -> Nois
     return NoisedTable(sums + noise_std * generator.standard_normal(sums.shape), noise_std)
 
 
-def test_one_made_up_site_of_two_or_three_is_named() -> None:
+def test_one_made_up_site_of_two_or_three_is_named_behind_noise_too() -> None:
+    tables = {"honest": site(2000, 0.42, 0, 5.0), "made-up": site(100_000, 0.999, 1, 5.0)}
+    assert any("made-up decides" in text for text in map(sentence, decisive_sites("held_out", tables)))
+    assert not decisive_sites("held_out", {"a": site(2000, 0.75, 0, 5.0), "b": site(2000, 0.75, 1, 5.0)})
     honest, made_up = site(250, 0.42, 0), site(250_000, 0.9999, 1)
     for tables in (
         {"honest": honest, "made-up": made_up},
@@ -104,12 +107,6 @@ def test_one_made_up_site_of_two_or_three_is_named() -> None:
         assert all(text.startswith("made-up decides what is pooled over the") for text in sentences)
         assert "accuracy is 0.999" in sentences[0]
         assert "without it" in sentences[0]
-
-
-def test_noised_sums_are_held_against_each_other_too() -> None:
-    tables = {"honest": site(2000, 0.42, 0, 5.0), "made-up": site(100_000, 0.999, 1, 5.0)}
-    assert any("made-up decides" in text for text in map(sentence, decisive_sites("held_out", tables)))
-    assert not decisive_sites("held_out", {"a": site(2000, 0.75, 0, 5.0), "b": site(2000, 0.75, 1, 5.0)})
 
 
 def test_sites_alike_are_hardly_ever_named_and_a_single_one_never() -> None:

@@ -36,10 +36,9 @@ def test_close_to_the_fit_on_records(spread, closeness):
 
 
 LAWS = {
-    "calibrated": lambda x: expit(x),
-    "extreme": lambda x: expit(0.3 + 0.7 * x),
+    "calibrated": lambda x: expit(x), "extreme": lambda x: expit(0.3 + 0.7 * x),
     "curved": lambda x: expit(0.2 + 0.6 * x + 0.15 * x**2),
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -144,18 +144,14 @@ def test_factor_below_float32_keeps_its_digits_limit(clip_norm: float) -> None:
     assert (factors * norms.double()).max() <= clip_norm
 
 
-def test_norm_of_many_parameters_is_no_underestimate() -> None:
+def test_norm_of_any_number_of_parameters_is_right_and_no_underestimate() -> None:
     row = torch.rand(1, 10**6, generator=torch.Generator().manual_seed(0)) + 0.1
     exact = float(row.double().norm())
     assert float(sum_clipped(row, 1.0).total.norm()) <= 1
     assert float(sum_clipped(row, 2 * exact).total.norm()) == pytest.approx(exact, rel=1e-6)
+    for size in (1, 255, 256, 257, 1000):
+        part = row[:, :size] * 30
+        expected = part[0] / max(1.0, float(part.double().norm()))
+        torch.testing.assert_close(sum_clipped(part, 1.0).total.float(), expected, rtol=3e-6, atol=0)
     # Every partial sum rounds the same way: a norm summed in one float32 falls short by 0.8 % at ten millions.
     assert 1 - 2e-6 <= float(sum_clipped(torch.full((1, 10**7), 0.1), 1.0).total.norm()) <= 1
-
-
-@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
-def test_norms_of_rows_of_any_length_are_right(size: int) -> None:
-    rows = torch.randn(5, size, generator=torch.Generator().manual_seed(0)) * 3
-    for row in rows:
-        expected = row / max(1.0, float(row.double().norm()))
-        torch.testing.assert_close(sum_clipped(row[None], 1.0).total.float(), expected, rtol=3e-6, atol=0)

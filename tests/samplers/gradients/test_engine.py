@@ -25,10 +25,9 @@ RULES = [FLAT, PerLayerClipping(), AutomaticClipping(), GlobalClipping(bound=0.9
 TASK = Task(input_shape=(1, 8, 8), classes=3)
 MODELS = {"logistic": LogisticModel(), "mlp": MLPModel(hidden=(9, 5)), "cnn": CNNModel(channels=(3, 40), hidden=5)}
 KINDS = {
-    "plain": lambda base: base,
-    "masks": lambda base: DropoutModule(base, rate=0.5),
+    "plain": lambda base: base, "masks": lambda base: DropoutModule(base, rate=0.5),
     "draws": lambda base: VariationalModule(base, 3),
-}
+}  # fmt: skip
 ALL = [(kind, model) for kind in KINDS for model in MODELS if (kind, model) != ("masks", "logistic")]
 EVERY = pytest.mark.parametrize(("kind", "model"), ALL)
 
