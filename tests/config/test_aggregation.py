@@ -33,10 +33,8 @@ def test_rule_knows_what_it_asks_of_four_sites_with_ten_parameters(name: str) ->
     rule = section(f"aggregation.rule={name}", *([PUBLIC] if name in ("distillation", "predbayes") else []))
     assert rule.rule == name
     assert (rule.prior_share(4), rule.least_samples(10), rule.weighing) == RULES[name]
-
-
-def test_divided_prior_is_whole_at_each_site() -> None:
-    assert section("aggregation.rule=product-full", "aggregation.prior=divided").prior_share(4) == 1.0
+    if name.startswith("product"):
+        assert section(f"aggregation.rule={name}", "aggregation.prior=divided").prior_share(4) == 1.0
 
 
 @pytest.mark.parametrize("content", [

@@ -149,15 +149,13 @@ def test_natural_is_not_divided_and_feature_skew_needs_scores_that_differ():
         refused(said, divide, data.FeaturePartition(strictness=0.0, feature=feature), scores=np.full(600, 0.1))
 
 
-def test_images_are_scored_by_their_brightness():
+def test_images_are_scored_by_their_brightness_and_tables_by_a_column(data_folder):
     records = load_source(BuiltIn(kind="digits"), "train")
     scores = feature_scores(records, None)
     assert scores.shape == (1797,)
     assert scores[7] == pytest.approx(records.features[7].mean(), rel=1e-6)
     refused(r"partition.feature is 'age', but the records are images.*remove the key", feature_scores, records, "age")
-
-
-def test_tables_are_scored_by_the_named_column(data_folder):
+    # A table by the named column.
     records = load_unscaled(BuiltIn(kind="heart", folder=data_folder), "train")
     # Years, centred at 50 and scaled by 10.
     assert 50 + 10 * feature_scores(records, "age").mean() == pytest.approx(53, abs=1)

@@ -31,23 +31,19 @@ def by_kind(value):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
-def test_equal_seeds_give_equal_records_and_parts_differ(source):
+def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source):
     first = load_source(source, "train")
     radiographs.load.cache_clear()
     again = load_source(source, "train")
     assert first.labels is not again.labels
+    assert DataSpec(source=source.kind).source == type(source)()
+    assert source.with_place(Path.resolve) == source.located(None) == source
     np.testing.assert_array_equal(first.features, again.features)
     np.testing.assert_array_equal(first.labels, again.labels)
     other = load_source(source.model_copy(update={"seed": 2}), "train")
     assert not np.array_equal(first.labels, other.labels)
     assert not np.array_equal(first.labels[:600], load_source(source, "test").labels)
     refused("has no part 'validation': choose train or test", load_source, source, "validation")
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
-def test_a_name_alone_is_a_source(source):
-    assert DataSpec(source=source.kind).source == type(source)()
-    assert source.with_place(Path.resolve) == source.located(None) == source
 
 
 @pytest.mark.parametrize(("keys", "message"), [
