@@ -112,9 +112,8 @@ STOPPED = {
 class Answer:
     """What a run found.
 
-    `calibration`: how far the probabilities are off, at sites that never trained where there are any. `elsewhere`:
-    the same at shifted sites; empty where there are none. `privacy`: what was spent. `cautions`: what forbids or
-    weakens a conclusion, the gravest first.
+    `calibration`: how far the probabilities are off, at sites that never trained where there are any; `elsewhere`: at
+    shifted sites. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, the gravest first.
     """
 
     calibration: str

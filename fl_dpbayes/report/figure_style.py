@@ -91,10 +91,7 @@ def drawn_figure(
 
 
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
-    """Save figures as SVG below `figures` of a run's or a study's folder.
-
-    Raises UserError if they cannot be written.
-    """
+    """Save figures as SVG below `figures` of a run's or a study's folder; raises UserError if it cannot be."""
     below = folder / "figures"
     with written(below):
         below.mkdir(exist_ok=True)
