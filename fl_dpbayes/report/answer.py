@@ -121,9 +121,6 @@ class Answer:
     privacy: str
     cautions: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return " ".join(part for part in (self.calibration, self.elsewhere, self.privacy, *self.cautions) if part)
-
 
 def answer(run: Summary) -> Answer:
     """Say what a run found, in sentences that claim no more than its intervals allow."""

@@ -203,10 +203,10 @@ def test_map_that_is_mostly_noise_does_not_come_first(summary):
 
 
 def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(summary, figures_of, tmp_path):
-    assert "averaged posterior" in str(said(summary))
+    assert "averaged posterior" in said(summary).calibration
     for row in (*summary["calibration"], *summary["reliability"]):
         row |= {"samples": 1, "epistemic": None, "aleatoric": None}
-    run, text = parse_summary(summary), str(said(summary))
+    run, text = parse_summary(summary), said(summary).calibration + said(summary).elsewhere
     assert "combined point estimate's probabilities are off by" in text
     assert "The combined point estimate is better calibrated." in text
     words = [text, *(meaning for _, meaning in key_figures(run)), *metric_table(run.calibration, "nll").columns]
