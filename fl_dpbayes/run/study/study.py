@@ -47,7 +47,6 @@ from fl_dpbayes.run.study.cell import (
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.paper import paper_table, shown_paper
-from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
@@ -192,6 +191,9 @@ def _run_missing(
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
     """Run jobs, write each outcome at once, and return the errors by digest."""
     cells = {job.cell.digest: job.cell for job in jobs}
+    # Ray takes a fifth of a second, which a study that is only shown need not pay.
+    from fl_dpbayes.run.study.ray_pool import run_on_ray
+
     errors: dict[str, str] = {}
     columns = (
         BarColumn(), MofNCompleteColumn(), TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(),
