@@ -17,9 +17,9 @@ LEAST_SITES = 3
 
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
     """Return the rows that answer for a role, by predictor, where the calibration error is defined."""
-    medians = {row.predictor: row for row in median_rows(run) if row.role == role}
-    rows = (medians.get(row.predictor, row) for row in run.calibration if row.over == "pooled" and row.role == role)
-    return {row.predictor: row for row in rows if row.rms_debiased is not None}
+    rows = [row for row in run.calibration if row.over == "pooled"] + median_rows(run)
+    found = {row.predictor: row for row in rows if row.role == role}
+    return {name: row for name, row in found.items() if row.rms_debiased is not None}
 
 
 def median_rows(run: Summary) -> list[CalibrationRecord]:
@@ -112,18 +112,14 @@ STOPPED = {
 class Answer:
     """What a run found.
 
-    `calibration`: how far the probabilities are off, at sites that never trained where there are any. `elsewhere`:
-    the same at shifted sites; empty where there are none. `privacy`: what was spent. `cautions`: what forbids or
-    weakens a conclusion, the gravest first.
+    `calibration`: how far the probabilities are off, at sites that never trained where there are any; `elsewhere`: at
+    shifted sites. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, the gravest first.
     """
 
     calibration: str
     elsewhere: str
     privacy: str
     cautions: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " ".join(part for part in (self.calibration, self.elsewhere, self.privacy, *self.cautions) if part)
 
 
 def answer(run: Summary) -> Answer:

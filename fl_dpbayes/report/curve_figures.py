@@ -34,11 +34,6 @@ def _groups(curves: Sequence[EpsilonCurve]) -> list[tuple[EpsilonCurve, list[str
     return sorted(groups.values(), key=lambda group: -group[0].epsilons[-1])
 
 
-def _name(sites: list[str]) -> str:
-    text = sites[0] if len(sites) == 1 else f"{sites[0]} and {len(sites) - 1} more"
-    return text if len(text) <= 24 else f"{text[:23]}…"
-
-
 def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | None:
     """Draw epsilon after each round; names stand at the lines' ends."""
     drawn = [curve for curve in curves if all(map(math.isfinite, curve.epsilons))]
@@ -53,7 +48,8 @@ def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | No
     if len(groups) <= MAX_NAMED:
         for colour, (curve, sites) in zip(CYCLE, groups, strict=False):
             axes.plot(curve.rounds, curve.epsilons, color=colour, linewidth=1.3, marker="o", markersize=2.8)
-            labels.append((curve.epsilons[-1], _name(sites), colour))
+            name = sites[0] if len(sites) == 1 else f"{sites[0]} and {len(sites) - 1} more"
+            labels.append((curve.epsilons[-1], name if len(name) <= 24 else f"{name[:23]}…", colour))
     else:
         for curve, _ in groups:
             axes.plot(curve.rounds, curve.epsilons, color=MUTED, linewidth=0.8, alpha=0.4)
@@ -100,14 +96,8 @@ def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
     curves = [row.net_benefit or () for row in rows]
     threshold = [100 * point.threshold for point in curves[0]]
     ends = [point.interval for point in curves[0]]
-    axes.fill_between(
-        threshold,
-        [_hundred(end[0] if end else None) for end in ends],
-        [_hundred(end[1] if end else None) for end in ends],
-        color=predictor_style(rows[0].predictor).colour,
-        alpha=0.15,
-        linewidth=0,
-    )
+    low, high = ([_hundred(end[at] if end else None) for end in ends] for at in (0, 1))
+    axes.fill_between(threshold, low, high, color=predictor_style(rows[0].predictor).colour, alpha=0.15, linewidth=0)
     axes.plot(threshold, [_hundred(point.all) for point in curves[0]], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.axhline(0, color=MUTED, linewidth=1.2)
     values = []

@@ -42,10 +42,7 @@ CALIBRATION_COLUMNS = (
 
 
 def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
-    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf".
-
-    `summary`: the keys of DESIGN's `summary.json`; values may be NumPy scalars and arrays.
-    """
+    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf"."""
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
@@ -55,9 +52,9 @@ def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
 
 
 def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Path:
-    """Write a table as CSV: undefined is an empty cell, infinite is "inf".
+    """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite is "inf".
 
-    `rows`: column -> value; an absent column is undefined. Raises ValueError if a row has a key that is no column.
+    Raises ValueError if a row has a key that is no column.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,10 +63,7 @@ def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: S
 
 
 def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Append rows to a table of `write_csv`; what it holds is not written again.
-
-    `rows`: column -> value; an absent column is undefined. Raises UserError if it cannot be written.
-    """
+    """Append rows to a table of `write_csv`; what it holds is not written again. Raises UserError if it cannot be."""
     with written(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(_csv_lines(rows, columns, header=False))
 
@@ -165,24 +159,19 @@ class EpsilonCurve:
 
 def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
     """Read the curves of a run from its `privacy.csv`; without the file there are none."""
-    path = Path(run_dir) / "privacy.csv"
-    try:
-        return epsilon_curves(read_csv(path))
-    except (ValueError, TypeError, csv.Error) as error:
-        reason = str(error)
-    except KeyError as error:
-        reason = f"it has no column {error}"
-    raise UserError(f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again")
-
-
-def epsilon_curves(rows: Iterable[Mapping[str, str]]) -> list[EpsilonCurve]:
-    """Collect the curves from the rows of `privacy.csv`."""
+    path = Path(run_dir) / PRIVACY_FILE
     points: dict[str, dict[int, float]] = {}
     budgets: dict[str, float | None] = {}
-    for row in rows:
-        if row.get("round") and row.get("epsilon"):
-            points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
-            budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
+    try:
+        for row in read_csv(path):
+            if row.get("round") and row.get("epsilon"):
+                points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
+                budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        reason = f"it has no column {error}" if isinstance(error, KeyError) else error
+        raise UserError(
+            f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again"
+        ) from None
     return [
         EpsilonCurve(site, tuple(sorted(spent)), tuple(spent[number] for number in sorted(spent)), budgets[site])
         for site, spent in points.items()

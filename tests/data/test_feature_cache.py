@@ -112,6 +112,7 @@ def test_no_records_are_no_error_nor_is_a_file_that_another_process_deletes_mean
     np.testing.assert_array_equal(found, 2 * records.reshape(6, 20))
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_header_gives_other_features_or_an_error(tmp_path, records):
     expected = np.array(cached_features(tmp_path, FEATURES, records, doubling()))
     path = only_file(tmp_path)

@@ -49,11 +49,7 @@ def load(source: Logistic2D, part: OfficialPart) -> Records:
     Averaged over the records in a confidence bin, their truth p(y | x) is E[y | bin], by the tower property. The part
     `test` has new patients of the same hospitals.
     """
-    laws, sites, generator = (
-        site_laws(source),
-        synthetic.sites_of_part(source, part),
-        synthetic.part_generator(source, part),
-    )
+    laws, (sites, generator) = site_laws(source), synthetic.sites_of_part(source, part)
     normal = generator.standard_normal((len(sites), 2))
     correlation = laws.correlations[sites]
     second = correlation * normal[:, 0] + np.sqrt(1 - correlation**2) * normal[:, 1]

@@ -79,11 +79,7 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
     property: given c and the site, the picture says nothing more about y. Grey levels are uint8, not yet scaled. The
     part `test` has new patients of the same hospitals; the side changes the pictures' resolution and not the patients.
     """
-    scanners, sites, generator = (
-        acquisition(source),
-        synthetic.sites_of_part(source, part),
-        synthetic.part_generator(source, part),
-    )
+    scanners, (sites, generator) = acquisition(source), synthetic.sites_of_part(source, part)
     patients = draw_patients(len(sites), generator)
     log_odds = source.steepness * (patients.contrast.astype(np.float64) - source.threshold) + scanners.intercepts[sites]
     labels = synthetic.draw_labels(log_odds, generator)
