@@ -90,10 +90,8 @@ def without_seconds(path: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_path: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), str(KILLS), "7"],
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+    driver = [sys.executable, "-c", DRIVER, str(tmp_path), str(KILLS), "7"]
+    finished = subprocess.run(driver, capture_output=True, text=True, timeout=900, check=False)
     assert finished.returncode == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["kills"] >= KILLS

@@ -236,10 +236,8 @@ print(json.dumps(report))
 
 
 def _run(code, *arguments):
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMON + code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=900 * FACTOR, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-W", "error", "-c", COMMON + code, *map(str, arguments)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=900 * FACTOR, check=False)
     assert finished.returncode == 0, finished.stderr
     print(finished.stdout)
     return json.loads(finished.stdout)
@@ -251,10 +249,11 @@ def test_processes_on_one_ledger_never_pass_the_budget_together(tmp_path):
     assert result["problems"] == []
 
 
+KILLS = [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("durability", "kills", "seed", "processes"), [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)]
-)
+@pytest.mark.parametrize(("durability", "kills", "seed", "processes"), KILLS)
 def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed, processes):
     report = _run(VICTIM + KILL, tmp_path, durability, FACTOR * kills, seed, processes)
     assert (report["below"], report["lost replies"], report["problems"]) == (0, 0, [])
