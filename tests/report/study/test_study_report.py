@@ -321,6 +321,8 @@ def test_the_answer_names_both_directions_pools_neither_and_says_what_was_not_sp
         "At held-out sites, with rule fald, the baseline, sampler a, the averaged posterior, is off by 3.1 points ["
     )
     assert answer.lead.count("at ε asked") == 2
+    # Three methods against the baseline, and the rules; the baseline's own axes are compared there.
+    assert len(answer.differences) == 4
     langevin = next(text for text in answer.differences if text.startswith("Sampler b, the averaged posterior"))
     assert "+2.0 points [2.0, 2.0] at ε asked 1; -2.0 points [-2.0, -2.0] at ε asked 8." in langevin
     rule = next(text for text in answer.differences if text.startswith("Rule mixture against rule fald"))
