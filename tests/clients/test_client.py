@@ -104,8 +104,7 @@ def test_request_that_does_not_fit_is_refused_by_field(run, first, kind: str) ->
         arrays = {
             name: None if value is None else np.full_like(sent[name].numpy(), value) for name, value in given.items()
         }
-        found = refusal_of(ask(changed(first[kind], arrays, **keys), number))
-        assert found is not None, change
+        found = refusal_of(ask(changed(first[kind], arrays, **keys), number)) or ("answered", "")
         assert found == (code, found[1] if field is None else field), change
     assert rows_of(run.ledger("north")) == before
 
