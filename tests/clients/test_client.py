@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.protocol.wire import arrays_digest
 from tests.asking import ask, changed, record_of, refusal_of, rows_of
 
@@ -103,8 +104,7 @@ def test_request_that_does_not_fit_is_refused_by_field(run, first, kind: str) ->
         arrays = {
             name: None if value is None else np.full_like(sent[name].numpy(), value) for name, value in given.items()
         }
-        found = refusal_of(ask(changed(first[kind], arrays, **keys), number))
-        assert found is not None, change
+        found = refusal_of(ask(changed(first[kind], arrays, **keys), number)) or ("answered", "")
         assert found == (code, found[1] if field is None else field), change
     assert rows_of(run.ledger("north")) == before
 
@@ -151,16 +151,16 @@ def test_site_file_of_the_node_wins_over_the_folder_in_the_message(run, first) -
     query = Message(RecordDict({"config": first["train"].content["config"]}), dst_node_id=1, message_type="query")
     reply = ask(query, **{"site-file": str(south), "partition-id": 0})
     assert json.loads(reply.content["config"]["record"])["name"] == "south"
-
-
-def test_node_without_a_site_file_refuses_whatever_folder_the_message_names(first) -> None:
+    # A node without one refuses, whatever folder the message names.
     assert refusal_of(ask(changed(first["train"]), other=0)) == ("SITE_NOT_CONFIGURED", "")
 
 
-def test_what_a_run_paid_for_is_listed(run) -> None:
+def test_what_a_run_paid_for_is_listed(run, first) -> None:
     rows = [(row.part, row.purpose, row.steps) for row in rows_of(run.ledger("north"))]
     assert ("test", "evaluate 2", 3) in rows
     assert ("recalibration", "recalibrate", 12) in rows
+    stated = record_of(ask(changed(first["train.recalibrate"])))["privacy"]["units"]
+    assert stated == recalibration_units(run.site_file("north")) < run.site_file("north").units
     summary = run.summary()
     assert {"item": "sums over test records (calibration statistics)", "how": "paid in ledger"} in summary["releases"]
     paid = {row["site"]: row["epsilon"] for row in summary["evaluation_privacy"]}
