@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationError
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import RunWarning, UserError
@@ -53,7 +53,8 @@ class Checkpoint(Config):
     is made for. `journal`: how far the journal belongs to these rounds. `seconds`: stage -> seconds so far.
     """
 
-    format: Literal[2] = 2
+    # Another wherever a plan is written otherwise: the sites' ledgers hold the digest of a run's plan.
+    format: Literal[3] = 3
     scenario: Digest
     run: RunId
     round: Annotated[int, Field(ge=0)]
@@ -121,7 +122,8 @@ def read_checkpoint(folder: Path) -> tuple[Checkpoint, Arrays] | None:
         metadata, state = read_arrays(path)
         return Checkpoint.model_validate_json(metadata.get(_KEY, "")), state
     except DAMAGED as error:
-        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): {REMEDY}") from None
+        found = "an older version of fl-dpbayes wrote it" if isinstance(error, ValidationError) else error
+        raise UserError(f"{path} cannot be read ({str(found).splitlines()[0]}): {REMEDY}") from None
 
 
 def read_run_journal(folder: Path, checkpoint: Checkpoint | None) -> tuple[Journal, Sequence[Entry]]:

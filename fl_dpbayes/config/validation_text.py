@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 from fl_dpbayes.config.errors import UserError
 
 SWITCHES = ("kind", "rule", "method")
+# What says which units are tested on; errors go to logs.
+SECRET = "key"
 Record = TypeVar("Record", bound=BaseModel)
 
 
@@ -60,7 +62,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
         return f"{key} is {_short(value)}: it must be a table; {_table_at(model, first['loc'], value)}"
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:] if message else message
-    if kind == "value_error":
+    if kind == "value_error" or location[-1:] == [SECRET]:
         return f"{key}: {message}" if key else message
     return f"{key} is {_short(value)}: {message}"
 

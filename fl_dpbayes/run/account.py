@@ -65,8 +65,8 @@ def _history_in(path: Path) -> History:
     except OSError as error:
         raise UserError(f"--history {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError) as error:
-        what = "is not JSON: " if isinstance(error, json.JSONDecodeError) else ": "
-        raise UserError(f"--history {path} {what}{error}") from None
+        what = " is not JSON" if isinstance(error, json.JSONDecodeError) else ""
+        raise UserError(f"--history {path}{what}: {error}") from None
 
 
 def solved(options: dict[str, Any], schedule: str, steps: int, units: int) -> SolvedNoise:

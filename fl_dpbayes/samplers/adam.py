@@ -24,8 +24,9 @@ def build(sampler: Adam, module: nn.Module) -> Algorithm:
 def step(state: ChainState, gradient: torch.Tensor, step_size: float, *, sampler: Adam) -> ChainState:
     """Make one step for the noisy gradient d, shape (d,).
 
-    m <- beta_1 m + (1 - beta_1) d u <- beta_2 u + (1 - beta_2) d^2 w <- w - a [m / (1 - beta_1^t)] / [sqrt(u / (1 -
-    beta_2^t)) + stability],    t counted from the chain's start
+    m <- beta_1 m + (1 - beta_1) d
+    u <- beta_2 u + (1 - beta_2) d^2
+    w <- w - a [m / (1 - beta_1^t)] / [sqrt(u / (1 - beta_2^t)) + stability],    t counted from the chain's start
     """
     count, first_decay, second_decay = state.step + 1, sampler.first_decay, sampler.second_decay
     first = state.vectors["first_moment"].mul(first_decay).add_(gradient, alpha=1 - first_decay)

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -110,6 +111,18 @@ def test_a_site_file_survives_writing_and_reading(tmp_path):
     assert read.selection.indices == tmp_path / "sites" / "i.npy"
     assert read.trace_folder.resolve() == tmp_path / "traces"
     assert read.model_copy(update=paths) == written
+
+
+def test_an_error_in_a_site_file_shows_the_value_but_never_the_secret_key(tmp_path):
+    path = tmp_path / "a.toml"
+    write_site_file(digits_site(), path)
+    text = path.read_text()
+    secret = re.search('key = "(.*)"', text)[1]
+    for before, after, message in ((secret, f"{secret}X", r"split.key: string should"), ("units = ", "units = -", "-")):
+        path.write_text(text.replace(before, after))
+        with pytest.raises(UserError, match=message) as caught:
+            read_site_file(path)
+        assert secret not in str(caught.value)
 
 
 def test_a_share_for_recalibration_is_a_third_part_and_its_size_follows_from_what_is_declared():

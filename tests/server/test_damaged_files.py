@@ -15,6 +15,7 @@ from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
+from server.checkpoint import read_checkpoint, write_checkpoint
 from tests.server.conftest import Cut, command
 
 OVERRIDES = [
@@ -178,6 +179,12 @@ def test_run_of_an_older_version_is_named_as_one(cut: Path) -> None:
     path = cut / "checkpoint.safetensors"
     save_file(load_file(path), path, {"checkpoint": '{"format": 1}'})
     assert "no checksum: an older version of fl-dpbayes wrote it" in refusal(cut)
+
+
+def test_run_whose_sites_hold_the_plan_of_an_older_version_is_not_gone_on_with(cut: Path) -> None:
+    checkpoint, state = read_checkpoint(cut)
+    write_checkpoint(cut, checkpoint.model_copy(update={"format": 2}), state)
+    assert "cannot be read (an older version of fl-dpbayes wrote it)" in refusal(cut)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     # Ray leaves logs and sockets of every session in its folder.
     folder = Path(tempfile.mkdtemp(prefix="fl-dpbayes-"))
-    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    clusters, own = ray_constants.ENABLE_RAY_CLUSTER, {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(VARIABLES)
     try:
         try:
@@ -116,3 +116,7 @@ def _ray(workers: int, address: str | None) -> Iterator[None]:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+        # Whoever runs a study from a notebook goes on with an environment of their own.
+        for name in VARIABLES:
+            os.environ.pop(name)
+        os.environ.update({name: value for name, value in own.items() if value is not None})

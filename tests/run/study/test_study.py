@@ -78,7 +78,9 @@ def test_missing_records_and_a_wrong_address_are_one_line_before_any_cell_runs(
     said = refusal("study", file, "--set", "data.source=mnist", "--out", out)
     assert "no data folder is known: give --data-dir DIR or set FL_DPBAYES_DATA" in said
     assert list((out / "cells").iterdir()) == []
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     said = refusal("study", file, "--out", tmp_path / "other", "--ray-address", "127.0.0.1:1")
+    assert os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "1"
     assert "Ray cannot be reached or started at '127.0.0.1:1'" in said
 
 
