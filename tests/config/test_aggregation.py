@@ -66,6 +66,7 @@ WRONG = {
     "{rule='distillation', public={kind='internet'}}": ("aggregation.public: kind 'internet': choose one of",),
     "{rule='distillation', public={kind='file', path='x.npz'}}": ("key 'aggregation.public.statement' is missing",),
     "{rule='distillation', public={kind='file', path='x',statement='            '}}": ("aggregation.public.statement",),
+    "{rule='distillation', public={kind='file', path='x', statement='public'}}": ("aggregation.public.statement is",),
     "{rule='distillation', public={kind='synthetic', path='x.npz'}}": ("unknown key 'aggregation.public.path'",),
     f"{{rule='predbayes', site_weights='units', {SYNTHETIC}}}": ("unknown key 'aggregation.site_weights'",),
     f"{{rule='predbayes', beta=1.5, {SYNTHETIC}}}": ("beta is 1.5: give a number from 0",),

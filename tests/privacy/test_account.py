@@ -184,5 +184,7 @@ def test_epsilon_equals_that_of_dp_accounting_and_an_order_of_one_is_refused() -
     history = (GaussianEvent(1.0, 0.01, 1000),)
     expected = dp_accounting.rdp.compute_epsilon(list(ORDERS), renyi_divergences(history), 1e-5)[0]
     assert rdp_epsilon(history, 1e-5) == pytest.approx(expected, rel=1e-12)
+    result = account(history, 1e-5)
+    assert result.epsilon_gdp < result.epsilon_pld < result.epsilon_rdp == rdp_epsilon(history, 1e-5)
     with pytest.raises(ValueError, match="above 1"):
         renyi_divergences((), [1.0])

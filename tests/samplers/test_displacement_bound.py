@@ -54,8 +54,8 @@ def walk(chain, generator, outward: bool):
 
 
 def walks_and_bounds(chain, steps=10):
-    """Ten chains that are pulled as hard as can be, each with its bound."""
-    for seed in range(10):
+    """Twenty chains that are pulled as hard as can be, each with its bound."""
+    for seed in range(20):
         norm = float(np.linalg.norm(np.random.default_rng(seed).standard_normal(PARAMETERS)))
         bound = displacement_bound(chain, range(steps), most_units=chain.units, parameters=PARAMETERS, start_norm=norm)
         yield np.array(list(walk(chain, np.random.default_rng(seed), outward=seed % 2 == 0))), bound

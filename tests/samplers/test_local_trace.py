@@ -1,5 +1,6 @@
 import csv
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,6 +72,13 @@ def test_rows_are_bounded_and_even(max_rows, steps):
     if steps > 1:
         # The end of the chain is in sight.
         assert steps - numbers[-1] <= (numbers[1] if len(numbers) > 1 else steps)
+
+
+def test_likelihood_is_looked_at_only_for_rows_once_full():
+    trace = LocalTrace(plan_of(1.0), looked := Mock(return_value=0.0), max_rows=10)
+    for number in range(10_000):
+        trace(number, state(0.0), clipped(0, 1))
+    assert looked.call_count < 100
 
 
 def test_parameters_of_a_state_that_holds_more_are_the_plain_models():

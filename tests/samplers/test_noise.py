@@ -51,6 +51,10 @@ def test_temperatures_by_hand_and_where_the_floor_is_hotter_than_tau() -> None:
     # a n sigma^2 C^2 / (2 B^2) = 0.5 * 100 * 4 * 4 / 128
     assert SCALE.temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(6.25, rel=1e-15)
     assert replace(SCALE, friction=0.25).temperatures(SIZES, np.full(3, 2.0))[0] == pytest.approx(25.0, rel=1e-15)
+    # Noise that does not know of friction stays as it is, so the chain heats up.
+    for coupling in ("constant", "temperature"):
+        found = noise_multipliers(coupling, SIZES, replace(SCALE, friction=0.25), 1.5, 4.0)  # type: ignore[arg-type]
+        assert np.array_equal(found, multipliers(coupling, 1.5, 4.0))
     # Langevin noise at tau = 4 is 1.6, 3.2, 8.0: below the floor only in the first step.
     hot = SCALE.temperatures(SIZES, multipliers("floor", 2.0, 4.0))
     assert hot[0] == pytest.approx(4.0 * (2.0 / 1.6) ** 2, rel=1e-12)

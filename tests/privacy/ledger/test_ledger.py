@@ -87,6 +87,9 @@ def test_no_later_round_repeats_a_step_of_the_plan(ledger):
 
 
 def test_the_longest_prefix_runs_and_then_nothing(ledger):
+    head = ledger.head()
+    assert ledger.reserve(spending(1, plan=(GaussianEvent(0.0, 1.0, 20),))) == Refused(RefusalCode.BUDGET_EXHAUSTED)
+    assert ledger.head() == head, "a refused plan fixes no rule"
     for round_ in (1, 2, 3, 4):
         assert complete(ledger, spending(round_)).steps == 5
     assert complete(ledger, spending(1, run=OTHER_RUN, steps=8, first_step=0)).steps == 5
