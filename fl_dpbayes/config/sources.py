@@ -66,18 +66,19 @@ _KNOWN = {
     "mnist": _Known((1, 28, 28), 10, ("train", "test")),
     "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test")),
     "heart": _Known((15,), 2, ("train",), "patient"),
+    "stroke": _Known((25,), 2, ("train",), "patient"),
 }
 
 
 class BuiltIn(SourceConfig):
-    """One of the data sets that the project knows; `folder` is the data folder (unused for digits)."""
+    """One of the data sets that the project knows; `folder` is the data folder (unused for what is shipped)."""
 
-    kind: Literal["digits", "mnist", "pneumonia", "heart"]
+    kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
     folder: Path | None = None
 
     @property
     def task(self) -> Task:
-        """One of a picture of so many pixels, or 15 numbers of a patient."""
+        """A picture of so many pixels, or so many numbers of a patient."""
         return Task(input_shape=_KNOWN[self.kind].shape, classes=_KNOWN[self.kind].classes)
 
     @property
