@@ -168,19 +168,16 @@ def _trained(method: str, setting: str, run: int, data: Simulation, streams: Str
     mean, variance = predicted(test, np.array(result.sample_weights))
     covered = np.abs(data.test_y - mean) <= NORMAL_QUANTILE * np.sqrt(variance)
     private = plan.privacy.kind == "dp"
+    error, test_error, of_mean = (
+        float(np.mean((found - targets) ** 2))
+        for found, targets in ((train[-1, :, 0], data.y), (test[-1, :, 0], data.test_y), (mean, data.test_y))
+    )
+    epsilons = {"epsilon": DELTA, "at 1/n": PAPER_DELTA}
     return {
-        "train MSE": _mse(train[-1, :, 0], data.y),
-        "over variance": _mse(train[-1, :, 0], data.y) / float(np.var(data.y)),
-        "test MSE": _mse(test[-1, :, 0], data.test_y),
-        "posterior mean's": _mse(mean, data.test_y),
-        "in 95% band": float(covered.mean()),
-        "epsilon": pld_epsilon(solved.history, DELTA) if private else math.inf,
-        "at 1/n": pld_epsilon(solved.history, PAPER_DELTA) if private else math.inf,
-    }
-
-
-def _mse(mean: npt.NDArray, targets: npt.NDArray) -> float:
-    return float(np.mean((mean - targets) ** 2))
+        "train MSE": error, "over variance": error / float(np.var(data.y)), "test MSE": test_error,
+        "posterior mean's": of_mean, "in 95% band": float(covered.mean()),
+        **{name: pld_epsilon(solved.history, at) if private else math.inf for name, at in epsilons.items()},
+    }  # fmt: skip
 
 
 def main() -> None:

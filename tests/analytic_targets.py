@@ -125,14 +125,12 @@ class Logistic(Target):
         return np.asarray(self.moments()[0])
 
 
-def regression(*, sampling_rate: float = 1.0, copies: int = 1, share: float = 0.5) -> Regression:
-    """Twelve records of two correlated inputs, each `copies` times."""
+def regression(sampling_rate: float = 1.0) -> Regression:
+    """Twelve records of two correlated inputs."""
     generator = np.random.default_rng(5)
     features = generator.standard_normal((12, 2)) @ np.array([[1.0, 0.5], [0.0, 0.7]])
     targets = features @ np.array([0.5, -1.0]) + 0.5 * generator.standard_normal(12)
-    return Regression(
-        np.tile(features, (copies, 1)), np.tile(targets, copies), share=share, sampling_rate=sampling_rate
-    )
+    return Regression(features, targets, sampling_rate=sampling_rate)
 
 
 def logistic() -> Logistic:
@@ -157,20 +155,13 @@ def linear_step(sampler: Sampler, step_size: float, curvature: np.ndarray) -> tu
 
 
 def independent_chains(
-    target: Target,
-    sampler: Sampler,
-    step_size: float,
-    sigma: float,
-    *,
-    offset: float = 0.0,
-    steps: int = 150,
-    seed: int = 0,
+    target: Target, sampler: Sampler, step_size: float, sigma: float, *, steps: int = 150, seed: int = 0
 ) -> np.ndarray:
-    """Final positions of many chains that start at the posterior mean plus an offset, shape (CHAINS, d)."""
+    """Final positions of many chains that start at the posterior mean, shape (CHAINS, d)."""
     generator = np.random.default_rng(seed)
     step = build_algorithm(sampler, torch.nn.Identity()).step
     features, scale = torch.from_numpy(target.features).float(), target.scale()
-    start = torch.from_numpy(target.posterior_mean + offset).float().repeat(CHAINS, 1)
+    start = torch.from_numpy(target.posterior_mean).float().repeat(CHAINS, 1)
     state = ChainState(initial_vectors(sampler, start))
     for _ in range(steps):
         errors = target.errors(state.parameters @ features.T)
@@ -198,18 +189,18 @@ def assert_within_four_standard_errors(positions: np.ndarray, mean: np.ndarray, 
     assert (np.abs(products.mean(axis=0) - covariance) <= 4 * products.std(axis=0) / np.sqrt(len(error))).all()
 
 
-def check_gaussian_target(sampler: Sampler, *, temperature: float, step_size: float = 0.2, seed: int = 1) -> None:
+def check_gaussian_target(sampler: Sampler, *, temperature: float) -> None:
     """Check that a sampler's chains under Langevin noise of that temperature have the exact law of their step.
 
     And that this law tends to the posterior at the temperature as steps get short.
     """
     target = regression()
     scale = target.scale(sampler.momentum_lost)
-    for size in (step_size, 1e-4):
+    for size in (0.2, 1e-4):
         sigma = scale.langevin_noise(np.array([size]), temperature)[0]
         law = target.stationary_covariance(sampler, size, sigma * target.clip_norm / target.units)
-        if size == step_size:
-            positions = independent_chains(target, sampler, size, sigma, seed=seed)
+        if size == 0.2:
+            positions = independent_chains(target, sampler, size, sigma, seed=1)
             assert_within_four_standard_errors(positions, target.posterior_mean, law)
     np.testing.assert_allclose(law, temperature * np.linalg.inv(target.units * target.curvature), rtol=1e-3)
 
@@ -220,8 +211,7 @@ class LinearSites:
 
     information: dict[str, np.ndarray]  # site -> X^T X / noise^2
     evidence: dict[str, np.ndarray]  # site -> X^T y / noise^2
-    prior_scale: float
-    dimension: int
+    prior_scale: float = 1.5
 
     @property
     def sites(self) -> list[str]:
@@ -229,7 +219,7 @@ class LinearSites:
 
     def natural(self, site: str, share: float, scale: float = 1.0) -> NaturalGaussian:
         """p(w)^share p(D_k|w)^scale."""
-        prior = np.eye(self.dimension) / self.prior_scale**2
+        prior = np.eye(3) / self.prior_scale**2
         return NaturalGaussian(share * prior + scale * self.information[site], scale * self.evidence[site])
 
     def factors(self, share: float) -> list[NaturalGaussian]:
@@ -238,7 +228,7 @@ class LinearSites:
     @property
     def posterior(self) -> Moments:
         """The posterior given all records, by numpy alone."""
-        precision = np.eye(self.dimension) / self.prior_scale**2 + sum(self.information.values())
+        precision = np.eye(3) / self.prior_scale**2 + sum(self.information.values())
         covariance = np.linalg.inv(precision)
         return covariance @ sum(self.evidence.values()), covariance
 
@@ -257,32 +247,26 @@ def linear_sites(*, diagonal: bool) -> LinearSites:
         mixing = generator.normal(size=(3, 3)) * np.array([1.0, 0.5, 2.0])
         features = generator.normal(size=(size, 3)) @ mixing
         if diagonal:
-            features = (
-                np.linalg.qr(features)[0] * np.sqrt(size) * np.array([1.0, 0.5, 2.0][index % 3 :] + [0.7] * 3)[:3]
-            )
+            lengths = np.array([1.0, 0.5, 2.0][index % 3 :] + [0.7] * 3)[:3]
+            features = np.linalg.qr(features)[0] * np.sqrt(size) * lengths
         offset = 0.4 * generator.normal(size=3)
         target = features @ (truth + offset) + SITE_NOISE * generator.normal(size=size)
         information[site] = features.T @ features / SITE_NOISE**2
         evidence[site] = features.T @ target / SITE_NOISE**2
         if diagonal:
             information[site] = np.diag(np.diag(information[site]))
-    return LinearSites(information, evidence, prior_scale=1.5, dimension=3)
+    return LinearSites(information, evidence)
 
 
 def as_samples(draws: np.ndarray, temperature: float = 1.0, weights: np.ndarray | None = None) -> PosteriorSamples:
     """One array "w" (float64 if the draws are, so that rounding of the message does not hide in tolerances)."""
-    count = len(draws)
-    return PosteriorSamples(
-        {"w": draws}, np.ones(count) if weights is None else weights, np.full(count, float(temperature))
-    )
+    weights = np.ones(len(draws)) if weights is None else weights
+    return PosteriorSamples({"w": draws}, weights, np.full(len(draws), float(temperature)))
 
 
-def random_samples(
-    moments: Moments, count: int, generator: np.random.Generator, temperature: float = 1.0
-) -> PosteriorSamples:
+def random_samples(moments: Moments, count: int, generator: np.random.Generator) -> PosteriorSamples:
     """Independent draws."""
-    mean, covariance = moments
-    return as_samples(generator.multivariate_normal(mean, temperature * covariance, size=count), temperature)
+    return as_samples(generator.multivariate_normal(*moments, size=count))
 
 
 def exact_samples(moments: Moments, count: int, temperature: float = 1.0, seed: int = 3) -> PosteriorSamples:
@@ -307,17 +291,14 @@ def combined(
     """Combine samples by a rule of this name and settings; `draws` may be more than a scenario's."""
     draws = {"draws": settings.pop("draws")} if "draws" in settings else {}
     rule = TypeAdapter(Aggregation).validate_python({"rule": name, **settings}).model_copy(update=draws)
-    prior = FlatPrior() if np.isinf(scale) else GaussianPrior(scale=scale)
-    sampler = SGLD(step_size=SIZE, prior=prior)
-    shares = weights or dict.fromkeys(samples, 1.0)
-    return combine_sites(
-        rule, Released(samples, shares, sampler, sites or len(samples), generator or np.random.default_rng(0))
-    )
+    sampler = SGLD(step_size=SIZE, prior=FlatPrior() if np.isinf(scale) else GaussianPrior(scale=scale))
+    shares, source = weights or dict.fromkeys(samples, 1.0), generator or np.random.default_rng(0)
+    return combine_sites(rule, Released(samples, shares, sampler, sites or len(samples), source))
 
 
-def assert_within_standard_errors(replicates: Any, expected: Any, limit: float = 4.0) -> None:
-    """The mean over replicates (R, ...) is within `limit` of its standard errors from the expected value."""
+def assert_within_standard_errors(replicates: Any, expected: Any) -> None:
+    """The mean over replicates (R, ...) is within four of its standard errors from the expected value."""
     replicates = np.asarray(replicates)
     error = replicates.std(axis=0, ddof=1) / np.sqrt(len(replicates))
     distance = np.abs(replicates.mean(axis=0) - expected) / error
-    assert distance.max() < limit, f"{distance} standard errors"
+    assert distance.max() < 4, f"{distance} standard errors"

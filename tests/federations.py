@@ -160,8 +160,12 @@ read_once = cache(load_digits)
 
 
 class HastyConnection(sqlite3.Connection):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        super().execute("PRAGMA synchronous = OFF")
+
     def execute(self, statement, *parameters):
-        return super().execute(statement if "synchronous" not in statement else "PRAGMA synchronous = OFF", *parameters)
+        return super().execute("SELECT 1" if "PRAGMA synchronous" in statement else statement, *parameters)
 
 
 @contextmanager

@@ -59,17 +59,10 @@ def wilson_interval(successes: float, count: float, noise_variance: float = 0.0)
     return Interval(min(share, max(0.0, low)), max(share, min(1.0, high)))
 
 
-class Reference(NamedTuple):
-    """The raw ECE of a calibrated model: its mean and its 95 % quantile."""
-
-    mean: float
-    high: float
-
-
 def ece_if_calibrated(
     statistics: CalibrationStatistics, generator: np.random.Generator, bins: int = REPORT_BINS
-) -> Reference | None:
-    """Return the ECE that a perfectly calibrated model with the same confidences would show at this n.
+) -> tuple[float, float] | None:
+    """Return mean and 95 % quantile of the ECE that a calibrated model of the same confidences would show at this n.
 
     The outcomes of each fine bin are drawn REPLICATES times with its mean confidence as their probability. None without
     records.
@@ -83,7 +76,7 @@ def ece_if_calibrated(
     starts = np.flatnonzero(np.diff(wide[filled], prepend=-1))
     gaps = np.add.reduceat(fine[filled, CONFIDENCE] - drawn, starts, axis=1)
     values = np.abs(gaps).sum(axis=1) / statistics.count
-    return Reference(float(values.mean()), float(np.quantile(values, LEVEL)))
+    return float(values.mean()), float(np.quantile(values, LEVEL))
 
 
 def draw_calibrated(filled: Floats, generator: np.random.Generator) -> Floats:

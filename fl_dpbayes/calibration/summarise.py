@@ -40,7 +40,7 @@ def summarise(statistics: CalibrationStatistics, generator: np.random.Generator)
     values: dict[str, Any] = {key: found.value for key, found in measured.items()}
     values |= {f"{key}_bounds": found.bounds for key, found in measured.items() if found.bounds}
     if reference := ece_if_calibrated(statistics, generator):
-        values |= {"ece_if_calibrated": reference.mean, "ece_if_calibrated_high": reference.high}
+        values["ece_if_calibrated"], values["ece_if_calibrated_high"] = reference
     if terms := decompose_brier(statistics):
         values["brier_terms"] = terms._asdict()
     if curve := decision_curve(statistics):

@@ -5,7 +5,7 @@ Fields stand in the order in which they are written.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_serializer
 
@@ -138,22 +138,17 @@ _BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def _calibration_fields() -> dict[str, Any]:
-    """The metrics in the order of their records, each with what stands beside it."""
+def _measured() -> Any:
+    """A part with the metrics in the order of their records, each with what stands beside it."""
     fields: dict[str, Any] = {}
     for metric in METRICS.values():
         fields |= {metric.key: Number, **_BESIDE.get(metric.key, {})}
     fields |= {f"{metric.key}_bounds": Interval for metric in METRICS.values() if metric.bounded}
-    return {name: (kind, None) for name, kind in fields.items()}
+    optional: Any = {name: (kind, None) for name, kind in fields.items()}
+    return create_model("_Measured", __base__=SummaryPart, **optional)
 
 
-if TYPE_CHECKING:
-
-    class _Measured(SummaryPart):
-        def __getattr__(self, metric: str) -> Any: ...
-
-else:
-    _Measured = create_model("_Measured", __base__=SummaryPart, **_calibration_fields())
+_Measured: Any = _measured()
 
 
 class CalibrationValues(_Measured):

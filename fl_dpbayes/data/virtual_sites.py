@@ -196,16 +196,8 @@ def _planned_site(
         if (in_test | in_recalibration).all():
             left = f"none of its {len(units)} units is left to train on: give it more records"
             raise UserError(f"sites.{name}: {left}, or lower data.test_fraction (and recalibration.fraction)")
-    return PlannedSite(
-        name=name,
-        spec=spec,
-        indices=indices,
-        shift_seed=shift_seed,
-        split_key=split_key,
-        train_units=int((~(in_test | in_recalibration)).sum()),
-        test_units=int(in_test.sum()),
-        recalibration_units=int(in_recalibration.sum()),
-    )
+    counts = (int(part.sum()) for part in (~(in_test | in_recalibration), in_test, in_recalibration))
+    return PlannedSite(name, spec, indices, shift_seed, split_key, *counts)
 
 
 def _kept(name: str, shift: Shift, records: Records, shift_seed: int) -> Indices:

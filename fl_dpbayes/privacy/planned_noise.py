@@ -238,15 +238,11 @@ def planned_stretch(plan: TrainingPlan, units: int, first_step: int, steps: int)
     kept = [step for step in range(first_step, end) if plan.is_kept(step)]
     sizes, temperatures = chain.step_sizes[first_step:end], chain.temperatures[first_step:end]
     return PlannedStretch(
-        weights=chain.step_sizes[kept],
-        temperatures=chain.temperatures[kept],
-        step_weight=float(sizes.sum()),
+        weights=chain.step_sizes[kept], temperatures=chain.temperatures[kept], step_weight=float(sizes.sum()),
         temperature=float(np.average(temperatures, weights=sizes)),
-        temperature_range=(float(temperatures.min()), float(temperatures.max())),
-        last_step_size=float(sizes[-1]),
-        history=_history(chain, first_step, end),
-        reached=_history(chain, 0, end),
-    )
+        temperature_range=(float(temperatures.min()), float(temperatures.max())), last_step_size=float(sizes[-1]),
+        history=_history(chain, first_step, end), reached=_history(chain, 0, end),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

@@ -12,11 +12,8 @@ from fl_dpbayes.privacy.events import GaussianEvent, History, has_noise, levels_
 
 Array = npt.NDArray[np.float64]
 
-ORDERS: tuple[float, ...] = (
-    *(1.0625, 1.125, 1.25, 1.5, 1.75),
-    *(float(order) for order in range(2, 33)),
-    *(36.0, 40.0, 44.0, 48.0, 56.0, 64.0, 80.0, 96.0, 128.0, 192.0, 256.0, 512.0),
-)
+ORDERS: tuple[float, ...] = (1.0625, 1.125, 1.25, 1.5, 1.75, *map(float, range(2, 33)), 36.0, 40.0, 44.0, 48.0, 56.0,
+                             64.0, 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)  # fmt: skip
 
 
 def renyi_divergences(

@@ -17,9 +17,9 @@ LEAST_SITES = 3
 
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
     """Return the rows that answer for a role, by predictor, where the calibration error is defined."""
-    medians = {row.predictor: row for row in median_rows(run) if row.role == role}
-    rows = (medians.get(row.predictor, row) for row in run.calibration if row.over == "pooled" and row.role == role)
-    return {row.predictor: row for row in rows if row.rms_debiased is not None}
+    rows = [row for row in run.calibration if row.over == "pooled"] + median_rows(run)
+    found = {row.predictor: row for row in rows if row.role == role}
+    return {name: row for name, row in found.items() if row.rms_debiased is not None}
 
 
 def median_rows(run: Summary) -> list[CalibrationRecord]:

@@ -34,11 +34,6 @@ def _groups(curves: Sequence[EpsilonCurve]) -> list[tuple[EpsilonCurve, list[str
     return sorted(groups.values(), key=lambda group: -group[0].epsilons[-1])
 
 
-def _name(sites: list[str]) -> str:
-    text = sites[0] if len(sites) == 1 else f"{sites[0]} and {len(sites) - 1} more"
-    return text if len(text) <= 24 else f"{text[:23]}…"
-
-
 def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | None:
     """Draw epsilon after each round; names stand at the lines' ends."""
     drawn = [curve for curve in curves if all(map(math.isfinite, curve.epsilons))]
@@ -53,7 +48,8 @@ def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | No
     if len(groups) <= MAX_NAMED:
         for colour, (curve, sites) in zip(CYCLE, groups, strict=False):
             axes.plot(curve.rounds, curve.epsilons, color=colour, linewidth=1.3, marker="o", markersize=2.8)
-            labels.append((curve.epsilons[-1], _name(sites), colour))
+            name = sites[0] if len(sites) == 1 else f"{sites[0]} and {len(sites) - 1} more"
+            labels.append((curve.epsilons[-1], name if len(name) <= 24 else f"{name[:23]}…", colour))
     else:
         for curve, _ in groups:
             axes.plot(curve.rounds, curve.epsilons, color=MUTED, linewidth=0.8, alpha=0.4)

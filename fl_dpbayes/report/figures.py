@@ -11,9 +11,9 @@ from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.calibration_figures import reliability_figure, site_reliability_figure, sites_figure
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
-from fl_dpbayes.report.measure_tables import net_benefit_table, site_reliability_table
+from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table, site_reliability_table
 from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.page_tables import epsilon_table, metric_table, reliability_table
+from fl_dpbayes.report.page_tables import epsilon_table, metric_table
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 

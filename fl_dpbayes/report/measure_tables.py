@@ -17,9 +17,10 @@ from fl_dpbayes.config.summary import (
 )
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
-from fl_dpbayes.report.page_tables import BIN_COLUMNS, Cell, PageTable, bin_cells, once, page_table
+from fl_dpbayes.report.page_tables import Cell, PageTable, once, page_table
 from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
 
+_two = partial(decimal, places=2)
 WEIGHTS = {
     "none": "none",
     "label-shift": "prevalence from its labels",
@@ -188,10 +189,33 @@ def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     return _table(columns, cells, {0, 1, 5})
 
 
+_BIN_COLUMNS = ("Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
+
+
+def _bin_cells(row: ReliabilityRecord) -> list[tuple[str, ...]]:
+    """Range and `_BIN_COLUMNS` of each bin of a reliability diagram that holds a record."""
+    return [
+        (
+            f"{points(part.low)} to {points(part.high)}",
+            count(part.n),
+            points(part.confidence),
+            points(part.accuracy),
+            interval((part.band_low, part.band_high), points) or UNDEFINED,
+        )
+        for part in row.bins
+        if part.n
+    ]
+
+
+def reliability_table(row: ReliabilityRecord) -> PageTable:
+    """Show the bins of one reliability diagram."""
+    return page_table(("Confidence %", *_BIN_COLUMNS), _bin_cells(row))
+
+
 def site_reliability_table(rows: Sequence[ReliabilityRecord]) -> PageTable:
     """Show the bins of several sites' reliability diagrams."""
-    cells = [(row.site, *cells) for row in rows for cells in bin_cells(row)]
-    return _table(("Site", "Confidence %", *BIN_COLUMNS), cells, {0})
+    cells = [(row.site, *cells) for row in rows for cells in _bin_cells(row)]
+    return _table(("Site", "Confidence %", *_BIN_COLUMNS), cells, {0})
 
 
 def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:
@@ -227,10 +251,6 @@ def _inside(row: CalibrationRecord) -> str:
     if ends is None or ends[0] is None or ends[1] is None or row.rms_true is None:
         return UNDEFINED
     return "yes" if ends[0] <= row.rms_true <= ends[1] else "no"
-
-
-def _two(value: float | None) -> str:
-    return decimal(value, 2)
 
 
 def _signed(value: float | None) -> str:

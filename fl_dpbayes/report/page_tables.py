@@ -5,13 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fl_dpbayes.config.metrics import METRICS
-from fl_dpbayes.config.summary import (
-    CalibrationRecord,
-    EvaluationPrivacyRecord,
-    PrivacyRecord,
-    ReliabilityRecord,
-    Summary,
-)
+from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
 from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.numbers import (
     UNDEFINED,
@@ -52,13 +46,13 @@ def page_table(columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], wor
 
 def run_tables(run: Summary) -> dict[str, PageTable]:
     """Gather the tables of who took part, what it cost and how it is calibrated, by the page's names."""
-    over_sites = [*median_rows(run), *(row for row in run.calibration if row.over)]
+    over_sites = in_reading_order([*median_rows(run), *(row for row in run.calibration if row.over)])
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
-        "calibration": _calibration_table(over_sites),
+        "calibration": page_table(_MAIN, once([_main_cells(row) for row in over_sites]), (0, 1)),
         "all_metrics": all_metrics_table(run.calibration),
         "sites": _site_table(run),
         "participation": _participation_table(run),
@@ -79,19 +73,11 @@ def privacy_table(run: Summary) -> PageTable:
     """
     sites = {site.name: site for site in run.sites}
     paid = run.private or bool(run.evaluation_privacy)
+    recalibrated = run.private and any(row.recalibration_epsilon is not None for row in run.privacy)
     columns = {
-        "Site": True,
-        "Unit": True,
-        "Units n": True,
-        "Steps": True,
-        "ε spent": True,
-        "ε of recalibration": run.private and any(row.recalibration_epsilon is not None for row in run.privacy),
-        "Budget": paid,
-        "δ": paid,
-        "μ": paid,
-        "Temperature": tempered(run),
-        "Status": True,
-    }
+        "Site": True, "Unit": True, "Units n": True, "Steps": True, "ε spent": True, "ε of recalibration": recalibrated,
+        "Budget": paid, "δ": paid, "μ": paid, "Temperature": tempered(run), "Status": True,
+    }  # fmt: skip
     rows: list[tuple[str | Cell, ...]] = [
         (
             row.site,
@@ -119,14 +105,9 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | 
     return significant(row.budget), probability(row.delta), mu
 
 
-_PLACE_COLUMNS = ("Where", "Predictor", "n")
-_MAIN_COLUMNS = ("RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]")
-
-
-def _calibration_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show the main metrics of the given rows, intervals behind their values."""
-    cells = once([_main_cells(row) for row in in_reading_order(rows)])
-    return page_table((*_PLACE_COLUMNS, *_MAIN_COLUMNS), cells, (0, 1))
+_MAIN = (
+    "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]",
+)  # fmt: skip
 
 
 def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
@@ -134,7 +115,7 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     binary = any(row.ece_binary is not None for row in rows)
     coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
     columns = (
-        *(*_PLACE_COLUMNS, *_MAIN_COLUMNS, "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
+        *(*_MAIN, "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
         *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
         *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
     )
@@ -179,45 +160,16 @@ def _site_table(run: Summary) -> PageTable:
 
 
 def _participation_table(run: Summary) -> PageTable:
-    """Show which training sites answered in which rounds."""
+    """Show which training sites answered in which rounds; rounds in a row that went alike are one: "1 to 3 OK"."""
     rows = []
     for row in run.participation:
-        used = sum(status in ("OK", "PARTIAL") for status in row.statuses)
-        rows.append((row.site, f"{used} of {len(row.statuses)}", ", ".join(_spans(row.statuses))))
+        used, spans, number = sum(status in ("OK", "PARTIAL") for status in row.statuses), [], 1
+        for status, alike in groupby(row.statuses):
+            last = number + len(list(alike)) - 1
+            spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
+            number = last + 1
+        rows.append((row.site, f"{used} of {len(row.statuses)}", ", ".join(spans)))
     return page_table(("Site", "Rounds used", "Round by round"), rows, (0, 2))
-
-
-def _spans(statuses: Sequence[str]) -> list[str]:
-    """Join rounds in a row that went alike: "1 to 3 OK"."""
-    spans, number = [], 1
-    for status, alike in groupby(statuses):
-        last = number + len(list(alike)) - 1
-        spans.append(f"{number if number == last else f'{number} to {last}'} {status}")
-        number = last + 1
-    return spans
-
-
-BIN_COLUMNS = ("Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
-
-
-def bin_cells(row: ReliabilityRecord) -> list[tuple[str, ...]]:
-    """Return range and `BIN_COLUMNS` of each bin of a reliability diagram that holds a record."""
-    return [
-        (
-            f"{points(part.low)} to {points(part.high)}",
-            count(part.n),
-            points(part.confidence),
-            points(part.accuracy),
-            interval((part.band_low, part.band_high), points) or UNDEFINED,
-        )
-        for part in row.bins
-        if part.n
-    ]
-
-
-def reliability_table(row: ReliabilityRecord) -> PageTable:
-    """Show the bins of one reliability diagram."""
-    return page_table(("Confidence %", *BIN_COLUMNS), bin_cells(row))
 
 
 def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:

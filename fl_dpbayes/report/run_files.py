@@ -165,24 +165,19 @@ class EpsilonCurve:
 
 def read_epsilon_curves(run_dir: Path | str) -> list[EpsilonCurve]:
     """Read the curves of a run from its `privacy.csv`; without the file there are none."""
-    path = Path(run_dir) / "privacy.csv"
-    try:
-        return epsilon_curves(read_csv(path))
-    except (ValueError, TypeError, csv.Error) as error:
-        reason = str(error)
-    except KeyError as error:
-        reason = f"it has no column {error}"
-    raise UserError(f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again")
-
-
-def epsilon_curves(rows: Iterable[Mapping[str, str]]) -> list[EpsilonCurve]:
-    """Collect the curves from the rows of `privacy.csv`."""
+    path = Path(run_dir) / PRIVACY_FILE
     points: dict[str, dict[int, float]] = {}
     budgets: dict[str, float | None] = {}
-    for row in rows:
-        if row.get("round") and row.get("epsilon"):
-            points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
-            budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
+    try:
+        for row in read_csv(path):
+            if row.get("round") and row.get("epsilon"):
+                points.setdefault(row["site"], {})[int(row["round"])] = float(row["epsilon"])
+                budgets[row["site"]] = float(row["budget"]) if row.get("budget") else None
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        reason = f"it has no column {error}" if isinstance(error, KeyError) else error
+        raise UserError(
+            f"{path} is damaged ({reason}): remove it to report without epsilon per round, or run again"
+        ) from None
     return [
         EpsilonCurve(site, tuple(sorted(spent)), tuple(spent[number] for number in sorted(spent)), budgets[site])
         for site, spent in points.items()

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
+from fl_dpbayes.config.base import JSONValue, json_values
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import MAX_STEPS, Adjacency, PrivacyPlan
 from fl_dpbayes.config.sampler import StepSizeSchedule
@@ -139,13 +140,13 @@ def steps_that_fit(epsilon: float, delta: float, q: float, sigma: float, adjacen
     return SolvedNoise(np.full(steps, sigma), sigma, None, history, spent, delta, adjacency)
 
 
-def account_json(found: Account) -> dict[str, Any]:
+def account_json(found: Account) -> JSONValue:
     """Write an account as JSON values; infinite is the string "inf"."""
     epsilons = {"pld": found.epsilon_pld, "rdp": found.epsilon_rdp, "gdp": found.epsilon_gdp}
-    return {
-        "delta": found.delta, "adjacency": found.adjacency, "mu": _json_number(found.mu), "mu_kind": found.mu_kind,
-        "epsilon": {method: _json_number(epsilon) for method, epsilon in epsilons.items()},
-    }  # fmt: skip
+    return json_values({
+        "delta": found.delta, "adjacency": found.adjacency, "mu": found.mu, "mu_kind": found.mu_kind,
+        "epsilon": epsilons,
+    })  # fmt: skip
 
 
 def account_table(found: Account) -> Table:
@@ -163,15 +164,13 @@ def account_table(found: Account) -> Table:
     return table
 
 
-def solve_json(found: SolvedNoise) -> dict[str, Any]:
+def solve_json(found: SolvedNoise) -> JSONValue:
     """Write solved noise as JSON values; the coupling `floor` has both parameters, infinite is the string "inf"."""
     parameters = {"noise_multiplier": found.noise_multiplier, "temperature": found.temperature}
-    return {
-        **{name: value for name, value in parameters.items() if value is not None},
-        "epsilon": _json_number(found.epsilon),
-        "delta": found.delta,
-        "history": write_history(found.history),
-    }
+    return json_values({
+        **{name: value for name, value in parameters.items() if value is not None}, "epsilon": found.epsilon,
+        "delta": found.delta, "history": write_history(found.history),
+    })  # fmt: skip
 
 
 def solve_table(found: SolvedNoise) -> Table:
@@ -202,7 +201,3 @@ def _gdp_meaning(found: Account) -> str:
 
 def _text(value: float) -> str:
     return f"{value:.6g}"
-
-
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"

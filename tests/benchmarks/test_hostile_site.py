@@ -15,33 +15,33 @@ def attacks(hardest: str) -> tuple[str, ...]:
     return tuple(ATTACKS) if os.environ.get("FL_DPBAYES_COVERAGE") == "1" else (hardest,)
 
 
+# With its cheaper disks, intervals and records.
+@pytest.mark.usefixtures("federation")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "loss", "hardest"), [("fald, moves up to 2", 0.1, "relabel"), ("fald, median", 0.05, "hidden")]
 )
-def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(
-    rule: str, loss: float, hardest: str
-) -> None:
-    values = measure(rule, "small noise", 0, (*PARTITIONS, *attacks(hardest)))
+def test_where_noise_is_small_a_robust_average_loses_little_to_every_attack(rule, loss, hardest) -> None:
+    bounded = tuple(PARTITIONS) if "moves" in rule else ("honest",)
+    values = measure(rule, "small noise", 0, (*bounded, *attacks(hardest)))
     # It is the rule that bears the attack: the server takes every reply.
-    assert values["rejected"] == 0
-    assert values["shortened honest"] == values["shortened skewed"] == 0
+    assert {values["rejected"], *(values[f"shortened {case}"] for case in bounded)} == {0}
     assert values["honest"] > 0.9
     for attack in attacks(hardest):
         assert values[attack] > values["honest"] - loss, attack
 
 
+@pytest.mark.usefixtures("federation")
 @pytest.mark.slow
 def test_a_plain_average_is_decided_by_one_site_of_six_and_a_mixture_is_not() -> None:
-    plain = measure("fald", "small noise", 0, ("honest", "relabel"))
-    assert plain["rejected"] == 0
-    assert plain["relabel"] < 0.1 < 0.9 < plain["honest"]
+    # Without an attack it is what the bounded one is, which shortens nobody then.
+    plain = measure("fald", "small noise", 0, ("relabel",))
+    assert plain["relabel"] < 0.1
     mixture = measure("mixture", "quickstart's noise", 0, ("honest", *attacks("frozen")))
-    assert mixture["rejected"] == 0
     assert all(mixture[attack] > mixture["honest"] - 0.1 for attack in attacks("frozen"))
     predictions = measure("predbayes", "quickstart's noise", 0, ("relabel",))
-    assert predictions["rejected"] == 0
     assert predictions["relabel"] < 0.1
+    assert plain["rejected"] == mixture["rejected"] == predictions["rejected"] == 0
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -32,10 +32,9 @@ def faults(law: str, n: int, noise: float, replicates: int) -> list[str]:
         # With a release's noise the interval is on the safe side.
         if noise == 0 and values["truth"] > 1e-6 and values["spread"] >= LEAST_SPREAD:
             errs.append((values["coverage"], values["intervals"]))
-    if errs:
-        together = float(np.mean([coverage for coverage, _ in errs]))
-        if together > 0.99 + 3 * math.sqrt(0.99 * 0.01 / sum(count for _, count in errs)):
-            found.append(f"all: {together:.4f}")
+    coverages, counts = zip(*errs, strict=True) if errs else ([0.0], [1])
+    if np.mean(coverages) > 0.99 + 3 * math.sqrt(0.99 * 0.01 / sum(counts)):
+        found.append(f"all: {np.mean(coverages):.4f}")
     return found
 
 
@@ -46,12 +45,12 @@ def test_it_covers_on_some_models(law: str, n: int, noise: float) -> None:
     assert faults(law, n, noise, 100) == []
 
 
-def quickest(law: str, n: int, noise: float) -> bool:
-    """Leave out sizes and noise between others, and half of the costliest; the published table has them all."""
-    return n not in (200, 2000) and noise != 5 and (n < 5000 or law in NOISED_CONFIDENCES)
-
-
-QUICKEST = [one for one in SETTINGS if quickest(*one)]
+# Without sizes and noise between others, and half of the costliest; the published table has them all.
+QUICKEST = [
+    (law, n, noise)
+    for law, n, noise in SETTINGS
+    if n not in (200, 2000) and noise != 5 and (n < 5000 or law in NOISED_CONFIDENCES)
+]
 # Every third, from the second on, has most laws and every size and noise.
 CHOSEN = QUICKEST if os.environ.get("FL_DPBAYES_COVERAGE") == "1" else QUICKEST[1::3]
 
@@ -73,11 +72,9 @@ def test_sums_of_bins_by_hand() -> None:
     drawn = draw_test_sets("top of 2, uniform", "all .05 too high", 40, 3, np.random.default_rng(0))
     table = binned(drawn, 15)
     assert table.shape == (3, 15, 4)
-    for replicate in range(3):
-        p, q, right = (part[replicate] for part in drawn)
-        inside = np.floor(p * 15).astype(int) == 9
-        expected = [inside.sum(), p[inside].sum(), right[inside].sum(), q[inside].sum()]
-        np.testing.assert_allclose(table[replicate, 9], expected)
+    inside = np.floor(drawn.confidence * 15) == 9
+    weights = (inside, drawn.confidence, drawn.right, drawn.frequency)
+    np.testing.assert_allclose(table[:, 9], np.transpose([(weight * inside).sum(axis=1) for weight in weights]))
     np.testing.assert_allclose(table[..., 1].sum(axis=1) - table[..., 3].sum(axis=1), 40 * 0.05)
 
 

@@ -10,20 +10,14 @@ from fl_dpbayes.calibration.statistics import empty
 from tests.counted import top_label
 
 
-def test_wilson_interval_golden():
+def test_wilson_interval_golden_and_in_its_limits():
     # Newcombe, Statistics in Medicine 17 (1998), table I: 81 of 263 and 0 of 20.
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
-
-
-def test_wilson_interval_of_very_many_records_holds_the_share_golden():
-    # n / (n + z^2) to 1, where linear^2 and quadratic * constant agree in all digits.
+    # Of very many records: n / (n + z^2) to 1, where linear^2 and quadratic * constant agree in all digits.
     low, high = wilson_interval(2e8, 2e8)
     np.testing.assert_allclose(1 - low, 1.959963984540054**2 / 2e8, rtol=1e-6)
     assert high == pytest.approx(1.0, abs=1e-12)
-
-
-def test_wilson_interval_limits():
     assert wilson_interval(0, 0) is None
     assert wilson_interval(80, 100, 1e-12) == pytest.approx(wilson_interval(80, 100), abs=1e-12)
     assert wilson_interval(5, 8, 100.0) == wilson_interval(-3, -8, 100.0) == (0.0, 1.0)  # hidden by noise
@@ -43,22 +37,18 @@ def test_noisy_wilson_interval_covers(accuracy):
 @pytest.mark.parametrize("count", [50, pytest.param(624, marks=pytest.mark.slow)])
 def test_ece_if_calibrated_is_what_calibrated_models_show(count):
     generator = np.random.default_rng(14)
+    assert ece_if_calibrated(empty(2), generator) is None
+    assert ece_if_calibrated(top_label(np.ones(5), np.zeros(5, bool)), generator) == (0.0, 0.0)
     shown, means, above = [], [], 0
     for _ in range(100):
         p = generator.uniform(0.5, 1, count)
         statistics = top_label(p, generator.random(count) < p)
-        reference = ece_if_calibrated(statistics, generator)
+        mean, high = ece_if_calibrated(statistics, generator)
         shown.append(errors.ece(statistics))
-        means.append(reference.mean)
-        above += shown[-1] > reference.high
+        means.append(mean)
+        above += shown[-1] > high
     assert abs(np.mean(shown) - np.mean(means)) < 4 * np.std(shown) / np.sqrt(100)
     assert abs(above / 100 - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 100)
-
-
-def test_ece_if_calibrated_limits():
-    assert ece_if_calibrated(empty(2), np.random.default_rng(0)) is None
-    certain = top_label(np.ones(5), np.zeros(5, bool))
-    assert ece_if_calibrated(certain, np.random.default_rng(0)) == (0.0, 0.0)
 
 
 def test_it_is_the_interval_of_the_paired_t_test():

@@ -60,7 +60,7 @@ def test_merge_property_associative_commutative_neutral_equal_to_pooled_in_any_o
     ("probabilities", "labels", "right"),
     [
         (np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0], [0.9, 0.1]]) * (1 - 9e-7), [0, 0, 1, 1], 3),
-        (np.full((3, 1000), 1e-3), [0, 1, 999], 1),
+        pytest.param(np.full((3, 1000), 1e-3), [0, 1, 999], 1, marks=pytest.mark.slow),
         (np.column_stack([expit(-SURE), expit(SURE)]) * (1 - 9e-7), SURE > 0, len(SURE)),
         (np.column_stack([expit(-20 * SURE), expit(20 * SURE)]), SURE > 0, len(SURE)),
     ],

@@ -17,6 +17,8 @@ from fl_dpbayes.protocol.arrays import prefixed
 from fl_dpbayes.protocol.wire import arrays_digest
 from fl_dpbayes.run.audit.one_unit import amplify
 
+# Each of the tables read here has 784 columns.
+pytestmark = pytest.mark.slow
 COLUMNS, HIDDEN = 784, 3
 RECORDS = np.random.default_rng(0).random((17, COLUMNS)).astype(np.float32)
 LABELS = np.arange(17) % 2

@@ -29,8 +29,10 @@ def site_file(tmp_path) -> SiteFile:
     )  # fmt: skip
 
 
-def test_model_with_features_sees_them_and_the_site_computes_them_once(site_file, monkeypatch):
+def test_model_sees_its_features_which_the_site_computes_once_or_the_records(site_file, monkeypatch):
     part = load_site(site_file).train
+    assert model_inputs(site_file, LogisticModel(), part) is part
+    assert not site_file.cache_folder.exists()
     found = model_inputs(site_file, MODEL, part)
     np.testing.assert_array_equal(found.features, feature_map(MODEL.features, (1, 8, 8))(part.features))
     assert found.features.shape == (len(part.labels), 324)
@@ -38,18 +40,6 @@ def test_model_with_features_sees_them_and_the_site_computes_them_once(site_file
     assert found.unit_index is part.unit_index
     monkeypatch.setattr(feature_map_module.FeatureMap, "__call__", lambda *_: pytest.fail("computed again"))
     np.testing.assert_array_equal(model_inputs(site_file, MODEL, part).features, found.features)
-
-
-def test_model_without_features_sees_the_records_and_nothing_is_written(site_file):
-    part = load_site(site_file).train
-    assert model_inputs(site_file, LogisticModel(), part) is part
-    assert not site_file.cache_folder.exists()
-
-
-def test_records_without_such_features_are_refused_by_field(site_file):
-    part = SiteSplit(np.zeros((3, 13), np.float32), np.zeros(3, np.int64), np.arange(3), 3)
-    with pytest.raises(RefusedError, match=r"model\.features"):
-        model_inputs(site_file, MODEL, part)
 
 
 def test_a_backbone_is_looked_for_in_the_sites_own_folder_only(site_file, tmp_path):
@@ -91,8 +81,13 @@ def test_site_refuses_a_body_that_is_too_large_or_does_not_fit(site_file, model,
     assert refused.value.refusal == refusal
 
 
-def test_weights_from_the_internet_are_fetched_only_where_the_policy_says_so(site_file) -> None:
-    part = SiteSplit(np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
+@pytest.mark.parametrize(("features", "shape", "refusal"), [
+    (ScatteringFeatures(), (13,), Refusal(code=RefusalCode.BAD_REQUEST, field="model.features")),
+    # Weights from the internet are fetched only where the policy says so.
+    (BackboneFeatures(), (3, 32, 32), Refusal(code=RefusalCode.POLICY_DENIED, field="model.features.weights")),
+])  # fmt: skip
+def test_features_that_records_or_policy_do_not_allow_are_refused_by_field(site_file, features, shape, refusal) -> None:
+    part = SiteSplit(np.zeros((1, *shape), np.float32), np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     with pytest.raises(RefusedError) as refused:
-        model_inputs(site_file, LogisticModel(features=BackboneFeatures()), part)
-    assert refused.value.refusal == Refusal(code=RefusalCode.POLICY_DENIED, field="model.features.weights")
+        model_inputs(site_file, LogisticModel(features=features), part)
+    assert refused.value.refusal == refusal

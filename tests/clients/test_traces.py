@@ -13,8 +13,7 @@ def replies_of(run) -> list:
     kept = []
 
     def keep(request, reply):
-        sent = reply.content.get("arrays", {})
-        arrays = {name: array.numpy() for name, array in sent.items()}
+        arrays = {name: array.numpy().tobytes() for name, array in reply.content.get("arrays", {}).items()}
         record = json.loads(reply.content["config"]["record"])
         # A ledger's chain holds times, so its head differs from run to run.
         record.pop("ledger_head", None)
@@ -31,13 +30,9 @@ def replies_of(run) -> list:
 @pytest.mark.slow
 def test_trace_changes_no_reply_and_stays_in_its_folder(federation) -> None:
     traced, plain = federation(TRACES, name="traced"), federation(name="plain")
-    first, second = replies_of(traced), replies_of(plain)
-    assert len(first) == len(second) > 10
-    for (*said, arrays), (*other_said, other_arrays) in zip(first, second, strict=True):
-        assert said == other_said
-        assert arrays.keys() == other_arrays.keys()
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(array, other_arrays[name])
+    first = replies_of(traced)
+    assert len(first) > 10
+    assert first == replies_of(plain)
     assert not (plain.folder / "traces").exists()
     written = {path.relative_to(traced.folder / "traces").parts[0] for path in traced.folder.rglob("traces/*/*.csv")}
     assert written == {"north", "south", "east", "west"}

@@ -33,10 +33,8 @@ def test_rule_knows_what_it_asks_of_four_sites_with_ten_parameters(name: str) ->
     rule = section(f"aggregation.rule={name}", *([PUBLIC] if name in ("distillation", "predbayes") else []))
     assert rule.rule == name
     assert (rule.prior_share(4), rule.least_samples(10), rule.weighing) == RULES[name]
-
-
-def test_divided_prior_is_whole_at_each_site() -> None:
-    assert section("aggregation.rule=product-full", "aggregation.prior=divided").prior_share(4) == 1.0
+    if name.startswith("product"):
+        assert section(f"aggregation.rule={name}", "aggregation.prior=divided").prior_share(4) == 1.0
 
 
 @pytest.mark.parametrize("content", [
@@ -58,8 +56,7 @@ WRONG = {
     "{rule='fald', robust='median'}": ("robust 'median' counts all sites alike", "site_weights = 'uniform'"),
     "{rule='fald', robust='trimmed-mean', site_weights='uniform'}": ("trimmed", "exactly with"),
     "{rule='fald', trimmed=1}": ("trimmed", "exactly with"),
-    "{rule='fedavg', robust='trimmed-mean', trimmed=2, site_weights='uniform'}": (
-        "aggregation.trimmed is 2 for 4 training sites", "below half"),
+    "{rule='fedavg', robust='trimmed-mean', trimmed=2, site_weights='uniform'}": ("trimmed is 2 for 4 training sites",),
     "{rule='fedavg', move_bound=0.5}": ("move_bound is 0.5", "or 'none'"),
     "{rule='fald', move_bound='off'}": ("move_bound is 'off'", "from 1 on"),
     "5": ("aggregation is 5",),
@@ -68,10 +65,7 @@ WRONG = {
     f"{{rule='distillation', beta=1, {SYNTHETIC}}}": ("unknown key 'aggregation.beta'",),
     "{rule='distillation', public={kind='internet'}}": ("aggregation.public: kind 'internet': choose one of",),
     "{rule='distillation', public={kind='file', path='x.npz'}}": ("key 'aggregation.public.statement' is missing",),
-    "{rule='distillation', public={kind='file', path='x.npz', statement='public'}}": (
-        "aggregation.public.statement is",),
-    "{rule='distillation', public={kind='file', path='x.npz', statement='            '}}": (
-        "aggregation.public.statement",),
+    "{rule='distillation', public={kind='file', path='x',statement='            '}}": ("aggregation.public.statement",),
     "{rule='distillation', public={kind='synthetic', path='x.npz'}}": ("unknown key 'aggregation.public.path'",),
     f"{{rule='predbayes', site_weights='units', {SYNTHETIC}}}": ("unknown key 'aggregation.site_weights'",),
     f"{{rule='predbayes', beta=1.5, {SYNTHETIC}}}": ("beta is 1.5: give a number from 0",),

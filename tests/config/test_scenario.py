@@ -63,16 +63,16 @@ def table_scenario(folder: Path, path: str) -> Path:
     return folder / "resolved.toml"
 
 
-def test_resolved_scenario_finds_its_records_from_any_working_directory(tmp_path: Path, monkeypatch) -> None:
+def test_resolved_scenario_finds_its_records_from_anywhere_and_their_place_names_no_run(
+    tmp_path: Path, monkeypatch
+) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
     resolved = table_scenario(tmp_path, "patients.csv")
     monkeypatch.chdir(tmp_path / "there")
     assert load_scenario(str(resolved)).data.source.path == tmp_path / "here" / "patients.csv"
-
-
-def test_seeded_run_has_the_same_name_wherever_its_records_lie_and_with_traces(tmp_path: Path, monkeypatch) -> None:
+    # A seeded run has the same name wherever its records lie, and with traces.
     first = load_scenario(str(table_scenario(tmp_path, "a/patients.csv")))
     moved = load_scenario(str(table_scenario(tmp_path, "/b/patients.csv")), ["simulation.traces=true"])
     other = load_scenario(str(table_scenario(tmp_path, "/b/others.csv")))
@@ -151,9 +151,6 @@ def test_a_source_may_be_named_by_its_kind_and_an_unknown_one_is_refused():
     for source in ("cifar", {"kind": "digits", "pth": "x"}, {"kind": "table"}, 3):
         with pytest.raises(ValidationError):
             DataSpec(source=source)
-
-
-def test_something_must_be_left_to_train_on():
     for fraction in (-0.1, 1.0):
         with pytest.raises(ValidationError, match="test_fraction"):
             DataSpec(source="digits", test_fraction=fraction)

@@ -146,10 +146,8 @@ def test_folder_without_an_image_or_with_a_bad_or_huge_one_is_refused(tmp_path, 
 @pytest.mark.parametrize(("pattern", "shape"), [("noise", (3, 7, 12)), ("noise", (1, 1, 1)), ("strokes", (1, 8, 8))])
 def test_pictures_have_the_shape_and_range_of_pixels(pattern, shape):
     inputs = synthetic_inputs(pattern, 20, shape, np.random.default_rng(0))
-    assert inputs.shape == (20, *shape)
-    assert inputs.dtype == np.float32
-    assert inputs.min() >= 0
-    assert inputs.max() <= 1
+    assert (inputs.shape, inputs.dtype) == ((20, *shape), np.float32)
+    assert 0 <= inputs.min() <= inputs.max() <= 1
     if shape[-1] > 1:
         assert len(np.unique(inputs.reshape(20, -1), axis=0)) == 20
     if shape[0] == 3:

@@ -47,7 +47,9 @@ KINDS = {"iid": {}, "dirichlet": {"alpha": 0.5}, "classes": {"classes_per_site":
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_written_sites_are_the_planned_ones(tmp_path, deal, kind):
-    dealt = deal(SITES, divided(kind, **KINDS[kind]))
+    kept = "recalibration={method='temperature', fraction=0.25}"
+    more = {"recalibration": load_scenario("quickstart", [kept]).recalibration} if kind == "iid" else {}
+    dealt = deal(SITES, divided(kind, **KINDS[kind]), **more)
     loaded = dealt.load(tmp_path)
     paths = sorted((tmp_path / "sites").glob("*.toml"))
     assert [path.name for path in paths][:3] == ["00-zurich.toml", "01-held.toml", "02-bern.toml"]
@@ -57,6 +59,9 @@ def test_written_sites_are_the_planned_ones(tmp_path, deal, kind):
         # What a virtual site declares is exact.
         assert site.units == (expected.train_units if site.role == "train" else expected.test_units)
         assert (0 if site.train is None else site.train.unit_count) == expected.train_units
+        found = 0 if site.recalibration is None else site.recalibration.unit_count
+        assert found == expected.recalibration_units
+        assert (found > 0) == (kind == "iid" and site.role == "train")
     # Each record is at one site.
     indices = np.concatenate([site.indices for site in dealt.plan.sites])
     assert np.array_equal(np.sort(indices), np.arange(1797))
@@ -86,12 +91,7 @@ def test_site_files_hold_ledger_policy_and_settings(tmp_path):
         "evaluation.release=noised", "evaluation.noise_multiplier=2",
     ])  # fmt: skip
     plan = plan_sites(scenario, None)
-    own, shared = (
-        prepare_simulation(scenario, plan, tmp_path / name, cache_folder=cache)[0]
-        for name, cache in (("run", None), ("other", tmp_path / "shared"))
-    )
-
-    file = read_site_file(own)
+    file = read_site_file(prepare_simulation(scenario, plan, tmp_path / "run")[0])
     assert file.ledger.path.resolve() == (tmp_path / "run" / "ledgers" / "north.sqlite").resolve()
     assert (file.ledger.cohort, file.ledger.epsilon, file.ledger.delta) == ("simulation of quickstart", 3.0, 1e-3)
     assert (file.ledger.durability, file.insecure_seed, file.threads) == ("normal", 7, 2)
@@ -99,6 +99,7 @@ def test_site_files_hold_ledger_policy_and_settings(tmp_path):
     assert (policy.max_run_epsilon, policy.allow_non_private, policy.max_steps) == (3.0, False, 120)
     assert (policy.evaluation_release, policy.min_evaluation_noise_multiplier) == ("noised", 2.0)
     assert file.cache_folder.resolve() == (tmp_path / "run" / "cache").resolve()
+    shared = prepare_simulation(scenario, plan, tmp_path / "other", cache_folder=tmp_path / "shared")[0]
     assert read_site_file(shared).cache_folder == (tmp_path / "shared").resolve()
 
 
@@ -191,18 +192,6 @@ def test_official_parts_stay_apart(data_folder, tmp_path, deal):
 ])  # fmt: skip
 def test_an_impossible_plan_names_the_key_and_the_remedy(deal, data_folder, arguments, message):
     refused(message, deal, *arguments, data_dir=data_folder)
-
-
-def test_training_sites_keep_a_share_for_recalibration(tmp_path, deal):
-    recalibration = load_scenario("quickstart", ["recalibration={method='temperature', fraction=0.25}"]).recalibration
-    dealt = deal(SITES, IID, recalibration=recalibration)
-    for site, loaded in zip(dealt.plan.sites, dealt.load(tmp_path), strict=True):
-        if site.spec.role != "train":
-            assert (loaded.recalibration, site.recalibration_units) == (None, 0)
-            continue
-        counts = (loaded.train.unit_count, loaded.test.unit_count, loaded.recalibration.unit_count)
-        assert counts == (site.train_units, site.test_units, site.recalibration_units)
-        assert sum(counts) == len(site.indices)
 
 
 # Sites that hold the records of another one.

@@ -37,8 +37,8 @@ def test_a_training_site_is_split_by_unit_and_by_its_key():
     site = load_site(digits_site())
     assert site.train.unit_count + site.test.unit_count == 1797
     assert abs(site.test.unit_count - 359.4) < 4 * np.sqrt(1797 * 0.16)
-    assert site.train.features.dtype == np.float32
-    assert site.train.labels.dtype == site.train.unit_index.dtype == np.int64
+    dtypes = [getattr(site.train, name).dtype for name in ("features", "labels", "unit_index")]
+    assert dtypes == [np.float32, np.int64, np.int64]
     assert np.array_equal(np.sort(site.train.unit_index), np.arange(site.train.unit_count))
     assert (site.units, site.unit, site.shift, site.role) == (1440, "record", "", "train")
     assert np.array_equal(site.train.features, load_site(digits_site()).train.features)
@@ -85,15 +85,11 @@ def test_a_natural_site_is_selected_by_name(data_folder):
     ([0.5, 1.5], "one row of whole numbers"),
     ([[1], [2]], "one row of whole numbers"),
     (np.array([], dtype=int), "the site has no records"),
+    (np.array([{"a": "pickle"}], dtype=object), "is not a NumPy array file"),
 ])  # fmt: skip
-def test_indices_are_checked(tmp_path, indices, message):
+def test_indices_are_checked_and_no_pickle_is_opened(tmp_path, indices, message):
     refused(message, load_site, with_indices(tmp_path, indices))
-
-
-def test_a_pickle_is_not_opened(tmp_path):
-    np.save(tmp_path / "i.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    for name, said in (("i.npy", "is not a NumPy array file"), ("none.npy", "does not exist")):
-        refused(said, load_site, digits_site(selection=Selection(indices=tmp_path / name)))
+    refused("does not exist", load_site, digits_site(selection=Selection(indices=tmp_path / "none.npy")))
 
 
 def test_a_declaration_need_not_be_exact_but_something_must_be_left_to_train_on():

@@ -50,7 +50,7 @@ def images(*shape):
     return np.random.default_rng(0).random(shape, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("number", "channels"), [(0, 3), (1, 1)])
+@pytest.mark.parametrize(("number", "channels"), [pytest.param(0, 3, marks=pytest.mark.slow), (1, 1)])
 def test_features_are_what_reaches_the_last_layer_whatever_the_batch(network, files, number, channels):
     folder, named = files
     records = images(3, channels, 64, 64)

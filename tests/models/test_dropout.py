@@ -39,11 +39,13 @@ def run(module, vector, features):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_only_inputs_behind_the_first_layer_are_dropped(model):
+def test_only_inputs_behind_the_first_layer_and_of_trained_layers_are_dropped(model):
     module = dropped(model, rows=6)
     assert module.masks.shape == (6, 9 + 7 if model.kind == "mlp" else 4 + 24 + 5)
     assert set(module.masks.unique().tolist()) == {0.0, 2.0}
     assert to_vector(module).equal(to_vector(module.base))
+    module.base[3].requires_grad_(False)
+    assert DropoutModule(module.base, rate=0.5).masks.shape[1] == (7 if model.kind == "mlp" else 24 + 5)
 
 
 def test_each_rate_is_the_share_dropped_and_the_mean_is_kept():
@@ -59,14 +61,6 @@ def test_a_model_without_a_hidden_layer_and_masks_for_other_records_are_refused(
     for use in (module, module.with_masks_as_inputs):
         with pytest.raises(ValueError, match="resample"):
             use(records(4))
-
-
-def test_layers_that_are_not_trained_are_not_masked():
-    module = build_model(MODELS[0], TASK, seed=0)
-    module[3].requires_grad_(False)
-    masked = DropoutModule(module, rate=0.5)
-    masked.resample(np.random.default_rng(0), 1)
-    assert masked.masks.shape == (1, 7)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)

@@ -22,7 +22,7 @@ def chain_of(draws, weights=None, temperatures=None):
 @pytest.mark.parametrize(("dimensions", "count"), [(1, 8), (1, 40), (2, 12), (5, 16)])
 def test_precision_of_independent_draws_is_unbiased_over_seeds(form, dimensions, count):
     found = []
-    for seed in range(1500):
+    for seed in range(800):
         draws = np.random.default_rng([dimensions, count, seed]).normal(size=(count, dimensions))
         precision = form(chain_of(draws))[0].precision
         found.append(np.trace(precision) / dimensions if precision.ndim == 2 else precision.mean())

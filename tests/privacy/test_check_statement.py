@@ -1,5 +1,7 @@
 """What a site says of its spending is computed again: nothing below its history's cost, nothing above its budget."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, Adam, ConstantStepSize, ExponentialStepSize
 from fl_dpbayes.privacy.account import account
 from fl_dpbayes.privacy.check_statement import MOST_KINDS, checked_statement, epsilon_bounds, largest_at_small_delta
-from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, write_history
+from fl_dpbayes.privacy.events import GaussianEvent, history_of_steps, joined, read_history, write_history
 from fl_dpbayes.privacy.filter import Budget, choose_rule, filter_epsilon, filter_orders
 from fl_dpbayes.privacy.gdp import gdp_mu
 from fl_dpbayes.privacy.planned_noise import planned_stretch
@@ -74,25 +76,19 @@ def test_site_that_joins_late_may_state_the_schedule_of_an_earlier_run() -> None
     assert checked_statement(stated(history, whole), OWN, reached, None, DELTA).epsilon == whole
 
 
-@pytest.mark.parametrize("history", [
-    (GaussianEvent(1.21, 0.1, 20),),
-    (GaussianEvent(1.2, 0.1, 19),),
-    (GaussianEvent(1.2, 0.09, 20),),
-    (GaussianEvent(1.2, 0.1, 10), GaussianEvent(1.5, 0.1, 10)),
-], ids=["more noise", "a step less", "another rate", "more noise later"])  # fmt: skip
-def test_history_without_the_run_s_own_steps_is_refused(history) -> None:
-    with pytest.raises(ValueError, match="lacks steps of this run"):
-        checked_statement(stated(history), OWN, OWN, None, DELTA)
+def test_history_without_the_run_s_own_steps_is_refused() -> None:
+    # More noise, a step less, another rate, more noise later.
+    for rows in ([[1.21, 0.1, 20]], [[1.2, 0.1, 19]], [[1.2, 0.09, 20]], [[1.2, 0.1, 10], [1.5, 0.1, 10]]):
+        with pytest.raises(ValueError, match="lacks steps of this run"):
+            checked_statement(stated(read_history(rows)), OWN, OWN, None, DELTA)
 
 
 def test_history_grows_by_each_round_and_never_shrinks_in_one_account() -> None:
-    twice = (GaussianEvent(1.2, 0.1, 40),)
-    first = stated(OWN)
+    twice, first = (GaussianEvent(1.2, 0.1, 40),), stated(OWN)
     assert checked_statement(stated(twice), OWN, twice, first, DELTA).steps == 40
-    with pytest.raises(ValueError, match="lacks steps of this run"):
-        checked_statement(first, OWN, twice, first, DELTA)
-    with pytest.raises(ValueError, match="another account"):
-        checked_statement(stated(twice, cohort="south"), OWN, twice, first, DELTA)
+    for statement, said in ((first, "lacks steps of this run"), (stated(twice, cohort="south"), "another account")):
+        with pytest.raises(ValueError, match=said):
+            checked_statement(statement, OWN, twice, first, DELTA)
 
 
 OUTSIDE = [
@@ -183,25 +179,17 @@ def test_costliest_site_is_accounted_at_the_small_delta() -> None:
     found = largest_at_small_delta(rows, "add_or_remove_one")
     assert found == {"site": "south", "delta": 1e-5, "epsilon": pld_epsilon((GaussianEvent(1.0, 0.1, 50),), 1e-5)}
     assert found["epsilon"] > rows[1]["epsilon"]
-
-
-@pytest.mark.parametrize("rows", [[], [{"site": "west"}], [_row("north", 1.0, delta=1e-5)]])
-def test_nothing_is_said_where_nothing_is_larger(rows) -> None:
-    assert largest_at_small_delta(rows, "add_or_remove_one") is None
+    for nothing in ([], [{"site": "west"}], [_row("north", 1.0, delta=1e-5)]):
+        assert largest_at_small_delta(nothing, "add_or_remove_one") is None
 
 
 def test_history_of_a_thousand_kinds_of_step_is_accounted_in_bounded_time(monkeypatch) -> None:
-    kinds = []
-
-    def counted(history, delta, adjacency):
-        kinds.append(len(history))
-        return pld_epsilon(history, delta, adjacency)
-
+    counted = mock.Mock(wraps=pld_epsilon)
     monkeypatch.setattr("fl_dpbayes.privacy.check_statement.pld_epsilon", counted)
     history = [[1.0 + number / 25, 0.05 - number / 25_000, 1] for number in range(1000)]
     row = _row("south", 1.0) | {"epsilon": 4.0, "history": history}
     found = largest_at_small_delta([row], "add_or_remove_one")
     assert found is not None
-    assert max(kinds) <= MOST_KINDS
+    assert max(len(call.args[0]) for call in counted.call_args_list) <= MOST_KINDS
     exact = 1.4454  # of all thousand kinds, by `pld_epsilon`
     assert exact <= found["epsilon"] < 3 * exact

@@ -1,49 +1,37 @@
 import re
 
-import pytest
-
 from fl_dpbayes.config.summary import CalibrationRecord
 from fl_dpbayes.report.calibration_figures import MAX_PLACES, drawn_places
-from fl_dpbayes.report.run_files import epsilon_curves
+from fl_dpbayes.report.figure_style import DrawnFigure
+from fl_dpbayes.report.page_tables import page_table
+from fl_dpbayes.report.run_files import read_epsilon_curves
 
-ROLES = ("held_out", "shifted", "train")
-NAMES = [
-    *(f"reliability-{role}-{predictor}" for role in ROLES for predictor in ("last", "posterior")), "epsilon",
-    "sites-rms_debiased", "sites-ece", "sites-accuracy", "sites-nll", "reliability-sites",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def drawn(reported, figures_of):
-    return reported.parent, figures_of(reported.parent)
+NAMES = {
+    *(f"reliability-{role}-{name}" for role in ("held_out", "shifted", "train") for name in ("last", "posterior")),
+    "epsilon", "sites-rms_debiased", "sites-ece", "sites-accuracy", "sites-nll", "reliability-sites",
+}  # fmt: skip
 
 
-def test_every_figure_is_written_as_it_is_returned(drawn):
-    run_dir, figures = drawn
-    assert list(figures) == NAMES
-    for figure in figures.values():
-        assert (run_dir / "figures" / f"{figure.name}.svg").read_text(encoding="utf-8") == figure.svg
-
-
-def test_text_stays_text(drawn, texts):
-    found = {name: texts(figure.svg) for name, figure in drawn[1].items()}
-    assert "Held-out sites, averaged posterior" in found["reliability-held_out-posterior"]
-    assert "n = 450; off by 2.1 points [1.2, 3.0]" in found["reliability-held_out-posterior"]
-    assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= set(found["epsilon"])
-    assert {"all held-out sites", "island", "last iterate"} <= set(found["sites-ece"])
-
-
-def test_a_figure_promises_intervals_only_where_it_draws_them(drawn):
-    descriptions = {name: figure.description for name, figure in drawn[1].items()}
-    assert descriptions["sites-ece"] == "Calibration error, ECE (15 bins) at every site."
-    assert descriptions["sites-accuracy"] == "Accuracy at every site, with 95% intervals."
+def test_every_figure_is_saved_its_text_stays_text_and_says_what_it_draws(reported, texts):
+    saved = {path.stem: path.read_text(encoding="utf-8") for path in (reported.parent / "figures").iterdir()}
+    assert set(saved) == NAMES
+    found = {name: set(texts(svg)) for name, svg in saved.items()}
+    held_out = {"Held-out sites, averaged posterior", "n = 450; off by 2.1 points [1.2, 3.0]"}
+    assert held_out <= found["reliability-held_out-posterior"]
+    assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= found["epsilon"]
+    assert {"all held-out sites", "island", "last iterate"} <= found["sites-ece"]
+    page = reported.read_text(encoding="utf-8")
+    assert 'aria-label="Calibration error, ECE (15 bins) at every site."' in page
+    assert 'aria-label="Accuracy at every site, with 95% intervals."' in page
 
 
 def test_names_from_outside_are_drawn_literally(write_run, figures_of, summary, privacy_rounds, texts):
     summary["reliability"] = []
     for row in privacy_rounds:
         row["site"] = row["site"].replace("valley", "<b>$\\frac{$--></b>")
-    figure = figures_of(write_run(summary, privacy_rounds))["epsilon"]
+    folder = write_run(summary | {"calibration": []}, privacy_rounds)
+    figure = figures_of(folder)["epsilon"]
+    assert (folder / "figures" / "epsilon.svg").read_text(encoding="utf-8") == figure.svg
     assert "<b>$\\frac{$--></b>" in texts(figure.svg)
     assert "<b>" not in figure.inline
 
@@ -68,14 +56,12 @@ def test_empty_bins_have_no_point(write_run, figures_of, summary):
     assert not any("reliability" in name for name in figures_of(write_run(summary)))
 
 
-def test_epsilon_curves_skip_rounds_without_a_statement():
+def test_epsilon_curves_skip_rounds_without_a_statement(write_run, summary):
     rows = [
-        {"site": "a", "round": "2", "epsilon": "1.5", "budget": "2.0"},
-        {"site": "a", "round": "1", "epsilon": "1.0", "budget": "2.0"},
-        {"site": "a", "round": "3", "epsilon": "", "budget": ""},
-        {"site": "b", "round": "1", "epsilon": "", "budget": ""},
-    ]
-    (curve,) = epsilon_curves(rows)
+        {"site": "a", "round": 2, "epsilon": 1.5, "budget": 2}, {"site": "a", "round": 1, "epsilon": 1, "budget": 2},
+        {"site": "a", "round": 3}, {"site": "b", "round": 1},
+    ]  # fmt: skip
+    (curve,) = read_epsilon_curves(write_run(summary, rows))
     assert (curve.site, curve.rounds, curve.epsilons, curve.budget) == ("a", (1, 2), (1.0, 1.5), 2.0)
 
 
@@ -89,19 +75,17 @@ def test_many_sites_are_cut_to_the_worst_and_pooled_ones_stay():
     assert drawn_places(rows, "accuracy")[:2] == ["pooled:train", "s0"]
 
 
-def test_inline_svg_has_its_own_identifiers(drawn):
-    _, figures = drawn
+def test_inline_svg_has_its_own_identifiers(reported):
     seen: set[str] = set()
-    for figure in figures.values():
-        text = figure.inline
-        identifiers = re.findall(r'\sid="([^"]*)"', text)
-        assert all(name.startswith(f"{figure.name}-") for name in identifiers)
-        references = re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text)
+    for path in (reported.parent / "figures").iterdir():
+        text = DrawnFigure(path.stem, path.read_text(encoding="utf-8"), "", page_table((), [])).inline
+        identifiers = set(re.findall(r'\sid="([^"]*)"', text))
+        references = set(re.findall(r'href="#([^"]*)"', text) + re.findall(r"url\(#([^)]*)\)", text))
         assert references
-        assert set(references) <= set(identifiers)
-        assert not seen & set(identifiers)
-        seen |= set(identifiers)
+        assert references <= identifiers
+        assert all(name.startswith(f"{path.stem}-") for name in identifiers)
+        assert not seen & identifiers
+        seen |= identifiers
         assert text.startswith("<svg")
-        assert "xmlns" not in text
-        assert "<style" not in text
+        assert not re.search("xmlns|<style", text)
         assert "width=" not in text[: text.index(">")]

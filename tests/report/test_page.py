@@ -14,6 +14,7 @@ from fl_dpbayes.report.curve_figures import net_benefit_figure
 from fl_dpbayes.report.figures import site_reliability
 from fl_dpbayes.report.measure_tables import _split_rows, measure_tables
 from fl_dpbayes.report.page import write_report
+from fl_dpbayes.report.study.page import write_study_report
 
 HOSTILE = "<script>alert(1)</script>\" onload='x' <img src=//evil>"
 SECTIONS = {"subgroups", "clinical", "conformal", "uncertainty", "truth"}
@@ -85,16 +86,31 @@ def test_page_opens_with_the_answer(reported, summary):
     assert text.startswith(f"quickstart {found.calibration} {found.elsewhere} {found.privacy} 2.1 points off")
 
 
-def test_page_is_self_contained(reported):
-    reader = read(reported)
-    assert not {"script", "link", "img", "iframe", "object", "base"} & set(reader.tags)
-    assert not re.search(r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8"))
+def check_needs_nothing_else(path):
+    reader = read(path)
+    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(reader.tags)
     for _, name, value in reader.attributes:
         assert name != "src"
         assert not name.startswith("on")
         assert name != "href" or value.startswith("#")
     identifiers = [value for _, name, value in reader.attributes if name == "id"]
     assert len(identifiers) == len(set(identifiers))
+    assert "default-src 'none'" in path.read_text(encoding="utf-8")
+    return reader
+
+
+def test_page_is_self_contained(reported):
+    check_needs_nothing_else(reported)
+    assert not re.search(r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_hostile_names_of_a_study_stay_text_and_its_page_needs_nothing_else(study_folder):
+    record = {"study": HOSTILE, "question": HOSTILE, "versions": {"a": HOSTILE}}
+    record["failed"] = [{"labels": {HOSTILE: HOSTILE}, "error": HOSTILE}]
+    axes = {HOSTILE: [HOSTILE, "b"]}
+    folder = study_folder(None, record, site=HOSTILE, shifts=True, further=True, extra_axes=axes)
+    assert HOSTILE in words(check_needs_nothing_else(write_study_report(folder)))
 
 
 def test_hostile_strings_are_escaped(reported, write_run, summary, privacy_rounds):
@@ -112,11 +128,10 @@ def test_hostile_strings_are_escaped(reported, write_run, summary, privacy_round
     for row in privacy_rounds:
         row["site"] = HOSTILE
     path = write_report(write_run(summary, privacy_rounds))
-    reader = read(path)
+    reader = check_needs_nothing_else(path)
     assert set(reader.tags) <= plain
     assert HOSTILE in words(reader)
     assert "<script" not in path.read_text(encoding="utf-8")
-    assert not any(name.startswith("on") for _, name, _ in reader.attributes)
 
 
 def test_every_section_number_and_figure_is_there(reported):
@@ -256,26 +271,18 @@ def test_sites_are_read_after_their_pool_and_never_twice():
     assert _split_rows([pool, last, one], "posterior") == ([pool], [last])
 
 
-def test_panels_are_of_single_sites_and_one_predictor(summary):
+def test_each_single_site_has_its_panel_of_one_predictor(reported, drawn, summary):
     rows = site_reliability(parse_summary(summary))
     assert [row.site for row in rows] == [
         "island", "university", "new-scanner", "harbour-hospital", "north-clinic", "st-anne", "valley"
     ]  # fmt: skip
     assert {row.predictor for row in rows} == {"posterior"}
-
-
-def test_each_site_has_its_panel(reported, drawn):
     shown = drawn(reported, "reliability-sites")
     assert {"Site by site, averaged posterior", "island", "new-scanner", "held out, n = 450"} <= shown
     assert "harbour…ospital" in shown
     assert not any("pooled" in text for text in shown if text)
-
-
-def test_every_site_of_a_full_grid_stands_within_the_figure(summary):
-    row = parse_summary(summary).reliability[0]
-    rows = [row.model_copy(update={"site": f"s{i}", "role": "train"}) for i in range(24)]
-    names = [text.get_text() for text in site_reliability_figure(rows, "").texts]
-    assert {f"s{i}" for i in range(24)} <= set(names)
+    grid = [rows[0].model_copy(update={"site": f"s{i}"}) for i in range(24)]
+    assert {f"s{i}" for i in range(24)} <= {text.get_text() for text in site_reliability_figure(grid, "").texts}
 
 
 def test_decision_curve_is_drawn_per_role(measured, drawn):

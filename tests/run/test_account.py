@@ -36,9 +36,8 @@ def test_account_table_says_how_far_the_limit_under_reports() -> None:
 def test_solved_noise_as_json_and_table() -> None:
     plan = PrivacyPlan(epsilon=1.0, delta=1e-5, sampling_rate=0.1)
     solved = solve_noise(plan, np.ones(10), 100)
-    result = json.loads(json.dumps(solve_json(solved), allow_nan=False))
-    assert set(result) == {"noise_multiplier", "epsilon", "delta", "history"}
-    assert result["history"] == [[result["noise_multiplier"], 0.1, 10]]
-    assert f"{solved.noise_multiplier:.6g}" in shown(solve_table(solved))
+    sigma, costs = solved.noise_multiplier, {"epsilon": solved.epsilon, "delta": 1e-5}
+    assert solve_json(solved) == {"noise_multiplier": sigma, **costs, "history": [[sigma, 0.1, 10]]}
+    assert f"{sigma:.6g}" in shown(solve_table(solved))
     langevin = solve_noise(plan.model_copy(update={"coupling": "langevin", "temperature": 1.0}), np.ones(10), 100)
     assert set(solve_json(langevin)) == {"temperature", "epsilon", "delta", "history"}

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from fl_dpbayes.config.scenario import Resources
 from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.data.site_ledger import ledger_place
 from fl_dpbayes.privacy.ledger.ledger import Ledger
+from fl_dpbayes.run import flower_engine
 from fl_dpbayes.run.flower_engine import HOME_FILE
 from fl_dpbayes.run.flower_processes import descendants, kill, processes_of
 
@@ -138,14 +140,8 @@ def environment(tmp_path: Path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    yield os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+    own = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port)}
+    yield flower_engine._environment(home, Resources()) | own
     kill(processes_of(home))
 
 
@@ -171,15 +167,10 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path,
     )
     (bundle,) = project.glob("*.fab")
     names = set(zipfile.ZipFile(bundle).namelist())
-    code = {
-        path.relative_to(project).as_posix()
-        for folder in ("fl_dpbayes", "clients", "server")
-        for path in (project / folder).rglob("*.py")
-    }
-    scenarios = {path.relative_to(project).as_posix() for path in (project / "scenarios").rglob("*.toml")}
-    assert names - {"pyproject.toml", "LICENSE", ".info/CONTENT"} == code | scenarios
+    kinds = {"fl_dpbayes": "*.py", "clients": "*.py", "server": "*.py", "scenarios": "*.toml"}
+    shipped = {path.relative_to(project).as_posix() for name in kinds for path in (project / name).rglob(kinds[name])}
+    assert names - {"pyproject.toml", "LICENSE", ".info/CONTENT"} == shipped
     assert "fl_dpbayes/data/site.py" in names
-    assert not [name for name in names if name.startswith(("tests/", "runs/")) or name == "site.toml"]
 
 
 @pytest.mark.slow

@@ -69,6 +69,7 @@ def test_round_that_the_disk_cannot_hold_is_not_begun(federation, monkeypatch: p
     assert run.requests("train") == []
 
 
+@pytest.mark.slow
 def test_site_that_failed_on_the_full_disk_of_a_simulation_is_not_left_out(
     federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_predictions_need_the_run_s_own_scenario(runs: Path, tmp_path: Path, cap
         assert (ended.value.code, f"{path} {message}" in said) == (2, True)
 
 
+@pytest.mark.slow
 def test_ledgers_made_anew_stop_the_run_until_they_are_put_back(cut: Path, runs: Path) -> None:
     aside = cut.with_name("aside")
     for folder in ("ledgers", "witnesses"):

@@ -18,6 +18,7 @@ SETTINGS = [
     "training={rounds=2, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
     "simulation.insecure_seed=5", "evaluation.release=noised", "evaluation.noise_multiplier=4.0",
     "recalibration={epsilon=2.0, rounds=1, steps=2, fraction=0.2}",
+    "sites.noisy-scanner=", "sites.rotated=", "sites.east=", "sites.west=",
 ]  # fmt: skip
 # SQLite writes ledgers without Python, and has its own tests; a log ends where the disk is full.
 NOT_TRIED = ("ledgers/", "flower.log", "run.lock")
@@ -73,6 +74,8 @@ def command(capsys, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[i
 
 
 def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_dpbayes.run.progress.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     new = ["simulate", "quickstart", "--engine", "inline", *settings, "--out"]
     assert command(capsys, monkeypatch, *new, str(tmp_path / "unbroken"))[0] == 0

@@ -129,14 +129,13 @@ def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS)
     Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not narrower than the law of the sum of outcomes with
     unequal confidences.
     """
+    table = coarsen(statistics.top_label, bins)
+    n, most = table[:, COUNT], np.maximum(table[:, COUNT], 1)
+    confidence = np.minimum(1.0, table[:, CONFIDENCE] / most)
+    low, high = binom.ppf(np.array(TAILS)[:, None], n, confidence) / most
+    columns = {"confidence": confidence, "accuracy": table[:, OUTCOME] / most, "band_low": low, "band_high": high}
     rows = []
-    for position, sums in enumerate(coarsen(statistics.top_label, bins)):
-        n = int(sums[COUNT])
-        measured = {}
-        if n:
-            confidence = min(1.0, float(sums[CONFIDENCE] / n))
-            low, high = (float(binom.ppf(tail, n, confidence)) / n for tail in TAILS)
-            accuracy = float(sums[OUTCOME] / n)
-            measured = {"confidence": confidence, "accuracy": accuracy, "band_low": low, "band_high": high}
-        rows.append(ReliabilityBin(low=position / bins, high=(position + 1) / bins, n=n, **measured))
+    for k in range(bins):
+        measured = {name: float(values[k]) for name, values in columns.items()} if n[k] else {}
+        rows.append(ReliabilityBin(low=k / bins, high=(k + 1) / bins, n=int(n[k]), **measured))
     return tuple(rows)

@@ -26,6 +26,10 @@ BATCH_ROWS = 1000
 MAX_GREY_LEVELS = 2**30
 MAX_NUMBERS = 2**27
 MAX_PICTURE_PIXELS = 2**26
+ABSENT = (
+    "check name, revision and config; without internet, download it beforehand (once, with internet, by this same "
+    "source), or give source.path, a local folder with its Parquet files, instead of name"
+)
 
 
 def load(source: HuggingFace, part: OfficialPart) -> Records:
@@ -52,16 +56,8 @@ def load(source: HuggingFace, part: OfficialPart) -> Records:
         raise _error(source, f"split {source.splits[part]!r} has no rows")
     frame = pandas.concat(frames, ignore_index=True)
     # Of images the label stands in as the one feature, so that labels and units are checked as those of a table.
-    described = Table(
-        path=_place(source),
-        label=source.label,
-        classes=source.classes,
-        features=source.columns or (source.label,),
-        centers=source.centers,
-        scales=source.scales,
-        unit_column=source.unit_column,
-    )
-    records = framed_records(frame, described)
+    own = source.model_dump(include={"label", "classes", "centers", "scales", "unit_column"})
+    records = framed_records(frame, Table(path=_place(source), features=source.columns or (source.label,), **own))
     if source.site_column is not None:
         if frame[source.site_column].isna().any():
             raise _error(source, f"column {source.site_column!r} has missing values: every row needs its site")
@@ -106,27 +102,16 @@ def _builder(source: HuggingFace) -> "DatasetBuilder":
     if source.path is not None and not source.path.is_dir():
         raise _error(source, "there is no such folder: source.path names one that holds Parquet files")
     try:
-        if source.path is not None:
-            builder = load_dataset_builder(str(source.path), source.config)
-        else:
-            builder = load_dataset_builder(source.name or "", source.config, revision=source.revision)
+        builder = load_dataset_builder(str(_place(source)), source.config, revision=source.revision)
     except Exception as error:
-        remedy = "check source.config and the names of its files"
-        if source.path is None:
-            remedy = (
-                "check name, revision and config; without internet, download it beforehand (once, with internet, by "
-                "this same source), or give source.path, a local folder with its Parquet files, instead of name"
-            )
+        remedy = "check source.config and the names of its files" if source.path else ABSENT
         raise _error(source, f"it cannot be had ({_first_line(error)}): {remedy}") from None
     # Readers of other formats may run code or unpickle; the cache holds Arrow tables.
     if not isinstance(builder, Parquet | Cache):
         raise _error(source, "its files are not in Parquet, the only format that is read: convert them")
     if source.path is None and builder.hash != source.revision:
-        raise _error(
-            source,
-            f"the download that is here is of commit {builder.hash}, not of revision {source.revision}: run once with "
-            "internet, or name that revision",
-        )
+        stale = f"the download that is here is of commit {builder.hash}, not of revision {source.revision}"
+        raise _error(source, f"{stale}: run once with internet, or name that revision")
     return builder
 
 

@@ -7,13 +7,7 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.sources import Logistic2D, OfficialPart
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.sources.synthetic_records import (
-    draw_labels,
-    part_generator,
-    site_effects,
-    sites_of_part,
-    synthetic_records,
-)
+from fl_dpbayes.data.sources import synthetic_records as synthetic
 
 Array = npt.NDArray[np.float64]
 
@@ -40,7 +34,7 @@ def site_laws(source: Logistic2D) -> SiteLaws:
 
     b, w and h are the source's `intercept`, `slopes` and `heterogeneity`; at h = 0 every site has the average law.
     """
-    effects = site_effects(source, 6)
+    effects = synthetic.site_effects(source, 6)
     return SiteLaws(
         means=effects[:, :2],
         correlations=np.tanh(effects[:, 2]),
@@ -55,12 +49,12 @@ def load(source: Logistic2D, part: OfficialPart) -> Records:
     Averaged over the records in a confidence bin, their truth p(y | x) is E[y | bin], by the tower property. The part
     `test` has new patients of the same hospitals.
     """
-    laws, sites, generator = site_laws(source), sites_of_part(source, part), part_generator(source, part)
+    laws, (sites, generator) = site_laws(source), synthetic.sites_of_part(source, part)
     normal = generator.standard_normal((len(sites), 2))
     correlation = laws.correlations[sites]
     second = correlation * normal[:, 0] + np.sqrt(1 - correlation**2) * normal[:, 1]
     # The truth is that of the features as a site gets them, after rounding.
     features = (laws.means[sites] + np.stack([normal[:, 0], second], axis=1)).astype(np.float32)
     log_odds = laws.intercepts[sites] + (laws.slopes[sites] * features).sum(axis=1)
-    records = synthetic_records(features, draw_labels(log_odds, generator), log_odds, sites)
+    records = synthetic.synthetic_records(features, synthetic.draw_labels(log_odds, generator), log_odds, sites)
     return replace(records, feature_names=("x1", "x2"))

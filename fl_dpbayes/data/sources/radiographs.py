@@ -9,13 +9,7 @@ from scipy.special import expit
 
 from fl_dpbayes.config.sources import OfficialPart, Radiographs
 from fl_dpbayes.data.records import Records
-from fl_dpbayes.data.sources.synthetic_records import (
-    draw_labels,
-    part_generator,
-    site_effects,
-    sites_of_part,
-    synthetic_records,
-)
+from fl_dpbayes.data.sources import synthetic_records as synthetic
 
 Pixels = npt.NDArray[np.float32]
 # Pixels that are drawn at once: enough for speed, little beside the pictures themselves.
@@ -64,7 +58,7 @@ def acquisition(source: Radiographs) -> Acquisition:
 
     h is the source's `heterogeneity`; at 0 all sites have the average values.
     """
-    effects = site_effects(source, 4)
+    effects = synthetic.site_effects(source, 4)
     return Acquisition(
         gains=np.exp(effects[:, 0] / 5),
         offsets=effects[:, 1] / 12,
@@ -85,10 +79,10 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
     property: given c and the site, the picture says nothing more about y. Grey levels are uint8, not yet scaled. The
     part `test` has new patients of the same hospitals; the side changes the pictures' resolution and not the patients.
     """
-    scanners, sites, generator = acquisition(source), sites_of_part(source, part), part_generator(source, part)
+    scanners, (sites, generator) = acquisition(source), synthetic.sites_of_part(source, part)
     patients = draw_patients(len(sites), generator)
     log_odds = source.steepness * (patients.contrast.astype(np.float64) - source.threshold) + scanners.intercepts[sites]
-    labels = draw_labels(log_odds, generator)
+    labels = synthetic.draw_labels(log_odds, generator)
     pixels = np.empty((len(sites), 1, source.side, source.side), np.uint8)
     step = max(1, PIXELS_AT_ONCE // source.side**2)
     for start in range(0, len(sites), step):
@@ -103,7 +97,7 @@ def load(source: Radiographs, part: OfficialPart) -> Records:
         pixels[chosen, 0] = np.rint(255 * taken.clip(0, 1))
     for array in (pixels, labels):
         array.flags.writeable = False
-    return synthetic_records(pixels, labels, log_odds, sites)
+    return synthetic.synthetic_records(pixels, labels, log_odds, sites)
 
 
 def draw_patients(count: int, generator: np.random.Generator) -> Patients:

@@ -22,15 +22,14 @@ def site_effects(source: SyntheticSites, count: int) -> npt.NDArray[np.float64]:
     return source.heterogeneity * generator.standard_normal((source.sites, count))
 
 
-def sites_of_part(source: SyntheticSites, part: OfficialPart) -> npt.NDArray[np.int64]:
-    """Return the site of each record of a part, (N,) in 0 .. sites - 1: one block each, equal up to one record."""
+def sites_of_part(source: SyntheticSites, part: OfficialPart) -> tuple[npt.NDArray[np.int64], np.random.Generator]:
+    """Return the site of each record of a part, (N,) in 0 .. sites - 1, and the part's own stream of draws.
+
+    A site's records are one block; blocks are equal up to one record.
+    """
     count = source.records if part == "train" else source.test_records
-    return np.arange(count, dtype=np.int64) * source.sites // count
-
-
-def part_generator(source: SyntheticSites, part: OfficialPart) -> np.random.Generator:
-    """Return the generator of a part's records; parts have streams of their own."""
-    return np.random.default_rng([source.seed, PART_STREAMS[part]])
+    sites = np.arange(count, dtype=np.int64) * source.sites // count
+    return sites, np.random.default_rng([source.seed, PART_STREAMS[part]])
 
 
 def draw_labels(log_odds: npt.NDArray[np.float64], generator: np.random.Generator) -> npt.NDArray[np.int64]:

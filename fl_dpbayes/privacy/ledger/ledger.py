@@ -257,18 +257,13 @@ class Ledger:
         return append_entry(self._connection, kind, {"cohort": self.cohort.name, **content})
 
     def _answer_again(self, state: LedgerState, spending: Spending) -> Reserved | StoredReply | Refused | None:
-        key = (spending.part, spending.run, spending.purpose)
-        same: list[Reservation] = []
-        for earlier in state.reservations.values():
-            if (earlier.part, earlier.run, earlier.purpose) != key:
-                continue
-            if earlier.round != spending.round:
-                if earlier.overlaps(spending):
-                    return Refused(RefusalCode.POLICY_DENIED, "first_step")
-                continue
-            if earlier.request_digest != spending.request_digest:
-                return Refused(RefusalCode.REQUEST_CHANGED, "round")
-            same.append(earlier)
+        plan = (spending.part, spending.run, spending.purpose)
+        of_plan = [row for row in state.reservations.values() if (row.part, row.run, row.purpose) == plan]
+        if any(row.round != spending.round and row.overlaps(spending) for row in of_plan):
+            return Refused(RefusalCode.POLICY_DENIED, "first_step")
+        same = [row for row in of_plan if row.round == spending.round]
+        if any(row.request_digest != spending.request_digest for row in same):
+            return Refused(RefusalCode.REQUEST_CHANGED, "round")
         for earlier in same:
             if earlier.state == "done":
                 return StoredReply(reply_body(self._connection, state, earlier.identity))

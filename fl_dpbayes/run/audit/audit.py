@@ -1,7 +1,6 @@
 """The work behind `fl-dpbayes audit`: attack the app that sites run, and compare with what they claim."""
 
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.privacy.audit_statistics import Check, MembershipScore
@@ -65,7 +65,7 @@ def audit_scenario(scenario: Scenario, console: Console, *, data_dir: Path | Non
     ):
         audit = run_audit(scenario, Path(folder), data_dir, done)
     if as_json:
-        print(json.dumps(audit_json(scenario, audit)))
+        print(json.dumps(json_values(audit_values(scenario, audit))))
     else:
         print_audit(console, scenario, audit)
     return 0 if audit.passed else 1
@@ -153,19 +153,12 @@ def not_looked_at(scenario: Scenario) -> list[str]:
     return left
 
 
-def audit_json(scenario: Scenario, audit: Audit) -> dict[str, Any]:
-    """Write an audit as JSON: `passed`, `checks`, `epsilon`, `membership` and `not_looked_at`.
-
-    Infinite values are the string `"inf"`, undefined ones null.
-    """
-
-    def values(check: Check) -> dict[str, Any]:
-        return asdict(check) | {"value": _json(check.value), "limit": _json(check.limit), "passed": check.passed}
-
-    epsilon = asdict(audit.canaries) | {"claimed": _json(audit.canaries.claimed), "confidence": CONFIDENCE}
+def audit_values(scenario: Scenario, audit: Audit) -> dict[str, Any]:
+    """Return an audit's values: `passed`, `checks`, `epsilon`, `membership` and `not_looked_at`."""
     return {
-        "passed": audit.passed, "checks": list(map(values, audit.checks)), "epsilon": epsilon,
-        "membership": asdict(audit.membership), "not_looked_at": not_looked_at(scenario),
+        "passed": audit.passed, "checks": [asdict(check) | {"passed": check.passed} for check in audit.checks],
+        "epsilon": asdict(audit.canaries) | {"confidence": CONFIDENCE}, "membership": asdict(audit.membership),
+        "not_looked_at": not_looked_at(scenario),
     }  # fmt: skip
 
 
@@ -199,9 +192,3 @@ def _epsilon_table(canaries: CanaryAudit) -> Table:
     ):  # fmt: skip
         table.add_row(quantity, f"{epsilon:.4g}", meaning)
     return table
-
-
-def _json(value: float) -> float | str | None:
-    if math.isnan(value):
-        return None
-    return "inf" if math.isinf(value) else value

@@ -158,13 +158,11 @@ def read_stretch(course: Course, start: Mapping[str, Array], round_number: int, 
     scale = plan.privacy.sampling_rate * course.site.file.units / (plan.privacy.noise_unit * coefficients.sum())
     rows = reply.privacy.history
     return Reading(
-        mean=(moved - pull) * scale,
-        weights=coefficients / coefficients.sum(),
+        mean=(moved - pull) * scale, weights=coefficients / coefficients.sum(), sampling_rate=rows[-1][1],
         noise_multipliers=noise_of_steps(read_history(rows))[-reply.steps :],
-        sampling_rate=rows[-1][1],
         rounding=(resolution + ROUNDING * np.abs(pull)) * scale,
         sample_apart=_sample_apart(plan, first_step + reply.steps - 1, released),
-    )
+    )  # fmt: skip
 
 
 def read_all(course: Course, start: Mapping[str, Array], length: int) -> list[Reading]:

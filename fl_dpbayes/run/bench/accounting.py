@@ -34,28 +34,21 @@ def bench_accounting(console: Console) -> None:
     table = Table(title=f"accounting 1000 steps, q = 0.01, delta = {DELTA:g}, one run on this machine")
     for name in ("levels", "method", "seconds", "times ours", "epsilon"):
         table.add_column(name, justify="left" if name == "method" else "right")
-    methods: list[tuple[History, str, Callable[[History], float]]] = [
-        (FEW, "PLD of fl_dpbayes", _ours),
-        (FEW, "RDP of fl_dpbayes", lambda history: rdp_epsilon(history, DELTA)),
-        (FEW, "PLD of dp-accounting", _dp_accounting),
-        (FEW, "PRV of Opacus", _opacus),
-        (MANY, "PLD of fl_dpbayes", _ours),
-        (MANY, "RDP of fl_dpbayes", lambda history: rdp_epsilon(history, DELTA)),
-    ]
-    ours = 1.0
-    for history, name, method in methods:
-        with console.status(f"{name}, {len(history)} levels"):
-            start = time.perf_counter()
-            epsilon = method(history)
-            seconds = time.perf_counter() - start
-        if method is _ours:
-            ours = seconds
-        table.add_row(str(len(history)), name, f"{seconds:.3f}", f"{seconds / ours:.1f}", f"{epsilon:.5f}")
+    ours: dict[str, Callable[[History], float]] = {
+        "PLD of fl_dpbayes": lambda history: pld_epsilon(history, DELTA),
+        "RDP of fl_dpbayes": lambda history: rdp_epsilon(history, DELTA),
+    }
+    others = {"PLD of dp-accounting": _dp_accounting, "PRV of Opacus": _opacus}
+    for history, methods in ((FEW, ours | others), (MANY, ours)):
+        first = 0.0
+        for name, method in methods.items():
+            with console.status(f"{name}, {len(history)} levels"):
+                start = time.perf_counter()
+                epsilon = method(history)
+                seconds = time.perf_counter() - start
+            first = first or seconds
+            table.add_row(str(len(history)), name, f"{seconds:.3f}", f"{seconds / first:.1f}", f"{epsilon:.5f}")
     console.print(table)
-
-
-def _ours(history: History) -> float:
-    return pld_epsilon(history, DELTA)
 
 
 def _dp_accounting(history: History) -> float:

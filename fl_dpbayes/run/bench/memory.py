@@ -68,16 +68,13 @@ def bench_memory(console: Console, *, sites: int, samples: int, parameters: int,
         stages = json.loads((run_folder / "summary.json").read_text(encoding="utf-8"))["seconds"]
         stored = (run_folder / "posterior.safetensors").stat().st_size
     table = Table(title=f"server memory: {sites} sites x {samples} samples x {count} parameters", show_header=False)
-    for name, value in (
-        ("samples of all sites", f"{sample_bytes / MEBIBYTE:.0f} MiB"),
-        ("samples of one site", f"{sample_bytes / sites / MEBIBYTE:.1f} MiB"),
-        ("posterior.safetensors", f"{stored / MEBIBYTE:.0f} MiB"),
-        ("resident before the run", f"{measured['before'] / MEBIBYTE:.0f} MiB"),
-        ("greatest resident memory", f"{measured['peak'] / MEBIBYTE:.0f} MiB"),
-        *((f"seconds, {stage}", f"{value:.1f}") for stage, value in stages.items()),
-        ("seconds in all", f"{seconds:.1f}"),
-    ):
-        table.add_row(name, value)
+    sizes = {"samples of all sites": sample_bytes, "samples of one site": sample_bytes / sites,
+             "posterior.safetensors": stored, "resident before the run": measured["before"],
+             "greatest resident memory": measured["peak"]}  # fmt: skip
+    for name, size in sizes.items():
+        table.add_row(name, f"{size / MEBIBYTE:.0f} MiB")
+    for name, spent in (stages | {"in all": seconds}).items():
+        table.add_row(f"seconds, {name}", f"{spent:.1f}")
     console.print(table)
 
 

@@ -4,7 +4,7 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,11 +22,15 @@ DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True)
 class StudyCell:
-    """One run of a study: `digest` names its file, `labels` are what the tables call the values of the axes."""
+    """One run of a study: `digest` names its file, `labels` are what the tables call the values of the axes.
+
+    `shift_labels` are what they call the kinds of the sites that the shift axes make.
+    """
 
     digest: str
     labels: Mapping[str, Any]
     scenario: Scenario
+    shift_labels: Mapping[str, str]
 
     @property
     def title(self) -> str:
@@ -54,10 +58,11 @@ def study_cells(study: Study) -> list[StudyCell]:
                 "of the values by which they differ"
             )
     order: dict[str, int] = {}
-    return sorted(cells, key=lambda cell: order.setdefault(_records_key(cell.scenario), len(order)))
+    shared = {"data", "partition", "sites", "seed"}
+    return sorted(cells, key=lambda cell: order.setdefault(cell.scenario.model_dump_json(include=shared), len(order)))
 
 
-def cell_digest(scenario: Scenario) -> str:
+def _digest(scenario: Scenario) -> str:
     """Name a cell by the SHA-256 of its scenario, without where its records lie and what its processes may use."""
     content = _without_places(scenario.model_dump(mode="json", exclude={"resources"}))
     text = json.dumps([content, fl_dpbayes.__version__], sort_keys=True, separators=(",", ":"))
@@ -73,10 +78,6 @@ def _without_places(value: Any) -> Any:
     return [_without_places(item) for item in value] if isinstance(value, list) else value
 
 
-def _records_key(scenario: Scenario) -> str:
-    return scenario.model_dump_json(include={"data", "partition", "sites", "seed"})
-
-
 def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
     labels = {axis.name: value.label for axis, value in zip(study.axes, values, strict=True)}
     content = copy.deepcopy(dict(study.scenario))
@@ -86,9 +87,9 @@ def _cell(study: Study, values: Sequence[AxisValue]) -> StudyCell:
     # A whole section first, then keys in it.
     for key, value in sorted(settings, key=lambda item: len(item[0])):
         _set(content, key, value, {other for other, _ in settings}, origin)
-    _add_shifted_sites(content, study)
+    shift_labels = _add_shifted_sites(content, study)
     scenario = with_absolute_paths(read_scenario(content, origin))
-    return StudyCell(cell_digest(scenario), labels, scenario)
+    return StudyCell(_digest(scenario), labels, scenario, shift_labels)
 
 
 def _set(content: dict[str, Any], key: tuple[str, ...], value: Any, given: set[tuple[str, ...]], origin: str) -> None:
@@ -109,22 +110,23 @@ def _set(content: dict[str, Any], key: tuple[str, ...], value: Any, given: set[t
         simulation["insecure_seed"] = value
 
 
-def _add_shifted_sites(content: dict[str, Any], study: Study) -> None:
-    """Give the run one shifted copy of a site for each combination of the shift axes' values."""
+def _add_shifted_sites(content: dict[str, Any], study: Study) -> dict[str, str]:
+    """Give the run one shifted copy of a site, `<kind>-<severity>`, for each combination of the shift axes' values.
+
+    Returns what the study calls the kind of each.
+    """
+    labels = {}
     for values in itertools.product(*(axis.values for axis in study.shift_axes)) if study.shift_axes else ():
         shift: dict[str, Any] = {}
         for value in values:
             ((key, setting),) = value.settings.items()
             shift |= setting if isinstance(setting, dict) else {key[-1]: setting}
-        name = shifted_site_name(value.label for value in values)
+        name = "-".join(str(value.label) for value in values)
+        labels[name] = str(values[0].label)
         sites = content.setdefault("sites", {})
         copied = sites.get(study.section.shifted_copy_of)
         prevalence = copied.get("prevalence") if isinstance(copied, dict) else None
         # A declared prevalence is that of the records before the shift; an estimate is made anew.
         estimated = {"prevalence": prevalence} if prevalence == "estimated" else {}
         sites[name] = {"role": "shifted", "records_of": study.section.shifted_copy_of, "shift": shift, **estimated}
-
-
-def shifted_site_name(labels: Iterable[Any]) -> str:
-    """Name the site that a combination of the shift axes' values makes: `<kind>-<severity>`."""
-    return "-".join(str(label) for label in labels)
+    return labels

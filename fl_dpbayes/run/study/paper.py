@@ -12,6 +12,8 @@ from fl_dpbayes.report.study.quantities import over_seeds
 from fl_dpbayes.report.study.results import rows_at
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded, name_width
 
+_four = partial(decimal, places=4)
+
 
 def paper_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     """Set each published value beside the mean of ours over seeds, within a seed over the axes that it leaves open.
@@ -47,6 +49,3 @@ def shown_paper(study: Study, table: pd.DataFrame, width: int) -> Table:
     source = study.paper.source if study.paper else ""
     caption = "Measured: mean over seeds, interval by Student's t over them; epsilon: the largest of a site, by PLD."
     return fitted_table(f"Beside the paper: {source}", columns, width, caption=caption)
-
-
-_four = partial(decimal, places=4)

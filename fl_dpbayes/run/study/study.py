@@ -148,18 +148,14 @@ def resume_study(folder: Path, study: Study | None, data_dir: Path | None, worke
     cells = study_cells(own)
     (folder / CELLS_FOLDER).mkdir(exist_ok=True)
     with folder_lock(folder):
-        _check_study_file(folder)
+        listed = listed_files(read_journal(folder / JOURNAL_FILE)[0])
+        if STUDY_FILE not in listed:
+            raise UserError(
+                f"{folder / JOURNAL_FILE} is missing or damaged, or an older version of fl-dpbayes began this study: "
+                "put back a copy of it, or start the study anew with --out"
+            )
+        check_files(folder, listed)
         return _run_missing(own, cells, folder, data_dir, workers, console)
-
-
-def _check_study_file(folder: Path) -> None:
-    listed = listed_files(read_journal(folder / JOURNAL_FILE)[0])
-    if STUDY_FILE not in listed:
-        raise UserError(
-            f"{folder / JOURNAL_FILE} is missing or damaged, or an older version of fl-dpbayes began this study: put "
-            "back a copy of it, or start the study anew with --out"
-        )
-    check_files(folder, listed)
 
 
 def _run_missing(
@@ -170,12 +166,13 @@ def _run_missing(
         for resources in dict.fromkeys(cell.scenario.resources for cell in cells):
             check_machine(resources)
     missing = [cell for cell in cells if finished_cell(folder, cell) is None]
-    for path in (cell_file(folder, cell) for cell in missing):
-        if path.is_file():
-            text = f"{path} has no checksum or another one, so it is not what a cell wrote here: that cell runs again"
-            console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
-    if address is None:
-        _check_sources(missing, data_dir)
+    for path in filter(Path.is_file, (cell_file(folder, cell) for cell in missing)):
+        text = f"{path} has no checksum or another one, so it is not what a cell wrote here: that cell runs again"
+        console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+    # Where records are missing every cell would fail, one after the other; so each source is loaded once here.
+    sources = {digest(cell.scenario.data.source): cell.scenario.data.source for cell in missing if address is None}
+    for source in sources.values():
+        load_unscaled(source.located(data_dir), "train")
     count = workers.count or len(os.sched_getaffinity(0))
     where = f"on the Ray cluster at {address}" if address else f"in {count} processes at a time"
     console.print(f"{study.name}: {counted(len(cells), 'cell')}, writing {folder}", markup=False, soft_wrap=True)
@@ -198,13 +195,6 @@ def _run_missing(
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     _write_results(study, cells, errors, folder, console)
     return not errors
-
-
-def _check_sources(cells: Sequence[StudyCell], data_dir: Path | None) -> None:
-    """Load each source once: where records are missing every cell would fail, one after the other."""
-    sources = {digest(cell.scenario.data.source): cell.scenario.data.source for cell in cells}
-    for source in sources.values():
-        load_unscaled(source.located(data_dir), "train")
 
 
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:

@@ -7,10 +7,9 @@ from typing import Any
 import pandas as pd
 
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
-from fl_dpbayes.config.study_file import SEED, SHIFT_KIND, Study
+from fl_dpbayes.config.study_file import SEED, Study
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.run.study.cell import FinishedCell
-from fl_dpbayes.run.study.grid import shifted_site_name
 
 PLACE_COLUMNS = ("site", "role", "shift", "severity", "predictor", "n")
 Row = dict[str, Any]
@@ -33,13 +32,13 @@ def result_table(study: Study, cells: Sequence[FinishedCell]) -> pd.DataFrame:
             "seconds": cell.seconds,
             "warnings": len(summary.warnings),
         }
-        rows += [row | run for row in _rows(study, cell, "calibration")]
+        rows += [row | run for row in _rows(cell, "calibration")]
     return _frame(study, rows)
 
 
 def further_table(study: Study, cells: Sequence[FinishedCell], name: str) -> pd.DataFrame:
     """Gather another list of rows of the cells' summaries (one of `cell.FURTHER_TABLES`), which may be empty."""
-    return _frame(study, [row for cell in cells for row in _rows(study, cell, name)])
+    return _frame(study, [row for cell in cells for row in _rows(cell, name)])
 
 
 def write_tables(frame: pd.DataFrame, path: Path) -> None:
@@ -50,32 +49,21 @@ def write_tables(frame: pd.DataFrame, path: Path) -> None:
             write(partial, index=False)
 
 
-def _rows(study: Study, cell: FinishedCell, name: str) -> list[Row]:
-    listed = cell.summary.get(name) or []
-    shifts = _shifts(study, cell)
+def _rows(cell: FinishedCell, name: str) -> list[Row]:
+    labels = cell.cell.shift_labels
+    shifts = {
+        site: (labels.get(site, spec.shift.kind), spec.shift.severity)
+        for site, spec in cell.cell.scenario.sites.items()
+        if spec.shift is not None
+    }
     axes = {axis: label for axis, label in cell.cell.labels.items() if axis != SEED}
     first = {"cell": cell.cell.digest, **axes, "seed": cell.cell.scenario.seed}
     rows = []
-    for row in listed:
+    for row in cell.summary.get(name) or []:
         shift, severity = shifts.get(row.get("site"), (None, None))
         place = {"site": row.get("site"), "role": row.get("role"), "shift": shift, "severity": severity}
         rows.append(first | place | _flat(row, without=place))
     return rows
-
-
-def _shifts(study: Study, cell: FinishedCell) -> dict[str, tuple[str, int]]:
-    found: dict[str, tuple[str, int]] = {
-        name: (site.shift.kind, site.shift.severity)
-        for name, site in cell.cell.scenario.sites.items()
-        if site.shift is not None
-    }
-    # A kind that the study gives a label of its own, as two settings of one kind need.
-    labels = [str(value.label) for axis in study.shift_axes if axis.name == SHIFT_KIND for value in axis.values]
-    for name, (_, severity) in found.items():
-        for label in labels:
-            if name in (shifted_site_name([label]), shifted_site_name([label, severity])):
-                found[name] = (label, severity)
-    return found
 
 
 def _flat(row: Mapping[str, Any], without: Iterable[str]) -> Row:

@@ -6,7 +6,7 @@ from flwr.app import Array
 from pydantic import ValidationError
 
 from clients.evaluate import count_predictions, measured_groups
-from fl_dpbayes.calibration.federation.evaluation import Evaluation
+from fl_dpbayes.calibration.federation.evaluation import Evaluation, Place
 from fl_dpbayes.calibration.federation.subgroups import read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.statistics import from_batch, merge, to_arrays
 from fl_dpbayes.config.task import Task
@@ -202,3 +202,12 @@ def test_one_sample_has_no_epistemic_uncertainty_to_detect_a_shift_by(federation
     run = federation("training={rounds=1, steps_per_round=4, burn_in=2, thinning=2}", "aggregation={rule='fedavg'}")
     for row in run.run().summary()["shift_detection"]:
         assert (row["auroc"] is None) == (row["measure"] == "epistemic")
+
+
+def test_predictor_that_some_sites_lack_is_not_pooled() -> None:
+    evaluation, sums = Evaluation(2), from_batch(PREDICTED, LABELS)
+    evaluation._samples = {"posterior": 5, "last": 1}
+    measured = (("a", "posterior"), ("b", "posterior"), ("a", "last"))
+    evaluation.places = [Place(site, "train", predictor, sums) for site, predictor in measured]
+    rows, _ = evaluation.rows()
+    assert [row["predictor"] for row in rows if row["site"] == "pooled:train"] == ["posterior"]

@@ -132,7 +132,10 @@ def test_noise_on_the_sum_has_the_stated_deviation():
     assert descend(none, labels, plan(method="vector"), sigma=0.0, units=1) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(("records", "epsilon", "most"), [(300, 8.0, 0.02), (1000, 1.0, 0.02), (6000, 0.5, 0.004)])
+@pytest.mark.parametrize(
+    ("records", "epsilon", "most"),
+    [(300, 8.0, 0.02), (1000, 1.0, 0.02), pytest.param(6000, 0.5, 0.004, marks=pytest.mark.slow)],
+)
 def test_private_temperature_is_near_the_best(records, epsilon, most):
     # Excess loss on fresh records, mean of 12 fits, against 0.3 nats that are to be gained.
     fresh, fresh_labels = overconfident(20_000, 10, seed=99)

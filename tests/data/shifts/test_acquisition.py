@@ -106,9 +106,7 @@ def test_noise_and_films_are_the_same_draw_at_every_severity():
     weak, strong = (at(dark, "bias_field", severity) for severity in (1, 3))
     assert strong.max() < 1
     np.testing.assert_allclose(np.log(strong / 0.1), 3 * np.log(weak / 0.1), atol=1e-5)
-
-
-def test_exposure_variance_is_pixel_over_dose():
+    # The variance of exposure noise is pixel over dose.
     images = np.full((50, 1, 28, 28), 0.5, dtype=np.float32)
     noise = at(images, "exposure", 5, 5) - images
     # Variance .5/50 = .01 from 39,200 draws: standard error .01 sqrt(2/39200).

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fl_dpbayes.config.data import Shift
-from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.records import Records, load_source
 from fl_dpbayes.data.shifts import apply
+from tests.asking import refused
 
 
 @pytest.fixture(params=[2, 5])
@@ -95,11 +95,9 @@ def test_digits_near_two_centroids_are_confused():
         assert within(flipped.mean(), rate, len(digits))
         assert np.median(margin[flipped]) < np.median(margin[~flipped])
         assert result.truth is None
-    with pytest.raises(UserError, match=r"'boundary_flip' needs records of two classes.*'label_flip'"):
-        shifted(digits.subset(digits.labels == 3), "boundary_flip", 1)
-
-
-def test_distances_to_centroids_by_hand():
+    said = r"'boundary_flip' needs records of two classes.*'label_flip'"
+    refused(said, shifted, digits.subset(digits.labels == 3), "boundary_flip", 1)
+    # Distances by hand.
     features = np.array([[0, 0], [2, 0], [1, 4]], dtype=np.float32)
     closeness = apply.centroid_closeness(features, np.array([0, 0, 2]), 3)
     expected = -np.array([[1, np.inf, np.sqrt(17)], [1, np.inf, np.sqrt(17)], [4, np.inf, 0]])

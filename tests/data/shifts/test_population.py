@@ -119,10 +119,9 @@ def test_features_are_lost_at_the_stated_share_and_stay_lost():
 
 
 def test_feature_belongs_to_tilts():
-    with pytest.raises(ValidationError, match="kind 'tilt' needs the key feature"):
-        Shift(kind="tilt")
-    with pytest.raises(ValidationError, match="feature is for kind 'tilt': remove it for kind 'blur'"):
-        Shift(kind="blur", feature="age")
+    for keys, said in (({"kind": "tilt"}, "needs the key"), ({"kind": "blur", "feature": "age"}, "remove it for kind")):
+        with pytest.raises(ValidationError, match=said):
+            Shift(**keys)
 
 
 @pytest.mark.parametrize("feature", ["age", "sex", "chol"])

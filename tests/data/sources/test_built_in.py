@@ -12,10 +12,8 @@ from tests.asking import refused
 def test_digits_golden():
     source = BuiltIn(kind="digits")
     records = load_source(source, "train")
-    assert records.features.shape == (1797, *source.task.input_shape)
-    assert records.features.dtype == np.float32
-    assert records.features.min() == 0
-    assert records.features.max() == 1
+    assert (records.features.shape, records.features.dtype) == ((1797, *source.task.input_shape), np.float32)
+    assert (records.features.min(), records.features.max()) == (0, 1)
     assert np.bincount(records.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert len(np.unique(records.units)) == 1797
     assert records.unit == source.unit == "record"

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_dpbayes.config.site_file import Policy, SiteFile, Split
 from fl_dpbayes.config.sources import ImageFolder
 from fl_dpbayes.data.records import load_source
-from fl_dpbayes.data.site import load_site
 from tests.asking import refused
 
 
@@ -64,20 +62,6 @@ def test_images_of_one_patient_are_one_unit_in_every_class(tmp_path, names, patt
     records = load_source(patients(tmp_path, pattern), "train")
     assert records.units.tolist() == ["P1", "P1", "P2"] * 2
     assert records.unit == patients(tmp_path, pattern).unit == "patient"
-
-
-def test_no_patient_lies_in_training_and_test(tmp_path):
-    for label, name in enumerate(("healthy", "sick")):
-        (tmp_path / name).mkdir()
-        for patient in range(30):
-            for visit in range(3):
-                level = 10 * label + visit
-                Image.new("L", (8, 8), level).save(tmp_path / name / f"P{patient:02d}-{visit}.png")
-    own = {"source": patients(tmp_path, "^(P[0-9]+)-"), "split": Split(test_fraction=0.4, key="5e" * 16)}
-    site = load_site(SiteFile(name="north", role="train", units=18, policy=Policy(max_run_epsilon=1.0), **own))
-    assert site.unit == "patient"
-    assert len(site.train.labels) % 6 == len(site.test.labels) % 6 == 0
-    assert 0 < len(site.test.labels) < 180
 
 
 def test_a_pattern_has_one_group_and_finds_a_patient_in_every_path(folder):

@@ -16,16 +16,10 @@ from fl_dpbayes.data.sources.logistic_2d import site_laws
 from fl_dpbayes.data.sources.radiographs import acquisition, draw_patients, draw_pictures
 from tests.asking import refused
 
-SOURCES = [
-    Logistic2D(records=3000, test_records=600, sites=3, seed=1),
-    Radiographs(records=3000, test_records=600, sites=3, side=12, seed=1),
-]
-TRAIN = SiteSpec(role="train")
-SITES = {
-    "site-1": TRAIN,
-    "site-2": SiteSpec(role="held_out", part="test"),
-    "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2)),
-}
+SIZE = {"records": 3000, "test_records": 600, "sites": 3, "seed": 1}
+SOURCES = [Logistic2D(**SIZE), Radiographs(side=12, **SIZE)]
+SITES = {"site-1": SiteSpec(role="train"), "site-2": SiteSpec(role="held_out", part="test"),
+         "site-3": SiteSpec(role="shifted", shift=Shift(kind="prevalence", severity=2))}  # fmt: skip
 
 
 def of_site(records, number):
@@ -37,23 +31,19 @@ def by_kind(value):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=by_kind)
-def test_equal_seeds_give_equal_records_and_parts_differ(source):
+def test_a_name_is_a_source_whose_equal_seeds_give_equal_records_and_parts_differ(source):
     first = load_source(source, "train")
     radiographs.load.cache_clear()
     again = load_source(source, "train")
     assert first.labels is not again.labels
+    assert DataSpec(source=source.kind).source == type(source)()
+    assert source.with_place(Path.resolve) == source.located(None) == source
     np.testing.assert_array_equal(first.features, again.features)
     np.testing.assert_array_equal(first.labels, again.labels)
     other = load_source(source.model_copy(update={"seed": 2}), "train")
     assert not np.array_equal(first.labels, other.labels)
     assert not np.array_equal(first.labels[:600], load_source(source, "test").labels)
     refused("has no part 'validation': choose train or test", load_source, source, "validation")
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=by_kind)
-def test_a_name_alone_is_a_source(source):
-    assert DataSpec(source=source.kind).source == type(source)()
-    assert source.with_place(Path.resolve) == source.located(None) == source
 
 
 @pytest.mark.parametrize(("keys", "message"), [
@@ -210,15 +200,10 @@ def test_the_side_changes_the_resolution_and_not_the_patients():
     assert np.abs(halved - smaller.features[:, 0]).mean() < 0.06
 
 
-@pytest.mark.parametrize("side", [8, 224])
-def test_smallest_and_largest_side(side):
-    records = load_unscaled(Radiographs(side=side, records=20, test_records=20), "test")
-    assert records.features.shape == (20, 1, side, side)
-    assert records.features.dtype == np.uint8
-    assert records.task == Radiographs(side=side).task
-
-
-def test_pictures_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+def test_pictures_of_any_side_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    for side in (8, 224):
+        records = load_unscaled(Radiographs(side=side, records=20, test_records=20), "test")
+        assert (records.features.shape, records.features.dtype) == ((20, 1, side, side), np.uint8)
     source = Radiographs(records=50, test_records=50)
     whole = load_unscaled(source, "train").features
     radiographs.load.cache_clear()

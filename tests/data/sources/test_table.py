@@ -94,11 +94,9 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
     path = tmp_path / f"t.{suffix}"
     table.to_csv(path, index=False) if suffix == "csv" else table.to_parquet(path)
     records = load_source(source(path, group_columns=("sex", "ward", "age")), "train")
-    assert {name: values.tolist() for name, values in records.groups.items()} == {
-        "sex": ["f", "missing", "m", "f"],
-        "ward": ["1", "2", "missing", "1"] if suffix == "parquet" else ["01", "2", "missing", "01"],
-        "age": ["50", "61", "50", "33"],
-    }
+    one = "1" if suffix == "parquet" else "01"
+    assert {name: " ".join(values) for name, values in records.groups.items()} == {
+        "sex": "f missing m f", "ward": f"{one} 2 missing {one}", "age": "50 61 50 33"}  # fmt: skip
     # A column may be a feature and a group.
     np.testing.assert_array_equal(records.features[:, 0], [50, 61, 50, 33])
 
@@ -110,7 +108,6 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
     ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together: at most 20"),
 ])  # fmt: skip
 def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
-    pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()}).to_csv(
-        tmp_path / "t.csv", index=False
-    )
+    frame = pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()})
+    frame.to_csv(tmp_path / "t.csv", index=False)
     refused(message, load_source, source(tmp_path / "t.csv", features=("x",), group_columns=tuple(columns)), "train")

@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,25 +39,22 @@ def test_network_file_systems_are_found_and_refused(tmp_path, monkeypatch):
 def test_file_is_private_and_durable(tmp_path, durability, synchronous):
     path = tmp_path / "l.sqlite"
     connection = open_ledger_file(path, durability, create=True)
-    assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
-    assert connection.execute("PRAGMA synchronous").fetchone()[0] == synchronous
-    for name in os.listdir(tmp_path):
-        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
-    assert len(os.listdir(tmp_path)) == 3
+    said = [connection.execute(f"PRAGMA {what}").fetchone()[0] for what in ("journal_mode", "synchronous")]
+    assert said == ["wal", synchronous]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()] == [0o600] * 3
     connection.close()
     path.chmod(0o644)
     open_ledger_file(path, durability, create=True).close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(("names", "state"), [([], "does not exist"), (["l.sqlite"], "is empty")])
-def test_missing_or_empty_file_is_not_made_a_ledger_for_a_reader(tmp_path, names, state):
-    for name in names:
-        (tmp_path / name).touch()
-    with pytest.raises(LedgerError, match=rf"{state}: no request makes one.*site ledger create"):
-        open_ledger_file(tmp_path / "l.sqlite", "full", create=False)
-    assert os.listdir(tmp_path) == names
-    assert all((tmp_path / name).stat().st_size == 0 for name in names)
+def test_missing_or_empty_file_is_not_made_a_ledger_for_a_reader(tmp_path):
+    path = tmp_path / "l.sqlite"
+    for state in ("does not exist", "is empty"):
+        with pytest.raises(LedgerError, match=rf"{state}: no request makes one.*site ledger create"):
+            open_ledger_file(path, "full", create=False)
+        assert [file.stat().st_size for file in tmp_path.iterdir()] == ([0] if path.exists() else [])
+        path.touch()
 
 
 def test_name_with_characters_of_an_address_is_a_name(tmp_path):
@@ -84,14 +82,9 @@ def test_other_database_is_refused(tmp_path):
 
 def test_transaction_leaves_nothing_behind_when_it_fails(tmp_path):
     connection = open_ledger_file(tmp_path / "l.sqlite", "normal", create=True)
-
-    def write_and_fail():
-        with transaction(connection):
-            connection.execute("INSERT INTO reply VALUES (1, x'00')")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_and_fail()
+    with suppress(KeyboardInterrupt), transaction(connection):
+        connection.execute("INSERT INTO reply VALUES (1, x'00')")
+        raise KeyboardInterrupt
     assert connection.execute("SELECT count(*) FROM reply").fetchone()[0] == 0
     connection.close()
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from fl_dpbayes.privacy.ledger.ledger import Refused, Reserved, StoredReply
 from fl_dpbayes.privacy.ledger.state import Cohort, Spending
 from fl_dpbayes.privacy.ledger.takeover import MOST_TAKEOVERS, process_status, this_process
 from fl_dpbayes.protocol.refusal import RefusalCode
-from tests.ledgers import DEAD, open_ledger
+from tests.ledgers import DEAD, complete, open_ledger
 
 COHORT = Cohort("cohort", "patient", 10.0, 1e-5, "add_or_remove_one")
 SPENDING = Spending("train", "a" * 16, 1, "train", "request", "plan", (GaussianEvent(10.0, 1.0, 5),), 0, 5)
@@ -55,10 +56,8 @@ def test_power_cut_that_took_the_commit_with_it_gives_no_second_answer_for_one_c
     shutil.rmtree(path.parent)
     (tmp_path / "on disk").rename(path.parent)
     with open_ledger(path, COHORT, "normal") as ledger:
-        again = ledger.reserve(SPENDING)
-        ledger.commit(again.reservation, b"answer 2, sent")
-        assert ledger.spent("train").steps == 10
-        assert ledger.verify() == []
+        complete(ledger, SPENDING, b"answer 2, sent")
+        assert (ledger.spent("train").steps, ledger.verify()) == (10, [])
 
 
 LEFT_BY = {
@@ -143,18 +142,15 @@ def _interrupted(path, interrupt):
         raise interrupt
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_interrupted_process_that_lives_on_has_given_the_work_up(path, interrupt):
-    for _ in range(2):
+def test_interrupted_process_that_lives_on_has_given_the_work_up(path):
+    for interrupt in (KeyboardInterrupt, SystemExit):
         with pytest.raises(interrupt):
             _interrupted(path, interrupt)
     with open_ledger(path, COHORT, "full") as ledger:
         assert ledger.spent("train").steps == 10
-        last = ledger.reserve(SPENDING)
-        ledger.commit(last.reservation, b"reply")
+        complete(ledger, SPENDING)
         assert ledger.reserve(SPENDING) == StoredReply(b"reply")
-        assert ledger.spent("train").steps == 15
-        assert ledger.verify() == []
+        assert (ledger.spent("train").steps, ledger.verify()) == (15, [])
 
 
 def test_interrupted_process_that_died_is_taken_over(path):
@@ -178,10 +174,8 @@ def test_work_is_taken_over_three_times_at_most(path):
 
 
 def _append(path, kind, **content):
-    connection = sqlite3.connect(path, isolation_level=None)
-    with transaction(connection):
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection, transaction(connection):
         append_entry(connection, kind, {"cohort": COHORT.name, **content})
-    connection.close()
 
 
 def test_verify_notices_too_many_takeovers(path):
@@ -198,12 +192,10 @@ def test_verify_notices_too_many_takeovers(path):
 @pytest.mark.parametrize("end", ["done", "failed", "unknown"])
 def test_entry_about_work_that_is_not_open_stops_the_ledger(path, kind, end):
     with open_ledger(path, COHORT, "full") as ledger:
-        reserved = ledger.reserve(SPENDING)
-        if end == "done":
-            ledger.commit(reserved.reservation, b"reply")
-        elif end == "failed":
-            ledger.fail(reserved.reservation)
-        reservation = 99 if end == "unknown" else reserved.reservation
+        held = ledger.reserve(SPENDING).reservation
+        ends = {"done": lambda: ledger.commit(held, b"reply"), "failed": lambda: ledger.fail(held)}
+        ends.get(end, lambda: None)()
+        reservation = 99 if end == "unknown" else held
         assert ledger.verify() == []
         _append(path, kind, reservation=reservation, process=DEAD, durability="full", reply_digest="d")
         (problem,) = ledger.verify()

@@ -60,12 +60,9 @@ def test_a_study_may_vary_a_shipped_scenario() -> None:
 
 def test_a_value_stands_beside_the_mean_over_seeds_of_what_it_leaves_open() -> None:
     axes = {"seed": [1, 2], "privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [0.5, 9.0]}}
-    paper = {
-        "source": "p",
-        "values": [{"privacy": {"epsilon": 1.0}, "ece": 0.2, "accuracy": 0.9}, {"site": "x", "nll": 1}],
-    }
+    values = [{"privacy": {"epsilon": 1.0}, "ece": 0.2, "accuracy": 0.9}, {"site": "x", "nll": 1}]
     quickstart = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
-    study = study_of({**quickstart, "axes": axes, "paper": paper}, "study")
+    study = study_of({**quickstart, "axes": axes, "paper": {"source": "p", "values": values}}, "study")
     rows = [
         {"seed": seed, "privacy.epsilon": epsilon, "partition.alpha": alpha, "predictor": predictor}
         | {"site": "pooled:held_out", "ece": seed * epsilon + alpha + (predictor == "last")}
@@ -112,12 +109,9 @@ def test_the_command_runs_what_is_missing_and_shows_the_paper_beside(
     assert "other settings" in refusal(*run, "--full")
 
 
-def test_a_name_that_is_no_study_is_told_in_one_line(refusal) -> None:
+def test_what_is_shipped_is_listed_and_a_name_that_is_no_study_is_told_in_one_line(command, refusal) -> None:
     assert "choose one of aggregation-mnist, " in refusal("reproduce", "nowhere")
     assert "python benchmarks/hostile_site.py --help" in refusal("reproduce", "hostile-site")
-
-
-def test_scripts_are_there_and_all_that_is_shipped_is_listed(command) -> None:
     assert all((ROOT / script).is_file() for script in engine.SCRIPTS.values())
     printed = command("list")[1]
     assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "quickstart", "study-shift"))

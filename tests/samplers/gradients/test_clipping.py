@@ -22,7 +22,7 @@ def only_factor(norm, clip_norm, clipping=FLAT):
     return factors.double().item()
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(
     norms=st.lists(NORMS, min_size=1, max_size=5),
     clip_norm=CLIP_NORMS,

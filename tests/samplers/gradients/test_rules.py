@@ -91,6 +91,7 @@ def test_convolution_under_every_rule_property(
     assert_equals_one_by_one(ENGINES, module, features, clip_norm, loss)
 
 
+@pytest.mark.slow
 @given(
     widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), bias=st.booleans(),
     positions=st.sampled_from([(), (1,), (3,), (2, 2)]), records=st.integers(1, 5), clip_norm=CLIP_NORMS,

@@ -152,6 +152,7 @@ def test_inputs_reach_the_model_as_its_features(federation) -> None:
     assert run.posterior().arrays["1.weight"].shape[2] != 64
 
 
+@pytest.mark.slow
 def test_network_on_a_frozen_body_is_distilled_too(federation) -> None:
     model = "model={kind='mlp', hidden=[8], frozen_body={seed=0}}"
     run = federation("aggregation={rule='distillation', public={kind='synthetic', count=50}}", model, *KEPT).run()
