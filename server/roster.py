@@ -171,12 +171,12 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
             joined[name] = member
         else:
             left_out.append(_differs(member, roster.task))
-    silences = {**roster.silences, **{node: roster.silences.get(node, 0) + 1 for node in newcomers}}
+    silent = {node: roster.silences.get(node, 0) + 1 for node in newcomers if node not in answered}
     return Roster(
         (*members.values(), *(joined[name] for name in sorted(joined))),
         (*roster.left_out, *left_out),
         roster.asked | answered,
-        {node: count for node, count in silences.items() if node not in answered},
+        {**roster.silences, **silent},
         frozenset(member.node_id for member in members.values()) - connected - {NO_NODE},
         first_nodes,
     )

@@ -146,12 +146,11 @@ def shipped_papers() -> list[str]:
 
 
 def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool = False) -> Study:
-    """Read, override and validate a study; its cells are not validated yet.
+    """Read a study (a shipped name, with or without `study-`, a paper's table, or the path of a TOML file).
 
-    `name_or_path`: a shipped name, with or without `study-`, a paper's table, or the path of a TOML file.
     `overrides`: assignments `key.sub_key=value`, as for a scenario; `axes.seed=[1,2]` replaces an axis. `full`: lay
-    `paper.full` over the file first. Raises UserError if there is no such study, it is not TOML, or its tables
-    `study`, `axes` or `variants` are wrong.
+    `paper.full` over the file first. Its cells are not validated yet. Raises UserError if there is no such study, it is
+    not TOML, or its tables `study`, `axes` or `variants` are wrong.
     """
     path = _find(name_or_path)
     content = read_toml(path, "study")

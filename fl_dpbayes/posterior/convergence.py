@@ -137,8 +137,8 @@ def convergence_rows(
     where the sampler is no Markov chain on the posterior, or the rule makes one point of its states.
     """
     # Sites that start anew from the server's state in every round send no chain, and one point needs none.
-    unchained = not scenario.aggregation.shows_mixing or _is_optimiser(scenario)
-    if not scenario.sampler.has_temperature or unchained:
+    mixes = scenario.sampler.has_temperature and scenario.aggregation.shows_mixing and not _is_optimiser(scenario)
+    if not mixes:
         return []
     rows = []
     for name in names:

@@ -87,8 +87,10 @@ def load_posterior(path: Path) -> StoredPosterior:
             arrays = {name: file.get_tensor(name) for name in expected}
         samples = without_prefix("samples", arrays)
         for name, array in samples.items():
-            if array.dtype != np.float32 or not np.isfinite(array).all():
-                raise ValueError(f"array {name!r} is {array.dtype}, not float32, or has a value that is not finite")
+            if array.dtype != np.float32:
+                raise ValueError(f"array {name!r} is {array.dtype}, not float32")
+            if not np.isfinite(array).all():
+                raise ValueError(f"array {name!r} has a value that is not finite")
         weights, temperatures = arrays["weights"], arrays["temperatures"]
         if weights.dtype != np.float64 or temperatures.dtype != np.float64:
             raise ValueError("weights and temperatures must be float64")

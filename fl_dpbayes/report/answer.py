@@ -112,18 +112,14 @@ STOPPED = {
 class Answer:
     """What a run found.
 
-    `calibration`: how far the probabilities are off, at sites that never trained where there are any. `elsewhere`:
-    the same at shifted sites; empty where there are none. `privacy`: what was spent. `cautions`: what forbids or
-    weakens a conclusion, the gravest first.
+    `calibration`: how far the probabilities are off, at sites that never trained where there are any; `elsewhere`: at
+    shifted sites. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, the gravest first.
     """
 
     calibration: str
     elsewhere: str
     privacy: str
     cautions: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " ".join(part for part in (self.calibration, self.elsewhere, self.privacy, *self.cautions) if part)
 
 
 def answer(run: Summary) -> Answer:

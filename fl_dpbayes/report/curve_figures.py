@@ -96,14 +96,8 @@ def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
     curves = [row.net_benefit or () for row in rows]
     threshold = [100 * point.threshold for point in curves[0]]
     ends = [point.interval for point in curves[0]]
-    axes.fill_between(
-        threshold,
-        [_hundred(end[0] if end else None) for end in ends],
-        [_hundred(end[1] if end else None) for end in ends],
-        color=predictor_style(rows[0].predictor).colour,
-        alpha=0.15,
-        linewidth=0,
-    )
+    low, high = ([_hundred(end[at] if end else None) for end in ends] for at in (0, 1))
+    axes.fill_between(threshold, low, high, color=predictor_style(rows[0].predictor).colour, alpha=0.15, linewidth=0)
     axes.plot(threshold, [_hundred(point.all) for point in curves[0]], color=INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.axhline(0, color=MUTED, linewidth=1.2)
     values = []

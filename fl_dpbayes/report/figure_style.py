@@ -84,17 +84,18 @@ class DrawnFigure:
 def drawn_figure(
     name: str, description: str, table: PageTable, draw: Callable[[], Figure | None]
 ) -> DrawnFigure | None:
-    """Draw a figure in the look above; None where there is nothing to draw."""
+    """Draw a figure in the look above, equal ones as equal text; None where there is nothing to draw."""
     with figure_settings(name):
-        figure = draw()
-        return None if figure is None else DrawnFigure(name, figure_svg(figure), description, table)
+        if (figure := draw()) is None:
+            return None
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    # The measured font is part of matplotlib, so layout does not depend on the machine; the reader may not have it.
+    return DrawnFigure(name, buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK), description, table)
 
 
 def save_figures(folder: Path, figures: Iterable[DrawnFigure]) -> None:
-    """Save figures as SVG below `figures` of a run's or a study's folder.
-
-    Raises UserError if they cannot be written.
-    """
+    """Save figures as SVG below `figures` of a run's or a study's folder; raises UserError if it cannot be."""
     below = folder / "figures"
     with written(below):
         below.mkdir(exist_ok=True)
@@ -136,11 +137,3 @@ def legend_key(figure: Figure, at: tuple[int, int], words: str, colour: str, top
     axes.set_axis_off()
     figure.text(left + width + 0.01, (bottom + 0.065) / height, words, color=colour, size=7.5, va="center")
     return axes
-
-
-def figure_svg(figure: Figure) -> str:
-    """Write a figure, drawn within `figure_settings`, as SVG; equal figures give equal text."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    # The measured font is part of matplotlib, so layout does not depend on the machine; the reader may not have it.
-    return buffer.getvalue().replace("'DejaVu Sans'", FONT_STACK)

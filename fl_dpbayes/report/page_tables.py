@@ -27,11 +27,7 @@ Cell = tuple[str, str]  # value and what stands more quietly behind it
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of the page.
-
-    `columns`: headers. `rows`: as many cells per row as headers. `text_columns`: positions that hold words, aligned
-    left; the others hold numbers.
-    """
+    """A table of the page; the columns at the positions `text_columns` hold words, aligned left, the others numbers."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]]

@@ -42,10 +42,7 @@ CALIBRATION_COLUMNS = (
 
 
 def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
-    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf".
-
-    `summary`: the keys of DESIGN's `summary.json`; values may be NumPy scalars and arrays.
-    """
+    """Write `summary.json` with checksums of itself and of `privacy.csv`: NaN becomes null, infinite is "inf"."""
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SUMMARY_FILE
@@ -55,9 +52,9 @@ def write_summary(summary: Mapping[str, object], run_dir: Path | str) -> Path:
 
 
 def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> Path:
-    """Write a table as CSV: undefined is an empty cell, infinite is "inf".
+    """Write a table as CSV: undefined, as an absent column is, is an empty cell, infinite is "inf".
 
-    `rows`: column -> value; an absent column is undefined. Raises ValueError if a row has a key that is no column.
+    Raises ValueError if a row has a key that is no column.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,10 +63,7 @@ def write_csv(path: Path | str, rows: Iterable[Mapping[str, object]], columns: S
 
 
 def append_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> None:
-    """Append rows to a table of `write_csv`; what it holds is not written again.
-
-    `rows`: column -> value; an absent column is undefined. Raises UserError if it cannot be written.
-    """
+    """Append rows to a table of `write_csv`; what it holds is not written again. Raises UserError if it cannot be."""
     with written(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(_csv_lines(rows, columns, header=False))
 

@@ -9,7 +9,7 @@ from fl_dpbayes.config.names import counted, ordinal
 from fl_dpbayes.config.plan import PrivacyPlan
 from fl_dpbayes.config.recalibration import ISOTONIC_BINS, recalibration_plan
 from fl_dpbayes.config.rule import PublicFile
-from fl_dpbayes.config.scenario import Scenario, Training
+from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.summary import SettingRecord
 
 
@@ -19,6 +19,10 @@ def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | N
     `aggregation_inputs`: what the run's record says of inputs of the server's own; None where it used none. Returns
     one row `name`, `value` per part, in words.
     """
+    privacy, norm = scenario.privacy, scenario.privacy.clip_norm
+    spent = "none: epsilon is infinite"
+    if privacy.kind != "none":
+        spent = f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each site"
     rows = {
         "Model": _described(scenario.model, "features"),
         "Features": _described(scenario.model.features) if scenario.model.features else "none: the records themselves",
@@ -26,10 +30,10 @@ def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | N
         "Step size": _described(scenario.sampler.step_size),
         "Prior": _described(scenario.sampler.prior),
         "Length": _length(scenario),
-        "Privacy": _privacy(scenario),
+        "Privacy": spent,
         "Noise": _noise(scenario),
-        "Clipping": _clipping(scenario),
-        "Batches": f"each unit with probability {scenario.privacy.sampling_rate:g} (Poisson)",
+        "Clipping": "none" if norm is None else f"{_described(privacy.clipping)}, clip norm {norm:g}",
+        "Batches": f"each unit with probability {privacy.sampling_rate:g} (Poisson)",
         "Aggregation": _aggregation(scenario, aggregation_inputs or {}),
         "Recalibration": _recalibration(scenario),
         "Taking part": _taking_part(scenario),
@@ -59,15 +63,12 @@ def _text(value: Any) -> str:
 
 def _length(scenario: Scenario) -> str:
     training = scenario.training
-    kept = f"burn-in {counted(training.burn_in, 'step')}, then every {_which(training)}"
+    which = "state" if training.thinning == 1 else f"{ordinal(training.thinning)} state"
+    kept = f"burn-in {counted(training.burn_in, 'step')}, then every {which}"
     each = f"{counted(training.rounds, 'round')} x {counted(training.steps_per_round, 'step')}"
     if training.chains == 1:
         return f"1 chain per site: {each}; {kept}"
     return f"{training.chains} chains per site: their costs add up to one account; each {each}; {kept}"
-
-
-def _which(training: Training) -> str:
-    return "state" if training.thinning == 1 else f"{ordinal(training.thinning)} state"
 
 
 def _aggregation(scenario: Scenario, inputs: Mapping[str, Any]) -> str:
@@ -91,13 +92,6 @@ def _taking_part(scenario: Scenario) -> str:
     return f"at least {least} in a round; begins with {nodes}; not asked after {silent}"
 
 
-def _privacy(scenario: Scenario) -> str:
-    privacy = scenario.privacy
-    if privacy.kind == "none":
-        return "none: epsilon is infinite"
-    return f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each site"
-
-
 def _noise(scenario: Scenario) -> str:
     privacy = scenario.privacy
     if not isinstance(privacy, PrivacyPlan):
@@ -117,13 +111,6 @@ def _noise(scenario: Scenario) -> str:
     if privacy.pre_noise:
         parts.append(f"noise of {privacy.pre_noise:g} on each gradient before the clip")
     return ", ".join(parts)
-
-
-def _clipping(scenario: Scenario) -> str:
-    privacy = scenario.privacy
-    if privacy.clip_norm is None:
-        return "none"
-    return f"{_described(privacy.clipping)}, clip norm {privacy.clip_norm:g}"
 
 
 def _recalibration(scenario: Scenario) -> str:

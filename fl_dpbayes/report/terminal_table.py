@@ -15,10 +15,9 @@ GAP = 2
 
 @dataclass(frozen=True)
 class TerminalColumn:
-    """One column of a table.
+    """One column of a table: a cell per row, of one or more lines; numbers are aligned right.
 
-    `header`: its title. `cells`: one text per row; a line end in it starts a new line of the row. `number`: aligned
-    right. `expendable`: from 1 on: order in which columns are left out of a narrow terminal; 0: never.
+    `expendable`: from 1 on: order in which columns are left out of a narrow terminal; 0: never.
     """
 
     header: str

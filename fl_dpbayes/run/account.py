@@ -25,10 +25,8 @@ from fl_dpbayes.samplers.planned import step_sizes
 MAX_ACCOUNTED_STEPS = 10**12
 OPTIONS = {"epsilon": "--epsilon", "delta": "--delta", "sampling_rate": "--q", "clip_norm": "--clip-norm",
            "temperature": "--temperature"}  # fmt: skip
-NEIGHBOURS = {
-    "add_or_remove_one": "neighbours differ by adding or removing one unit",
-    "replace_one": "neighbours differ by replacing one unit",
-}
+NEIGHBOURS = {"add_or_remove_one": "neighbours differ by adding or removing one unit",
+              "replace_one": "neighbours differ by replacing one unit"}  # fmt: skip
 
 
 def account_of(

@@ -66,8 +66,7 @@ def run_flower(run_folder: Path, sites: int, resources: Resources, stop: threadi
     (run_folder / HOME_FILE).write_text(str(home), encoding="utf-8")
     events = EventReader(run_folder / EVENTS_FILE, end_of_events(run_folder / EVENTS_FILE))
     try:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
             port = int(probe.getsockname()[1])
         environment = _environment(home, resources)
         _write_app(home, port)

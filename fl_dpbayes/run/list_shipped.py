@@ -15,8 +15,6 @@ def list_shipped(console: Console) -> None:
     papers = {name: load_study(name).paper.source for name in shipped_papers()}  # type: ignore[union-attr]
     papers |= {name: f"a script of the source tree: python {script}" for name, script in SCRIPTS.items()}
     for command, rows in (("simulate", scenarios), ("study", studies), ("reproduce", papers)):
-        columns = [
-            TerminalColumn("name", list(rows), number=False),
-            TerminalColumn("", [folded(text, max(20, console.width - 30)) for text in rows.values()], number=False),
-        ]
+        texts = [folded(text, max(20, console.width - 30)) for text in rows.values()]
+        columns = [TerminalColumn("name", list(rows), number=False), TerminalColumn("", texts, number=False)]
         console.print(fitted_table(f"fl-dpbayes {command} NAME", columns, console.width))

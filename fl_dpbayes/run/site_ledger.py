@@ -24,12 +24,8 @@ from fl_dpbayes.privacy.ledger.witness import RENEWED, repair_witness
 from fl_dpbayes.report.numbers import count, rounded_up
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, terminal_table
 
-METHODS = {
-    "pld": "privacy-loss distribution of one fixed schedule",
-    "rdp filter": "Renyi filter across runs",
-    "gdp filter": "Gaussian filter across runs",
-}
-
+METHODS = {"pld": "privacy-loss distribution of one fixed schedule", "rdp filter": "Renyi filter across runs",
+           "gdp filter": "Gaussian filter across runs"}  # fmt: skip
 SQLITE_HEADER = b"SQLite format 3\0"
 
 

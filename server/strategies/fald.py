@@ -71,8 +71,7 @@ class FALDStrategy(PosteriorStrategy):
     def posterior(self) -> StoredSamples | None:
         """Return the averaged states after burn-in; say where they are not draws of the posterior."""
         self.record.warn(*target_warnings(self._rule, self.site_weights, self.federation.roster.units))
-        drift = self._drift.drift()
-        if drift is not None and drift > LARGEST_DRIFT:
+        if (drift := self._drift.drift() or 0.0) > LARGEST_DRIFT:
             self.record.warn(warning("drift", steps=self.plan.steps_per_round, drift=drift))
         return self.bank.stored(AVERAGED)
 

@@ -27,10 +27,9 @@ class FedPAStrategy(PosteriorStrategy):
         super().__init__(federation, record)
         rule = federation.scenario.aggregation
         assert isinstance(rule, FedPA)
-        ends = [(number + 1) * self.plan.steps_per_round for number in range(self.plan.rounds)]
-        samples = max(
-            self.plan.kept_before(end) - self.plan.kept_before(end - self.plan.steps_per_round) for end in ends
-        )
+        steps = self.plan.steps_per_round
+        ends = range(steps, self.plan.chain_steps + 1, steps)
+        samples = max(self.plan.kept_before(end) - self.plan.kept_before(end - steps) for end in ends)
         if samples < 2:
             raise UserError(
                 f"aggregation.rule 'fedpa' needs at least 2 samples of each site in a round, training keeps {samples}: "

@@ -62,17 +62,11 @@ class IndependentChainsStrategy(PosteriorStrategy):
         # The posterior is asked for more than once, and some rules take time.
         key = [(site, len(self.bank.sample_chains(site)), self.site_weights[site]) for site in sites]
         if self._combined_last is None or self._combined_last[0] != key:
-            starts = [without_prefix("parameters", self.initial_state(chain)) for chain in range(self.plan.chains)]
-            scenario = self.federation.scenario
-            released = Released(
-                PerSite(sites, self.bank.stored),
-                self.site_weights,
-                scenario.sampler,
-                self.federation.planned_sites,
-                np.random.default_rng(scenario.seed),
-                tuple(starts),
-                self._student,
-            )
+            states = map(self.initial_state, range(self.plan.chains))
+            starts = tuple(without_prefix("parameters", state) for state in states)
+            samples, planned = PerSite(sites, self.bank.stored), self.federation.planned_sites
+            sampler, generator = self.federation.scenario.sampler, np.random.default_rng(self.federation.scenario.seed)
+            released = Released(samples, self.site_weights, sampler, planned, generator, starts, self._student)
             self._combined_last = key, combine_sites(self.rule, released)
         aggregate = self._combined_last[1]
         if aggregate.facts:
@@ -83,8 +77,7 @@ class IndependentChainsStrategy(PosteriorStrategy):
         """Return one point per chain: under averaging rules the average of its last states, else their mixture."""
         if isinstance(self.rule, AveragingRule):
             return self._averaged_last(self.rule)
-        stored = {site: self.bank.stored_last_states(site) for site in self.chain_names()}
-        present = {site: points for site, points in stored.items() if points is not None}
+        present = {site: points for site in self.chain_names() if (points := self.bank.stored_last_states(site))}
         return joined(present, self.site_weights) if present else None
 
     def _averaged_last(self, rule: AveragingRule) -> PosteriorSamples | None:

@@ -69,13 +69,9 @@ class PosteriorStrategy(TrainingRounds):
             return []
         posterior, last = self.posterior(), self.last()
         if posterior is None or last is None:
-            raise UserError(
-                "no posterior sample was kept, so there is nothing to evaluate: "
-                + "; ".join(
-                    [sentence(one) for one in self.record.warnings]
-                    or ["lower training.burn_in, or see rounds.csv for what the sites said"]
-                )
-            )
+            said = "; ".join(map(sentence, self.record.warnings))
+            said = said or "lower training.burn_in, or see rounds.csv for what the sites said"
+            raise UserError(f"no posterior sample was kept, so there is nothing to evaluate: {said}")
         members = self.federation.roster.with_nodes
         check_disk_space(self.plan, self.federation, len(members))
         most = most_evaluated(self.federation, max(len(posterior), len(last)), self.record)

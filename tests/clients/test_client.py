@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fl_dpbayes.data.site import recalibration_units
 from fl_dpbayes.protocol.wire import arrays_digest
 from tests.asking import ask, changed, record_of, refusal_of, rows_of
 
@@ -157,10 +158,12 @@ def test_node_without_a_site_file_refuses_whatever_folder_the_message_names(firs
     assert refusal_of(ask(changed(first["train"]), other=0)) == ("SITE_NOT_CONFIGURED", "")
 
 
-def test_what_a_run_paid_for_is_listed(run) -> None:
+def test_what_a_run_paid_for_is_listed(run, first) -> None:
     rows = [(row.part, row.purpose, row.steps) for row in rows_of(run.ledger("north"))]
     assert ("test", "evaluate 2", 3) in rows
     assert ("recalibration", "recalibrate", 12) in rows
+    stated = record_of(ask(changed(first["train.recalibrate"])))["privacy"]["units"]
+    assert stated == recalibration_units(run.site_file("north")) < run.site_file("north").units
     summary = run.summary()
     assert {"item": "sums over test records (calibration statistics)", "how": "paid in ledger"} in summary["releases"]
     paid = {row["site"]: row["epsilon"] for row in summary["evaluation_privacy"]}

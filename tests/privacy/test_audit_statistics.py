@@ -1,21 +1,16 @@
-"""The tests of an audit: how often they alarm at a sound site, and how rarely they miss what they say they find."""
+"""The tests of an audit: how often they alarm at a sound site, how rarely they miss what they find; and its attacks."""
 
+import math
 import re
 
 import numpy as np
 import pytest
 from scipy.signal import fftconvolve
-from scipy.stats import binom
+from scipy.special import ndtri
+from scipy.stats import binom, norm
 
-from fl_dpbayes.privacy.audit_statistics import (
-    MISS,
-    Finding,
-    correlation_tests,
-    count_kurtosis,
-    mean_test,
-    variance_test,
-    verdicts,
-)
+from fl_dpbayes.privacy import audit_statistics as audit
+from fl_dpbayes.privacy.gdp import gdp_epsilon
 
 RUNS = 100_000
 LEVEL = 1e-3
@@ -27,7 +22,7 @@ def most_of(share: float) -> float:
     return share + ERRORS * np.sqrt(share / RUNS)
 
 
-def size_found(finding: Finding) -> float:
+def size_found(finding: audit.Finding) -> float:
     found = re.search(r"[\d.]+", finding.effect(LEVEL).words)
     assert found is not None
     return float(found.group())
@@ -38,7 +33,7 @@ def alarms(totals: np.ndarray, degrees: int, kurtosis: float = 0.0) -> float:
     def limit(low: float, high: float) -> float:
         for _ in range(60):
             middle = (low + high) / 2
-            alarm = variance_test(middle, degrees, "", kurtosis=kurtosis).probability < LEVEL
+            alarm = audit.variance_test(middle, degrees, "", kurtosis=kurtosis).probability < LEVEL
             low, high = (middle, high) if alarm else (low, middle)
         return low
 
@@ -54,10 +49,10 @@ def test_gaussian_noise_raises_alarms_as_seldom_as_promised(degrees: int) -> Non
 
 @pytest.mark.parametrize("degrees", [60, 650])
 def test_the_stated_deviation_is_missed_once_in_a_thousand(degrees: int) -> None:
-    ratio = size_found(variance_test(degrees, degrees, ""))
+    ratio = size_found(audit.variance_test(degrees, degrees, ""))
     totals = ratio**2 * np.random.default_rng(0).chisquare(degrees, RUNS)
     # The ratio is stated to two digits.
-    assert 1 - alarms(totals, degrees) < 2 * MISS
+    assert 1 - alarms(totals, degrees) < 2 * audit.MISS
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.5])
@@ -82,8 +77,8 @@ def test_counts_raise_alarms_as_seldom_as_promised_at_the_level_of_an_audit(rate
     one = law
     for _ in range(batches - 1):
         law = fftconvolve(law, one)[:most]
-    kurtosis = count_kurtosis(units, rate)
-    alarm = [variance_test(x / variance, batches, "", kurtosis=kurtosis).probability < level for x in range(most)]
+    kurtosis = audit.count_kurtosis(units, rate)
+    alarm = [audit.variance_test(x / variance, batches, "", kurtosis=kurtosis).probability < level for x in range(most)]
     assert 1 - law.sum() + law[alarm].sum() < 2.5 * level
 
 
@@ -91,20 +86,23 @@ def test_a_mean_is_missed_and_mistaken_as_seldom_as_promised() -> None:
     draws = 0.1 * np.random.default_rng(0).normal(size=RUNS // 30)
 
     def found(shift: float, one_sided: bool = False) -> float:
-        tests = [mean_test(x + shift, 0.1, "", unit=1.0, one_sided=one_sided).probability for x in draws]
+        tests = [audit.mean_test(x + shift, 0.1, "", unit=1.0, one_sided=one_sided).probability for x in draws]
         return float(np.mean(np.array(tests) < LEVEL))
 
     assert found(0.0) < 2 * LEVEL
-    size = mean_test(0.0, 0.1, "", unit=1.0).effect(LEVEL).size
-    assert found(size) > 1 - 3 * MISS
-    assert found(-size) > 1 - 3 * MISS
+    size = audit.mean_test(0.0, 0.1, "", unit=1.0).effect(LEVEL).size
+    assert found(size) > 1 - 3 * audit.MISS
+    assert found(-size) > 1 - 3 * audit.MISS
     assert found(-size, one_sided=True) == 0
 
 
 def test_slack_is_never_an_alarm_and_no_noise_at_all_always_is() -> None:
-    assert mean_test(0.01, 1e-9, "", unit=1.0, slack=0.01).probability == 1
-    assert variance_test(10_200, 10_000, "", slack=0.02).probability > variance_test(10_200, 10_000, "").probability
-    [check] = verdicts("part", {"a": [variance_test(0.0, 10, "all")]}, 1e-4)
+    assert audit.mean_test(0.01, 1e-9, "", unit=1.0, slack=0.01).probability == 1
+    assert (
+        audit.variance_test(10_200, 10_000, "", slack=0.02).probability
+        > audit.variance_test(10_200, 10_000, "").probability
+    )
+    [check] = audit.verdicts("part", {"a": [audit.variance_test(0.0, 10, "all")]}, 1e-4)
     assert not check.passed
 
 
@@ -113,22 +111,131 @@ def test_only_noise_in_common_correlates() -> None:
     vectors = {str(i): generator.normal(size=300) for i in range(5)}
     vectors["copy"] = -2 * vectors["3"]
     vectors["none"] = np.zeros(300)
-    findings = correlation_tests(vectors)
+    findings = audit.correlation_tests(vectors)
     assert len(findings) == 15
     assert [f.where for f in findings if f.probability < 1e-6] == ["3 and copy, -1"]
 
 
 def test_a_repetition_is_found_with_few_numbers() -> None:
     noise = np.random.default_rng(0).normal(size=6)
-    [finding] = correlation_tests({"a": noise, "b": noise + 1e-6})
+    [finding] = audit.correlation_tests({"a": noise, "b": noise + 1e-6})
     assert finding.probability < 1e-10
 
 
 def test_all_tests_of_a_part_share_its_level() -> None:
-    sound = [variance_test(100, 100, f"tensor {i}") for i in range(7)]
-    first, second = verdicts("part", {"a": sound, "b": sound[:1], "c": []}, 1e-4)
+    sound = [audit.variance_test(100, 100, f"tensor {i}") for i in range(7)]
+    first, second = audit.verdicts("part", {"a": sound, "b": sound[:1], "c": []}, 1e-4)
     assert first.limit == pytest.approx(1e-4 / 14)
     assert second.limit == pytest.approx(1e-4 / 2)
     assert first.passed
     assert first.where.startswith("worst of 7: tensor 0")
     assert "times the claim or less" in first.finds
+
+
+DELTA, FEW_RUNS = 1e-5, 150
+CLAIM = {"epsilon": 1.0, "delta": DELTA}
+
+
+def coins(generator: np.random.Generator, count: int) -> np.ndarray:
+    return generator.random(count) < 0.5
+
+
+@pytest.mark.parametrize("rate", [0.2, 1.0])
+def test_ratio_is_that_of_the_mixture(rate: float) -> None:
+    u, noise = np.random.default_rng(0).normal(size=(3, 5)), np.array([1.0, 2.0, 3.0])
+    absent, present = (norm.pdf(u, signal, noise[:, None]) for signal in (0.0, 0.7))
+    expected = np.log(((1 - rate) * absent + rate * present) / absent).sum(axis=0)
+    scores = audit.log_likelihood_ratios(u, signal=0.7, noise_std=noise, sampling_rate=rate)
+    np.testing.assert_allclose(scores, expected, rtol=1e-12)
+
+
+def test_ratio_survives_signals_far_beyond_the_noise() -> None:
+    scores = audit.log_likelihood_ratios(
+        np.array([[1e4, -1e4]]), signal=1.0, noise_std=np.array([0.01]), sampling_rate=0.5
+    )
+    assert 1e6 < scores[0] < math.inf
+    assert scores[1] == pytest.approx(math.log(0.5))
+
+
+def test_perfect_scores_give_the_closed_form_limit() -> None:
+    included = np.arange(200) < 100
+    bound = audit.gaussian_epsilon_bound(included - 0.5, included, threshold=0.0, delta=DELTA, confidence=0.95)
+    error = 1 - 0.025 ** (1 / 100)
+    assert bound == pytest.approx(gdp_epsilon(float(ndtri(1 - error) - ndtri(error)), DELTA), rel=1e-9)
+
+
+def test_scores_without_information_or_with_one_class_give_zero() -> None:
+    generator = np.random.default_rng(1)
+    included = coins(generator, 1000)
+    scores = generator.normal(size=1000)
+    nothing = {"delta": DELTA, "confidence": 0.95}
+    assert audit.gaussian_epsilon_bound(scores, included, threshold=0.0, **nothing) == 0
+    assert audit.one_run_epsilon_bound(scores, included, guesses=500, **nothing) == 0
+    assert audit.gaussian_epsilon_bound(scores, np.ones(1000, bool), threshold=0.0, **nothing) == 0
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.5])
+def test_bounds_of_a_gaussian_mechanism_hold_and_approach_its_epsilon(mu: float) -> None:
+    generator, exceeded, bounds = np.random.default_rng(2), 0, []
+    for _ in range(FEW_RUNS):
+        included = coins(generator, 2000)
+        scores = generator.normal(mu * (included - 0.5), 1.0)
+        bound = audit.gaussian_epsilon_bound(scores, included, threshold=0.0, delta=DELTA, confidence=0.9)
+        one_run = audit.one_run_epsilon_bound(scores, included, guesses=500, delta=DELTA, confidence=0.9)
+        exceeded += max(bound, one_run) > gdp_epsilon(mu, DELTA)
+        bounds.append(bound)
+    # At most 10 % may exceed; the two limits of the error rates together make it far fewer.
+    assert exceeded <= 0.1 * FEW_RUNS
+    assert np.median(bounds) > 0.6 * gdp_epsilon(mu, DELTA)
+
+
+@pytest.mark.parametrize("guesses", [10, 200])
+def test_one_run_bound_of_perfect_guesses_without_delta_is_the_closed_form(guesses: int) -> None:
+    included = np.arange(400) < 200
+    bound = audit.one_run_epsilon_bound(included * 1.0, included, guesses=guesses, delta=0.0, confidence=0.95)
+    accuracy = 0.05 ** (1 / guesses)
+    assert bound == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-4)
+
+
+def test_one_run_bound_is_reached_by_randomised_response_and_seldom_passed() -> None:
+    generator, epsilon, exceeded, bounds = np.random.default_rng(3), 1.0, 0, []
+    for _ in range(FEW_RUNS):
+        included = coins(generator, 1000)
+        truthful = generator.random(1000) < 1 / (1 + math.exp(-epsilon))
+        # A small random part breaks ties without taking sides.
+        scores = np.where(truthful, included, ~included) + 0.1 * generator.random(1000)
+        bound = audit.one_run_epsilon_bound(scores, included, guesses=800, delta=0.0, confidence=0.95)
+        exceeded += bound > epsilon
+        bounds.append(bound)
+    assert exceeded <= 0.05 * FEW_RUNS + 3 * math.sqrt(0.05 * 0.95 * FEW_RUNS)
+    assert 0.8 < np.median(bounds) < epsilon
+
+
+def test_one_run_bound_falls_as_delta_grows() -> None:
+    included, rest = np.arange(400) < 200, {"guesses": 200, "confidence": 0.95}
+    deltas = (0.0, 1e-5, 1e-4, 1e-2)
+    bounds = [audit.one_run_epsilon_bound(included * 1.0, included, delta=delta, **rest) for delta in deltas]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[-1] < bounds[0]
+
+
+def test_area_counts_pairs_and_the_advantage_bound_is_that_of_the_claim() -> None:
+    for members, others, area, advantage in (
+        (range(5), range(10, 13), 1.0, 1.0), ([1] * 5, [1] * 3, 0.5, 0.0), ([1, 3], [2, 4], 3 / 4, 1 / 2),
+    ):  # fmt: skip
+        score = audit.loss_threshold_attack(np.array(members, float), np.array(others, float), **CLAIM)
+        assert (score.members, score.others) == (len(members), len(others))
+        assert (score.area, score.advantage) == pytest.approx((area, advantage))
+    for epsilon in (0.0, 1.0, 5.0, 50.0, math.inf):
+        expected = (math.exp(epsilon) - 1 + 2e-3) / (math.exp(epsilon) + 1) if epsilon < math.inf else 1.0
+        score = audit.loss_threshold_attack(np.ones(2), np.ones(2), epsilon=epsilon, delta=1e-3)
+        assert score.advantage_bound == pytest.approx(expected, rel=1e-12)
+
+
+def test_standard_error_matches_the_spread_of_simulated_areas() -> None:
+    generator = np.random.default_rng(0)
+    losses = [(generator.exponential(1.0, 80), generator.exponential(1.5, 40)) for _ in range(FEW_RUNS)]
+    scores = [audit.loss_threshold_attack(*of_run, **CLAIM) for of_run in losses]
+    spread = np.std([score.area for score in scores])
+    # The spread of 150 areas has a relative standard error of 5.8 %; the formula supposes exponential scores, as here.
+    assert spread == pytest.approx(np.mean([score.area_standard_error for score in scores]), rel=0.16)

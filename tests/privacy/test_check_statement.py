@@ -59,11 +59,8 @@ def test_statement_by_a_filter_lies_between_its_history_and_its_budget() -> None
     unlimited = Budget(float("inf"), DELTA, "add_or_remove_one", filter_orders(float("inf"), DELTA))
     without = stated(history, filter_epsilon(rule, history, unlimited), rule.name, budget=None)
     assert checked_statement(without, OWN, OWN, None, DELTA) == without
-    for statement in (
-        stated(history, 8.1, rule.name),
-        stated(history, pld_epsilon(EARLIER, DELTA), rule.name),
-        without.model_copy(update={"epsilon": 1e300}),
-    ):
+    wrong = [stated(history, epsilon, rule.name) for epsilon in (8.1, pld_epsilon(EARLIER, DELTA))]
+    for statement in (*wrong, without.model_copy(update={"epsilon": 1e300})):
         with pytest.raises(ValueError, match="its history"):
             checked_statement(statement, OWN, OWN, None, DELTA)
 

@@ -46,18 +46,14 @@ def test_solved_noise_costs_the_budget_and_no_more(coupling: str, schedule: Cons
     assert coupling in ("temperature", "langevin") or solved.noise_multiplier > 0
 
 
-@pytest.mark.parametrize(("coupling", "given"), [
-    ("constant", {"noise_multiplier": 0.7}),
-    ("temperature", {"temperature": 3.0}),
-    ("langevin", {"temperature": 1.0}),
-    ("floor", {"temperature": 1.0, "noise_multiplier": 0.7}),
-])  # fmt: skip
-def test_a_given_parameter_is_used_whatever_it_costs(coupling: str, given: dict[str, float]) -> None:
-    solved = solve_noise(plan(coupling, 0.05, epsilon=1e-6, **given), step_sizes(SCHEDULES[0], 10), UNITS)
-    assert solved.epsilon > 1e-6
-    assert solved.noise_multiplier == given.get("noise_multiplier")
-    assert solved.temperature == given.get("temperature")
-    assert len(solved.noise_multipliers) == 10
+def test_a_given_parameter_is_used_whatever_it_costs() -> None:
+    for coupling, sigma, tau in (
+        ("constant", 0.7, None), ("temperature", None, 3.0), ("langevin", None, 1.0), ("floor", 0.7, 1.0),
+    ):  # fmt: skip
+        private = plan(coupling, 0.05, epsilon=1e-6, noise_multiplier=sigma, temperature=tau)
+        solved = solve_noise(private, step_sizes(SCHEDULES[0], 10), UNITS)
+        assert solved.epsilon > 1e-6
+        assert (solved.noise_multiplier, solved.temperature, len(solved.noise_multipliers)) == (sigma, tau, 10)
 
 
 def test_a_floor_that_is_not_needed_is_zero() -> None:
@@ -78,14 +74,11 @@ def test_constant_noise_is_solved_over_four_decades(epsilon: float, adjacency: s
     assert 0.999 * epsilon <= spent <= epsilon
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "rate", "reason"), [
-    (1e-9, 1e-12, 0.5, "no noise gives epsilon"),
-    (1e12, 1e-5, 1.0, "no noise gives epsilon"),
-    (1.0, 0.5, 0.01, "any noise would do"),
-])  # fmt: skip
-def test_a_budget_that_no_noise_meets_is_refused(epsilon: float, delta: float, rate: float, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
-        solve_multiplier(epsilon, delta, rate, 10)
+def test_a_budget_that_no_noise_meets_is_refused() -> None:
+    no_noise = "no noise gives epsilon"
+    for *budget, reason in ((1e-9, 1e-12, 0.5, no_noise), (1e12, 1e-5, 1.0, no_noise), (1.0, 0.5, 0.01, "any noise")):
+        with pytest.raises(UserError, match=reason):
+            solve_multiplier(*budget, 10)
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.1])

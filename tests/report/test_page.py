@@ -80,12 +80,6 @@ def drawn(texts):
     return lambda page, name: set(texts((page.parent / "figures" / f"{name}.svg").read_text(encoding="utf-8")))
 
 
-def test_page_opens_with_the_answer(reported, summary):
-    text = words(read(reported))
-    found = answer(parse_summary(summary))
-    assert text.startswith(f"quickstart {found.calibration} {found.elsewhere} {found.privacy} 2.1 points off")
-
-
 def check_needs_nothing_else(path):
     reader = read(path)
     assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(reader.tags)
@@ -99,8 +93,9 @@ def check_needs_nothing_else(path):
     return reader
 
 
-def test_page_is_self_contained(reported):
-    check_needs_nothing_else(reported)
+def test_page_opens_with_the_answer_and_is_self_contained(reported, summary):
+    text, found = words(check_needs_nothing_else(reported)), answer(parse_summary(summary))
+    assert text.startswith(f"quickstart {found.calibration} {found.elsewhere} {found.privacy} 2.1 points off")
     assert not re.search(r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8"))
 
 
@@ -113,23 +108,26 @@ def test_hostile_names_of_a_study_stay_text_and_its_page_needs_nothing_else(stud
     assert HOSTILE in words(check_needs_nothing_else(write_study_report(folder)))
 
 
-def test_hostile_strings_are_escaped(reported, write_run, summary, privacy_rounds):
-    plain = set(read(reported).tags)
+def test_hostile_strings_are_escaped(measured, write_run, measured_summary, privacy_rounds):
+    plain, summary = set(read(measured).tags), measured_summary
     summary |= {"scenario": HOSTILE, "aggregation": HOSTILE, "adjacency": HOSTILE, "warnings": [HOSTILE]}
-    summary["versions"] = {HOSTILE: HOSTILE}
-    summary["releases"] = [{"item": HOSTILE, "how": HOSTILE}]
-    summary["seconds"] = {HOSTILE: 1.0}
+    summary |= {"versions": {HOSTILE: HOSTILE}, "releases": [{"item": HOSTILE, "how": HOSTILE}]}
+    summary |= {"seconds": {HOSTILE: 1.0}, "reliability": summary["reliability"][:2]}
     for row in (summary["sites"][0], summary["sites"][4]):
         row |= {"name": HOSTILE, "unit": HOSTILE, "shift": HOSTILE}
     summary["privacy"][0] |= dict.fromkeys(("site", "unit", "status", "epsilon_method", "mu_kind"), HOSTILE)
-    for row in [*summary["calibration"][6:], *summary["reliability"]]:
-        row |= {"site": HOSTILE}
-    summary["calibration"][7]["predictor"] = HOSTILE
-    for row in privacy_rounds:
+    for row in summary["subgroups"]:
+        row |= {"attribute": HOSTILE, "value": HOSTILE}
+    for row in summary["conformal"]:
+        row |= {"weights": HOSTILE, "calibrated_on": HOSTILE}
+    lists = ("conformal", "shift_detection", "reliability")
+    for row in (*summary["calibration"][6:], *privacy_rounds, *(row for name in lists for row in summary[name])):
         row["site"] = HOSTILE
+    summary["calibration"][7]["predictor"] = HOSTILE
     path = write_report(write_run(summary, privacy_rounds))
     reader = check_needs_nothing_else(path)
     assert set(reader.tags) <= plain
+    assert sections(reader) == SECTIONS
     assert HOSTILE in words(reader)
     assert "<script" not in path.read_text(encoding="utf-8")
 
@@ -190,24 +188,17 @@ def test_equal_runs_give_equal_pages(reported, write_run, summary):
     assert write_report(write_run(summary)).read_bytes() == reported.read_bytes()
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="is not a run directory"):
-        write_report(tmp_path)
-
-
-DAMAGED = {
-    "not a number": b"site,round,epsilon,budget\nnorth,1,x,2\n",
-    "no site": b"round,epsilon,budget\n1,0.5,2\n",
-    "not text": b"site,round,epsilon\n\xff\xfe,1,0.5\n",
-    "NUL": b"site,round,epsilon,budget\nnorth,1,\x00,2\n",
-    "half a row": b"site,round,epsilon,budget\nnorth,1\nnorth,one,0.5,2\n",
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_privacy_table_is_named_in_one_line(write_run, summary, name):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"site,round,epsilon,budget\nnorth,1,x,2\n", b"round,epsilon,budget\n1,0.5,2\n",
+        b"site,round,epsilon\n\xff\xfe,1,0.5\n", b"site,round,epsilon,budget\nnorth,1,\x00,2\n",
+        b"site,round,epsilon,budget\nnorth,1\nnorth,one,0.5,2\n",
+    ],
+)  # fmt: skip
+def test_damaged_privacy_table_is_named_in_one_line(write_run, summary, content):
     run_dir = write_run(summary)
-    (run_dir / "privacy.csv").write_bytes(DAMAGED[name])
+    (run_dir / "privacy.csv").write_bytes(content)
     with pytest.raises(UserError, match=r"privacy.csv is damaged \(.*\): remove it") as caught:
         write_report(run_dir)
     assert "\n" not in str(caught.value)
@@ -233,7 +224,7 @@ def test_a_part_without_rows_is_left_out_alone(measured, written, measured_summa
     assert sections(written(measured_summary | {"shift_detection": []})) == {"clinical", "truth"}
 
 
-def test_tables_hold_the_numbers_of_the_summary(measured):
+def test_tables_hold_the_numbers_of_the_summary(measured, measured_summary):
     cells = read(measured).cells
     assert after(cells, "sex: female", "all held-out sites")[:2] == ["61", "11.1 [10.2, 12.0]"]
     assert after(cells, "all held-out sites", "none")[:4] == ["85.0 [83.0, 87.0]", "too low", "1.26", "150"]
@@ -251,13 +242,10 @@ def test_tables_hold_the_numbers_of_the_summary(measured):
     text = words(read(measured))
     assert "Asked for: 90%. Sets calibrated on the training records (n = 777)" in text
     assert "test records (n = 777)" in text
-
-
-def test_a_true_error_outside_its_interval_is_said(measured_summary):
     for row in measured_summary["calibration"]:
         row["rms_true"] = 0.5
-    (table,) = [measure_tables(parse_summary(measured_summary))["truth"]]
-    assert [row[4:6] for row in table.rows] == [(("50.0", ""), ("no", ""))] * 6
+    outside = measure_tables(parse_summary(measured_summary))["truth"]
+    assert [row[4:6] for row in outside.rows] == [(("50.0", ""), ("no", ""))] * 6
 
 
 def test_sites_are_read_after_their_pool_and_never_twice():
@@ -285,30 +273,12 @@ def test_each_single_site_has_its_panel_of_one_predictor(reported, drawn, summar
     assert {f"s{i}" for i in range(24)} <= {text.get_text() for text in site_reliability_figure(grid, "").texts}
 
 
-def test_decision_curve_is_drawn_per_role(measured, drawn):
+def test_decision_curve_is_drawn_per_role_and_without_intervals(measured, drawn, measured_summary):
     names = {path.stem for path in (measured.parent / "figures").glob("net_benefit-*.svg")}
     assert names == {"net_benefit-held_out", "net_benefit-shifted", "net_benefit-train"}
     shown = drawn(measured, "net_benefit-held_out")
     assert {"Held-out sites, decision curve", "averaged posterior", "last iterate", "treat all", "treat none"} <= shown
-
-
-def test_a_curve_without_intervals_is_drawn(measured_summary):
-    points = [point | {"interval": None, "model": None} for point in measured_summary["calibration"][0]["net_benefit"]]
-    row = CalibrationRecord.model_validate(measured_summary["calibration"][0] | {"net_benefit": points})
+    first = measured_summary["calibration"][0]
+    points = [point | {"interval": None, "model": None} for point in first["net_benefit"]]
+    row = CalibrationRecord.model_validate(first | {"net_benefit": points})
     assert "treat none" in [text.get_text() for text in net_benefit_figure([row], "").texts]
-
-
-def test_hostile_strings_in_measures_are_escaped(measured, written, measured_summary):
-    plain = set(read(measured).tags)
-    for row in measured_summary["subgroups"]:
-        row |= {"attribute": HOSTILE, "value": HOSTILE}
-    for row in measured_summary["conformal"]:
-        row |= {"site": HOSTILE, "weights": HOSTILE, "calibrated_on": HOSTILE}
-    for row in measured_summary["shift_detection"]:
-        row["site"] = HOSTILE
-    measured_summary["sites"][0]["name"] = HOSTILE
-    measured_summary["calibration"] = measured_summary["calibration"][:2]
-    reader = written(measured_summary)
-    assert set(reader.tags) <= plain
-    assert HOSTILE in words(reader)
-    assert sections(reader) == SECTIONS

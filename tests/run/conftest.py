@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from fl_dpbayes import cli
-from fl_dpbayes.run.study import study as engine
 from fl_dpbayes.run.study.cell import run_cell
 
 
@@ -39,6 +38,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run cells in this process, and note which."""
     ran: list[str] = []
     monkeypatch.setattr(
-        engine, "run_on_ray", lambda jobs, *_: (ran.append(job.cell.title) or run_cell(job) for job in jobs)
+        "fl_dpbayes.run.study.ray_pool.run_on_ray",
+        lambda jobs, *_: (ran.append(job.cell.title) or run_cell(job) for job in jobs),
     )
     return ran

@@ -12,9 +12,8 @@ from fl_dpbayes.run.account import account_json, account_table, solve_json, solv
 
 
 def shown(table: object) -> str:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(table)
-    return console.export_text()
+    Console(width=200, file=(file := io.StringIO())).print(table)
+    return file.getvalue()
 
 
 def test_account_json_has_the_agreed_keys_and_spells_infinity() -> None:

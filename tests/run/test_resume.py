@@ -65,20 +65,19 @@ while report["kills"] < kills:
     while True:
         made = (folder / name / "scenario.toml").is_file()
         child = begin(["--resume", str(folder / name)] if made else new(name))
-        if report["kills"] < kills:
-            time.sleep(rng.uniform(0, unbroken_seconds / 2))
-            if os.waitpid(child, os.WNOHANG) == (0, 0):
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                events = folder / name / "events.jsonl"
-                report["rounds"].append(events.read_text().splitlines()[-1] if events.is_file() else "")
-                report["kills"] += 1
-                if not made and not (folder / name / "scenario.toml").is_file() and (folder / name).exists():
-                    name += "-again"
-                continue
+        if report["kills"] == kills:
+            assert os.waitpid(child, 0)[1] == 0
             break
-        assert os.waitpid(child, 0)[1] == 0
-        break
+        time.sleep(rng.uniform(0, unbroken_seconds / 2))
+        if os.waitpid(child, os.WNOHANG) != (0, 0):
+            break
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        events = folder / name / "events.jsonl"
+        report["rounds"].append(events.read_text().splitlines()[-1] if events.is_file() else "")
+        report["kills"] += 1
+        if not made and not (folder / name / "scenario.toml").is_file() and (folder / name).exists():
+            name += "-again"
     report["runs"][name] = spent(name)
 print(json.dumps(report))
 """
@@ -91,10 +90,8 @@ def without_seconds(path: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_kills_at_any_instant_change_neither_the_result_nor_what_it_cost(tmp_path: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tmp_path), str(KILLS), "7"],
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+    driver = [sys.executable, "-c", DRIVER, str(tmp_path), str(KILLS), "7"]
+    finished = subprocess.run(driver, capture_output=True, text=True, timeout=900, check=False)
     assert finished.returncode == 0, finished.stderr
     report = json.loads(finished.stdout)
     assert report["kills"] >= KILLS
@@ -153,7 +150,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 
 @pytest.mark.parametrize(("target", "arguments", "said"), [
     ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "quickstart", "--engine", "inline"], "privacy.csv"),
-    ("fl_dpbayes.run.study.study.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
+    ("fl_dpbayes.run.study.ray_pool.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
 ])  # fmt: skip
 def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(
     target: str, arguments: list[str], said: str, tmp_path: Path, monkeypatch, command

@@ -56,15 +56,13 @@ EVENTS = [
 
 
 def test_display_renders_before_and_after_every_event_in_a_terminal() -> None:
-    file = io.StringIO()
-    console = Console(force_terminal=True, file=file, width=100)
+    console = Console(force_terminal=True, file=io.StringIO(), width=100)
     display = Display(console, 2)
     console.print(display.render())
     for event in EVENTS:
         display.show(event)
         console.print(display.render())
-    shown = file.getvalue()
-    assert all(words in shown for words in ("round 1/2", "0.500 of 2", "evaluating", "left"))
+    assert all(words in console.file.getvalue() for words in ("round 1/2", "0.500 of 2", "evaluating", "left"))
 
 
 def test_root_handler_that_appears_during_a_run_sees_nothing_of_flowers_log(tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def wait(events: Path, stop: Stop) -> dict:
 
 
 @pytest.mark.parametrize("last", ["finished", "failed"])
-def test_flower_is_asked_once_the_run_says_that_it_is_over(tmp_path: Path, questions, last: str) -> None:
+def test_flower_is_asked_once_the_run_is_over(tmp_path: Path, questions, last: str) -> None:
     events = tmp_path / "events.jsonl"
 
     def look(number: int) -> None:

@@ -86,8 +86,7 @@ def test_export_can_be_checked_without_this_project(spent_site):
         text = json.dumps(entry["content"], sort_keys=True, separators=(",", ":"))
         head = hashlib.sha256(f"{head}\n{text}".encode()).hexdigest()
         assert entry["head"] == head
-    assert exported["head"] == head
-    assert exported["problems"] == []
+    assert (exported["head"], exported["problems"]) == (head, [])
     train, test, recalibration = exported["parts"]
     assert (train["steps"], train["history"], train["epsilon_method"]) == (10, [[8.0, 1.0, 5], [8.0, 1.0, 5]], "pld")
     for unspent in (test, recalibration):
@@ -152,8 +151,7 @@ def test_repair_renews_a_lost_second_place_and_never_a_ledger_that_is_behind(hos
     assert "nothing to repair" in told(repair_ledger, site_file)[1]
     witness.unlink()
     status, text = told(verify_ledger, site_file)
-    assert status == 1
-    assert "does not exist: put it back" in text
+    assert (status, "does not exist: put it back" in text) == (1, True)
     assert "anew; the ledger keeps a note" in told(repair_ledger, site_file)[1]
     assert "was made anew on" in told(show_ledger, site_file)[1]
     # What is no second place is left as it lies.
@@ -180,8 +178,7 @@ def test_damaged_ledger_is_refused_in_one_line_with_path_and_remedy(hospital, da
     words = r"not a database.*newest copy back" if damage else r"newest copy back"
     assert refused(words, show_ledger, site_file).count(str(path)) == 1
     status, text = told(verify_ledger, site_file, width=40)
-    assert status == 1
-    assert len(text.splitlines()) == 1
+    assert (status, len(text.splitlines())) == (1, 1)
 
 
 def test_cohort_is_not_made_with_a_delta_that_no_request_may_have(hospital):

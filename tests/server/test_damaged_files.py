@@ -1,7 +1,6 @@
 """Every file that a resume reads, damaged in every way: refused in one line that names it, or proven harmless."""
 
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fl_dpbayes import cli
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_site_file
@@ -17,7 +15,7 @@ from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.resume import resume_run
-from tests.server.conftest import Cut
+from tests.server.conftest import Cut, command
 
 OVERRIDES = [
     "training={rounds=3, steps_per_round=2, burn_in=0, thinning=1}", "aggregation.rule=mixture",
@@ -197,12 +195,9 @@ def test_damaged_result_of_a_finished_run_is_refused_and_written_again(
 ) -> None:
     folder = Path(shutil.copytree(runs / "unbroken", tmp_path / "run"))
     DAMAGES[damage](folder / name)
-    command = ["predict", str(folder), "none.csv"] if name.startswith("posterior") else ["report", str(folder)]
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *command])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr().err
-    assert (ended.value.code, said.count("\n"), "Traceback" in said) == (2, 1, False)
+    arguments = ["predict", str(folder), "none.csv"] if name.startswith("posterior") else ["report", str(folder)]
+    status, said = command(capsys, monkeypatch, *arguments)
+    assert (status, said.count("\n"), "Traceback" in said) == (2, 1, False)
     assert str(folder) in said
     assert "fl-dpbayes simulate --resume" in said
     resume(folder)
@@ -215,11 +210,8 @@ def test_predictions_need_the_run_s_own_scenario(runs: Path, tmp_path: Path, cap
     text = path.read_text()
     for changed, message in ((text.replace("seed = ", "seed = 1", 1), "is not the scenario of"), (None, "is missing")):
         path.unlink() if changed is None else path.write_text(changed)
-        monkeypatch.setattr(sys, "argv", ["fl-dpbayes", "predict", str(folder), "none.csv"])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr().err
-        assert (ended.value.code, f"{path} {message}" in said) == (2, True)
+        status, said = command(capsys, monkeypatch, "predict", str(folder), "none.csv")
+        assert (status, f"{path} {message}" in said) == (2, True)
 
 
 @pytest.mark.slow

@@ -61,6 +61,7 @@ def test_epsilon_grows_with_rounds_and_the_last_planned_step_meets_the_budget(pl
     assert plain.scenario.privacy.epsilon * 0.999 <= epsilons[-1] <= plain.scenario.privacy.epsilon
     assert [row["mu_kind"] for row in rows] == ["exact", "exact"]
     assert [int(row["steps"]) for row in rows] == [4, 8]
+    assert all(sum(steps for _, _, steps in row["history"]) == 8 for row in plain.summary()["privacy"])
 
 
 def test_only_training_sites_get_training_requests(plain) -> None:

@@ -3,14 +3,13 @@
 import errno
 import io
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
-from fl_dpbayes import cli
+from tests.server.conftest import command
 
 pytestmark = pytest.mark.slow
 
@@ -64,13 +63,6 @@ def full_file() -> MagicMock:
     for name in ("write", "writelines", "truncate"):
         getattr(file, name).side_effect = OSError(errno.ENOSPC, "No space left on device")
     return file
-
-
-def command(capsys, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    monkeypatch.setattr(sys, "argv", ["fl-dpbayes", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return int(ended.value.code or 0), capsys.readouterr().err
 
 
 def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -430,26 +430,3 @@ def test_isotonic_map_of_top_labels_in_ten_classes(federation) -> None:
     rows = rows_of(run)
     assert rows["pooled:held_out", "recalibrated"]["n"] == rows["pooled:held_out", "posterior"]["n"]
     assert len(run.summary()["recalibration"]["average"]) == 30
-
-
-def steps_of(run, site: str) -> int:
-    with run.ledger(site) as ledger:
-        return ledger.spent("recalibration").steps
-
-
-def test_evaluation_of_a_resumed_run_uses_the_counts_that_were_paid_for(hospitals) -> None:
-    run = hospitals(ISOTONIC, "simulation.insecure_seed=")
-
-    def cut_off(request, reply):
-        if request.metadata.message_type == "evaluate":
-            raise KeyboardInterrupt
-        return reply
-
-    run.grid.change = cut_off
-    with pytest.raises(KeyboardInterrupt):
-        run.run()
-    assert [steps_of(run, site) for site in ("a", "b")] == [1, 1]
-    run.grid.change = lambda request, reply: reply
-    run.run()
-    assert [steps_of(run, site) for site in ("a", "b")] == [1, 1]
-    assert len(run.summary()["recalibration"]["average"]) == 30

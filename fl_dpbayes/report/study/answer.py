@@ -33,9 +33,8 @@ ASKED = "privacy.epsilon"
 class StudyAnswer:
     """The opening of the page.
 
-    `lead`: the main metric of the methods that are compared first. `differences`: one sentence per compared axis.
-    `shifts`: the worst shift, and where the error grows large; empty without shifts. `basis`: what was run, and
-    what the intervals mean. `cautions`: what weakens a conclusion, the gravest first.
+    `lead` is on the methods that are compared first, `differences` has a sentence per compared axis, `shifts` is on the
+    worst shift, `basis` on what was run and what the intervals mean; `cautions` weaken a conclusion, the gravest first.
     """
 
     lead: str
@@ -48,26 +47,18 @@ class StudyAnswer:
 def study_answer(study: StudyResults) -> StudyAnswer:
     """Say what a study found."""
     found = differences(study, study.metric)
-    return StudyAnswer(
-        lead=_lead(study),
-        differences=tuple(
-            _differences(study, axis, list(rows)) if not apart else _apart(study, axis, method, list(rows))
-            for (axis, method, apart), rows in groupby(found, _paragraph)
-        ),
-        shifts=_shifts(study),
-        basis=_basis(study),
-        cautions=tuple(_cautions(study, found)),
+    # One paragraph for each axis; for each of its methods where settings are kept apart.
+    paragraphs = groupby(found, lambda one: (one.axis, one.method if one.at else "", bool(one.at)))
+    said = tuple(
+        _apart(study, axis, method, list(rows)) if apart else _differences(study, axis, list(rows))
+        for (axis, method, apart), rows in paragraphs
     )
+    return StudyAnswer(_lead(study), said, _shifts(study), _basis(study), tuple(_cautions(study, found)))
 
 
 def _words(study: StudyResults, axis: str, label: str) -> str:
     """Name a method within a sentence."""
     return label if axis == BASELINE else setting_words(study, {axis: label})
-
-
-def _paragraph(one: Difference) -> tuple[str, str, bool]:
-    """What differences share that stand in one paragraph: the axis; the method too where settings are kept apart."""
-    return one.axis, one.method if one.at else "", bool(one.at)
 
 
 def _apart(study: StudyResults, axis: str, method: str, found: list[Difference]) -> str:
@@ -78,8 +69,10 @@ def _apart(study: StudyResults, axis: str, method: str, found: list[Difference])
         f"{_signed(measured, one.value)}{', no clear difference,' if _unclear(one.value) else ''} at {one.at}"
         for one in found
     )
-    words, pairs = _capital(_words(study, axis, method)), _pairs(found[0].value)
-    return f"{words} against {baseline} ({pairs} each): {measured.noun} {parts}."
+    words = _words(study, axis, method)
+    return (
+        f"{words[:1].upper()}{words[1:]} against {baseline} ({_pairs(found[0].value)} each): {measured.noun} {parts}."
+    )
 
 
 def _signed(measured: Quantity, value: Estimate) -> str:
@@ -88,10 +81,6 @@ def _signed(measured: Quantity, value: Estimate) -> str:
 
 def _unclear(value: Estimate) -> bool:
     return value.ends is not None and value.ends[0] <= 0 <= value.ends[1]
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def _baseline_lead(study: StudyResults) -> str:
@@ -229,9 +218,11 @@ def _unspent(study: StudyResults) -> Iterator[str]:
     for at in combinations(study, (ASKED, *(name for name in study.baseline if name != PREDICTOR))):
         spent = rows_at(study.results, at)["epsilon"].max(skipna=False)
         if spent < MOST_OF_IT * float(at[ASKED]):
-            method = setting_words(study, {name: label for name, label in at.items() if name != ASKED})
+            method = (
+                setting_words(study, {name: label for name, label in at.items() if name != ASKED}) or "every method"
+            )
             yield (
-                f"{_capital(method or 'every method')} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} "
+                f"{method[:1].upper()}{method[1:]} spent at most ε {rounded_up(float(spent))} of the {at[ASKED]} "
                 "that it was allowed: what it lost there, it did not lose to that budget."
             )
 

@@ -18,10 +18,7 @@ Labels = Mapping[str, str]
 
 
 def estimate(frame: pd.DataFrame, column: str) -> Estimate | None:
-    """Average a column over the rows of each seed, then over seeds, as `over_seeds` does.
-
-    Returns the mean with its interval, cut at 0 where no value lies below, or None where nothing is defined.
-    """
+    """Average a column as `over_seeds` does, with the interval cut at 0 where no value lies below."""
     found = _mean(frame, column)
     if found is None or found.low is None or (pd.to_numeric(frame[column], errors="coerce") < 0).any():
         return found
@@ -39,10 +36,7 @@ def _mean(frame: pd.DataFrame, column: str) -> Estimate | None:
 
 
 def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: list[str]) -> Estimate | None:
-    """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds.
-
-    Returns the mean difference with its interval, or None without pairs.
-    """
+    """Average `method - baseline` over rows that agree in `keys`, within each seed first, then over seeds."""
     joined = methods.merge(baseline, on=[SEED, *keys], suffixes=("", "_baseline"))
     joined[column] = joined[column] - joined[f"{column}_baseline"]
     return _mean(joined, column)
@@ -50,11 +44,10 @@ def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: lis
 
 @dataclass(frozen=True)
 class BesideBaseline:
-    """One method at one setting: its own mean, and what it differs by from the baseline there.
+    """One method (values of the baseline's axes) at one setting of the axes that are kept apart.
 
-    `at`: values of the axes that are kept apart. `method`: values of the baseline's axes. `value`: the method's
-    mean over the other axes. `difference`: method minus baseline, paired; None for the baseline itself, or without
-    pairs. `is_baseline`: whether it is the baseline.
+    `value`: its mean over the other axes. `difference`: from the baseline, paired; None for the baseline itself, or
+    without pairs.
     """
 
     at: Labels
@@ -119,11 +112,7 @@ def compared_axes(study: StudyResults) -> list[str]:
 
 
 def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str) -> pd.DataFrame:
-    """Select a method's rows.
-
-    The values of an axis are compared by the main predictor; recalibrations by the recalibrated one, where there is
-    one, since the others do not depend on it.
-    """
+    """Select a method's rows: by the main predictor; of a recalibration by the one it makes, where there is one."""
     rows = rows_at(frame, {axis: label})
     if axis == PREDICTOR or rows.empty:
         return rows
@@ -134,10 +123,7 @@ def method_rows(study: StudyResults, frame: pd.DataFrame, axis: str, label: str)
 
 
 def differences(study: StudyResults, metric: str) -> list[Difference]:
-    """Return the paired differences of every compared axis at the study's place over all settings in its focus.
-
-    Against a declared baseline each setting of the axes that it keeps apart stands by itself.
-    """
+    """Pair the methods of every compared axis at the study's place, over all settings in its focus or kept apart."""
     if metric not in study.headline.columns:
         return []
     found, apart = _from_baseline(study, metric), (*study.record.separate, *study.baseline)

@@ -94,8 +94,7 @@ def _methods_of(study: StudyResults, frame: pd.DataFrame, axis: str) -> list[Met
 
 
 def _predictors_of(study: StudyResults, frame: pd.DataFrame) -> list[Method]:
-    predictors = study.predictors(frame)
-    return [Method(name, study.words(PREDICTOR, name), rows_at(frame, {PREDICTOR: name})) for name in predictors]
+    return _named(PREDICTOR, {name: study.words(PREDICTOR, name) for name in study.predictors(frame)}, frame)
 
 
 def _named(column: str, words: dict[str, str], frame: pd.DataFrame) -> list[Method]:

@@ -152,10 +152,9 @@ def _draw_panel(axes: Axes, content: PanelFigure, panel: Panel, order: Sequence[
     for line in panel.lines:
         colour, marker = _style(line.method, order)
         shift = spread * (order.index(line.method) - (len(order) - 1) / 2) * min(1.0, 5 / max(1, len(order)))
-        if line.scattered:
-            step = max(1, math.ceil(len(line.scattered) / MOST_SCATTERED))
-            xs, ys = _scaled(line.scattered[::step], content.scale)
-            axes.plot(xs, ys, marker, color=colour, alpha=0.3, markersize=2.6, markeredgewidth=0, linestyle="")
+        if few := line.scattered[:: max(1, math.ceil(len(line.scattered) / MOST_SCATTERED))]:
+            faint: Any = {"alpha": 0.3, "markersize": 2.6, "markeredgewidth": 0, "linestyle": ""}
+            axes.plot(*_scaled(few, content.scale), marker, color=colour, **faint)
         xs = [mark.x + shift for mark in line.marks]
         ys = [content.scale * mark.value.mean for mark in line.marks]
         if line.joined and len(xs) > 1:

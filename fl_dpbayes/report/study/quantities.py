@@ -10,13 +10,9 @@ from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.wording import ROLES
 
 AXIS_NAMES = {
-    "predictor": "predictor",
-    "privacy.epsilon": "ε asked",
-    "partition.alpha": "Dirichlet α",
-    "aggregation": "aggregation rule",
+    "privacy.epsilon": "ε asked", "partition.alpha": "Dirichlet α", "aggregation": "aggregation rule",
     "held_out": "held-out site",
-    "seed": "seed",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -150,10 +150,9 @@ def label_text(value: object) -> str:
 
 
 def read_study(folder: Path) -> StudyResults:
-    """Read the folder of a study.
+    """Read `study.json`, `study.toml` and the tables of a study's folder.
 
-    `folder`: holds `study.json`, `study.toml` and the tables as CSV. Raises UserError if a file is missing or
-    damaged.
+    Raises UserError if a file is missing or damaged.
     """
     path = folder / RECORD_FILE
     again = f"write it again with  fl-dpbayes study --resume {folder}"

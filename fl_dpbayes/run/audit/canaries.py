@@ -82,12 +82,11 @@ class CanaryAudit:
     @property
     def checks(self) -> list[Check]:
         """That no bound exceeds the claim."""
-        bounds, what = (self.gaussian_bound, self.one_run_bound), "lower bound on epsilon ({})"
-        names = ("Gaussian trade-off", "one run")
-        return [
-            Check("epsilon", what.format(name), bound, self.claimed, "at most")
-            for name, bound in zip(names, bounds, strict=True)
-        ]
+        bounds, what = (
+            {"Gaussian trade-off": self.gaussian_bound, "one run": self.one_run_bound},
+            "lower bound on epsilon",
+        )
+        return [Check("epsilon", f"{what} ({name})", bound, self.claimed, "at most") for name, bound in bounds.items()]
 
 
 def audit_canaries(

@@ -54,10 +54,9 @@ class FinishedCell:
 
 
 def run_cell(job: CellJob) -> CellOutcome:
-    """Run a cell on the inline engine in a folder of its own; nothing that goes wrong in it leaves this function.
+    """Run a cell, here or on another machine, in a folder of its own; nothing that goes wrong leaves this function.
 
-    It may be on another machine than the study's command. The run directory stays where the run failed, or if it is to
-    be kept.
+    The run directory stays where the run failed, or if it is to be kept.
     """
     started = time.perf_counter()
     work = job.folder / WORK_FOLDER / job.cell.digest

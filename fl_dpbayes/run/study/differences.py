@@ -19,10 +19,9 @@ def differences_table(study: Study, results: pd.DataFrame) -> pd.DataFrame:
     """Compare each method with the baseline of its axis, at every place but single training sites.
 
     A difference is `method - baseline` of one metric at one seed, everything else equal. `over` is `setting` for one
-    setting of the other axes, whose interval is Student's t over seeds; and `all` for the mean over these settings:
-    the differences of a seed are averaged first, since they share records, start and draws, and the interval is over
-    seeds. Where a figure is undefined or its cell failed, the pair is left out; over all settings only seeds count
-    that have every setting which any seed has.
+    setting of the other axes, whose interval is Student's t over seeds; and `all` for the mean over these settings, as
+    `over_seeds` takes it, since the differences of a seed share records, start and draws. Where a figure is undefined
+    or its cell failed, the pair is left out.
 
     Returns one row per method, metric, place, predictor and setting: `mean`, `low`, `high` and the number of
     `pairs` (seeds); the ends are undefined for a single pair.

@@ -47,7 +47,6 @@ from fl_dpbayes.run.study.cell import (
 from fl_dpbayes.run.study.differences import differences_table
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
 from fl_dpbayes.run.study.paper import paper_table, shown_paper
-from fl_dpbayes.run.study.ray_pool import run_on_ray
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
@@ -99,14 +98,9 @@ def begin_study(study: Study, folder: Path | None, data_dir: Path | None, worker
 
 
 def reproduce(
-    name: str,
-    full: bool,
-    seeds: int | None,
-    folder: Path | None,
-    data_dir: Path | None,
-    workers: Workers,
+    name: str, full: bool, seeds: int | None, folder: Path | None, data_dir: Path | None, workers: Workers,
     console: Console,
-) -> bool:
+) -> bool:  # fmt: skip
     """Run what is missing of a paper's table, a study of `scenarios/papers`, in `folder` or `runs/reproduce/NAME`.
 
     `full` asks for the paper's own size, `seeds` for so many repetitions (None: as its file says).
@@ -178,19 +172,16 @@ def _run_missing(
     console.print(f"{study.name}: {counted(len(cells), 'cell')}, writing {folder}", markup=False, soft_wrap=True)
     if len(missing) < len(cells):
         console.print(f"{len(cells) - len(missing)} of {len(cells)} cells are already there", markup=False)
-    errors: dict[str, str] = {}
     if missing:
         console.print(f"running {counted(len(missing), 'cell')} {where}", markup=False)
-        place = None if data_dir is None else data_dir.resolve()
-        jobs = [CellJob(cell, folder, place, workers.keep_runs) for cell in missing]
-        try:
-            errors = _run(jobs, folder, count, address, console)
-        except KeyboardInterrupt:
-            done = sum(finished_cell(folder, cell) is not None for cell in cells)
-            raise Stopped(
-                f"{done} of {len(cells)} cells are in {folder}; to go on:  fl-dpbayes study --resume "
-                f"{shlex.quote(str(folder))}"
-            ) from None
+    place = None if data_dir is None else data_dir.resolve()
+    jobs = [CellJob(cell, folder, place, workers.keep_runs) for cell in missing]
+    try:
+        errors = _run(jobs, folder, count, address, console) if jobs else {}
+    except KeyboardInterrupt:
+        done = sum(finished_cell(folder, cell) is not None for cell in cells)
+        resume = f"fl-dpbayes study --resume {shlex.quote(str(folder))}"
+        raise Stopped(f"{done} of {len(cells)} cells are in {folder}; to go on:  {resume}") from None
     if not errors:
         shutil.rmtree(folder / WORK_FOLDER, ignore_errors=True)
     _write_results(study, cells, errors, folder, console)
@@ -200,6 +191,9 @@ def _run_missing(
 def _run(jobs: Sequence[CellJob], folder: Path, workers: int, address: str | None, console: Console) -> dict[str, str]:
     """Run jobs, write each outcome at once, and return the errors by digest."""
     cells = {job.cell.digest: job.cell for job in jobs}
+    # Ray takes a fifth of a second, which a study that is only shown need not pay.
+    from fl_dpbayes.run.study.ray_pool import run_on_ray
+
     errors: dict[str, str] = {}
     columns = (
         BarColumn(), MofNCompleteColumn(), TextColumn("cells, {task.description}, elapsed"), TimeElapsedColumn(),

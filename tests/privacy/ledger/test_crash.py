@@ -28,17 +28,13 @@ from fl_dpbayes.protocol.refusal import RefusalCode
 
 folder = Path(sys.argv[1])
 
-def place_of(name, durability):
+def place_of(name):
     return LedgerPlace(folder / name, folder / "witness" / name, durability)
 
-def cohort_of(mu):
-    return Cohort("c", "patient", gdp_epsilon(mu, 1e-5), 1e-5, "add_or_remove_one")
-
-def create_ledger(name, mu, durability):
-    Ledger.create(place_of(name, durability), cohort_of(mu)).close()
-
-def open_ledger(name, mu, durability):
-    return Ledger.open(place_of(name, durability), cohort_of(mu))
+mu, durability = 5.0, "normal"
+cohort = lambda: Cohort("c", "patient", gdp_epsilon(mu, 1e-5), 1e-5, "add_or_remove_one")
+create_ledger = lambda name: Ledger.create(place_of(name), cohort()).close()
+open_ledger = lambda name: Ledger.open(place_of(name), cohort())
 
 def spending(run, round_, sigma, steps):
     plan = (GaussianEvent(sigma, 1.0, 10**6),)
@@ -46,10 +42,12 @@ def spending(run, round_, sigma, steps):
 """
 
 RACE = """
+mu = (40.5 / 100) ** 0.5
+
 def racer(number, gate):
     os.read(gate, 1)
     admitted = 0
-    with open_ledger("race.sqlite", (40.5 / 100) ** 0.5, "normal") as ledger:
+    with open_ledger("race.sqlite") as ledger:
         for round_ in range(1, 100):
             answer = ledger.reserve(spending(str(number) * 16, round_, 10.0, 1 + number % 3))
             if isinstance(answer, Refused):
@@ -59,7 +57,7 @@ def racer(number, gate):
                 ledger.commit(answer.reservation, b"reply")
     (folder / f"admitted-{number}").write_text(str(admitted))
 
-create_ledger("race.sqlite", (40.5 / 100) ** 0.5, "normal")
+create_ledger("race.sqlite")
 gate, starter = os.pipe()
 children = []
 for number in range(4):
@@ -71,7 +69,7 @@ for number in range(4):
 os.write(starter, b"4444")
 assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
 admitted = [int((folder / f"admitted-{number}").read_text()) for number in range(4)]
-with open_ledger("race.sqlite", (40.5 / 100) ** 0.5, "normal") as ledger:
+with open_ledger("race.sqlite") as ledger:
     print(json.dumps({"admitted": admitted, "recorded": ledger.spent("train").steps, "problems": ledger.verify()}))
 """
 
@@ -86,7 +84,7 @@ def work(name, run, progress):
     tick = lambda: os.write(progress, b".")
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     true_spend, sent = (os.open(folder / f"{name}.{what}", flags) for what in ("true", "sent"))
-    with open_ledger(name, 5.0, durability) as ledger:
+    with open_ledger(name) as ledger:
         for round_ in range(1, 10**6):
             tick()
             answer = ledger.reserve(spending(run, round_, 100.0, 7))
@@ -134,9 +132,9 @@ report |= {"killed with an open reservation": 0, "killed at birth": 0}
 for kill in range(count):
     name, runs = f"ledger-{kill // 10}", [f"{kill:08x}{number:08x}" for number in range(processes)]
     if kill % 10 == 0:
-        create_ledger(name, 5.0, durability)
+        create_ledger(name)
     Victims(name, *runs).kill()
-    with open_ledger(name, 5.0, durability) as ledger:
+    with open_ledger(name) as ledger:
         rows, recorded = ledger.rows(), ledger.spent("train").steps
         report["below"] += recorded < true_spend(name)
         report["exact"] += recorded == true_spend(name)
@@ -163,7 +161,7 @@ def keep(name, copy):
     (folder / copy).mkdir()
     for path in files(name):
         shutil.copy(path, folder / copy)
-    shutil.copy(place_of(name, durability).witness, folder / copy / "second place")
+    shutil.copy(place_of(name).witness, folder / copy / "second place")
 
 def put_back(name, copy, witness):
     for path in files(name):
@@ -171,11 +169,11 @@ def put_back(name, copy, witness):
     for path in (folder / copy).glob(f"{name}*"):
         shutil.copy(path, folder)
     if witness:
-        shutil.copy(folder / copy / "second place", place_of(name, durability).witness)
+        shutil.copy(folder / copy / "second place", place_of(name).witness)
 
 for number in range(count):
     name, way = f"ledger-{number}", WAYS[number % len(WAYS)]
-    create_ledger(name, 5.0, durability)
+    create_ledger(name)
     Victims(name, f"{number:08x}{0:08x}").kill()
     keep(name, "older")
     victims = Victims(name, *(f"{number:08x}{run:08x}" for run in range(1, 2 + number % 2)))
@@ -190,7 +188,7 @@ for number in range(count):
     report["restored"] += 1
     heads = [head for _, _, head in sent(name)]
     try:
-        with open_ledger(name, 5.0, durability) as ledger:
+        with open_ledger(name) as ledger:
             answer = None
             if way == "both places":  # what an administrator cannot put back is the server's head
                 answer = ledger.reserve(spending("f" * 16, 1, 100.0, 7), heads[-1] if heads else None)
@@ -205,7 +203,7 @@ for number in range(count):
     report["refused"] += refused
     if way != "older copy under a running process":
         put_back(name, "newest", witness=True)
-        with open_ledger(name, 5.0, durability) as ledger:
+        with open_ledger(name) as ledger:
             report["below"] += ledger.spent("train").steps < true_spend(name)
             report["problems"] += ledger.verify()
             answer = ledger.reserve(spending("e" * 16, 1, 100.0, 7), heads[-1] if heads else None)
@@ -219,29 +217,27 @@ for number in range(count):
     name = f"ledger-{number}"
     child = os.fork()
     if child == 0:
-        create_ledger(name, 5.0, durability)
+        create_ledger(name)
         time.sleep(10)
     time.sleep(rng.uniform(0.0, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     try:
-        create_ledger(name, 5.0, durability)
+        create_ledger(name)
     except UserError:
         pass  # it was done
     except LedgerError as error:
         assert "repair" in str(error), error
-        report["cut"] += repair_witness(place_of(name, durability))
-    with open_ledger(name, 5.0, durability) as ledger:
+        report["cut"] += repair_witness(place_of(name))
+    with open_ledger(name) as ledger:
         report["unusable"] += not isinstance(ledger.reserve(spending("a" * 16, 1, 100.0, 7)), Reserved)
 print(json.dumps(report))
 """
 
 
 def _run(code, *arguments):
-    finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COMMON + code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=900 * FACTOR, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-W", "error", "-c", COMMON + code, *map(str, arguments)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=900 * FACTOR, check=False)
     assert finished.returncode == 0, finished.stderr
     print(finished.stdout)
     return json.loads(finished.stdout)
@@ -253,10 +249,11 @@ def test_processes_on_one_ledger_never_pass_the_budget_together(tmp_path):
     assert result["problems"] == []
 
 
+KILLS = [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("durability", "kills", "seed", "processes"), [("normal", 50, 1, 1), ("full", 80, 2, 1), ("full", 18, 4, 2)]
-)
+@pytest.mark.parametrize(("durability", "kills", "seed", "processes"), KILLS)
 def test_kill_at_any_instant_never_leaves_the_record_below_the_true_spend(tmp_path, durability, kills, seed, processes):
     report = _run(VICTIM + KILL, tmp_path, durability, FACTOR * kills, seed, processes)
     assert (report["below"], report["lost replies"], report["problems"]) == (0, 0, [])

@@ -353,7 +353,7 @@ def test_tables_hold_every_method_by_setting(beside) -> None:
     assert "At" in differences_table(found).columns
 
 
-def test_the_page_has_a_baseline_only_where_one_is_declared(study_folder, study) -> None:
+def test_a_baseline_is_on_the_page_only_where_one_is_declared(study_folder, study) -> None:
     assert all(not one.at for one in differences(study(), "rms_debiased"))
     record = {"baseline": {"predictor": "last"}, "separate": ["partition.alpha"]}
     assert "Beside the baseline" in write_study_report(study_folder(None, record)).read_text()

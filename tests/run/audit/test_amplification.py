@@ -55,14 +55,14 @@ def test_batches_on_a_gpu(name) -> None:
     assert 0.5 < worst_movement(module.to(device), shape, 2, [*range(1, 66), *range(1018, 1044), 4096, 4109]) <= 1
 
 
-AROUND_1024, AROUND_4096 = [63, 64, 65, 1023, 1024, 1037, 1040], [4096, 4109]
+FEW = [63, 64, 65, 1023, 1024, 1037, 1040], [4096, 4109]
 MANY = [*range(1, 66), *range(1023, 1041)], range(4090, 4111)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODULES if "norm" not in name])
 def test_large_batches(name, monkeypatch) -> None:
-    sizes, large = MANY if name in ("logistic", "mlp") else (AROUND_1024, AROUND_4096)
+    sizes, large = MANY if name in ("logistic", "mlp") else FEW
     assert 0.5 < worst_movement(*MODULES[name](), 2, sizes) <= 1
     monkeypatch.setattr(amplification, "START_STATES", 1)
     assert 0.5 < worst_movement(*MODULES[name](), 2, large) <= 1

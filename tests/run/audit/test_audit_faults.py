@@ -19,6 +19,8 @@ import clients.recalibrate
 import clients.train
 from fl_dpbayes.calibration import release
 from fl_dpbayes.config.scenario import Scenario, load_scenario
+from fl_dpbayes.config.task import LogisticModel, Task
+from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.parameters import to_vector
 from fl_dpbayes.models.priors import prior_gradient
 from fl_dpbayes.privacy.audit_statistics import Check
@@ -33,6 +35,7 @@ from fl_dpbayes.samplers.gradients import book_keeping
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.engine import GradientEngine
 from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
+from tests import chains
 
 RUNS = int(os.environ.get("FL_DPBAYES_AUDIT_RUNS", "0"))
 CONSTANT = ("privacy.coupling=constant", "privacy.temperature=")
@@ -247,43 +250,36 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-DEVIATION, JOIN, ONCE = "noise has the accounted deviation", "join independently", "adds its clipped gradient once"
-RATE, CAP = "accounted probability", "cap on a unit's records"
+DEVIATION, RATE = "noise has the accounted deviation", "accounted probability"
+PLAIN = {
+    (noise, DEVIATION): ("half the noise", "noise over root batch size", "noise repeats within a stretch",
+                         "late steps with half their noise"),
+    (noise, "share noise"): ("stream reused between rounds",),
+    (noise, "every tensor"): ("bias without noise",),
+    (audit_alone, "at most C"): ("no clipping", "clip norm schedule not followed by the noise", "clip per record"),
+    (audit_sums, "adds its clipped gradient once"): ("no clipping", "realised batch size", "clip per record"),
+    (audit_sums, "nothing but clipped gradients"): ("prior inside the clip",),
+    (audit_sums, "join independently"): ("fixed-size batches", "shuffled epochs", "one batch for the whole stretch"),
+    (audit_sums, RATE): ("joins too often",),
+    (audit_sums, "a kept sample is the released state"): ("samples kept before their noise",),
+    (audit_counts, "cap on a unit's records"): ("isotonic noise forgets its cap", "evaluation noise forgets its cap"),
+    (audit_counts, "records of each unit of the recalibration part"): ("isotonic counts forget their cap",),
+    (audit_counts, "within a request and across"): ("descent with half the noise",),
+    (audit_counts, "no two requests in a row share noise"): ("descent that repeats its noise",),
+    (audit_counts, "each clipped once|records of each unit of the recalibration part"): (
+        "recalibration reads training units",),
+    (audit_counts, "records of each unit of the test part|counts the records of the test part"): (
+        "evaluation reads training units",),
+}  # fmt: skip
 # A fault, the part that has to find it, words of checks that have to fail, and changes of the quickstart.
 PLANTED: list[tuple] = [
-    ("half the noise", noise, DEVIATION),
-    ("half the noise", epsilon, "Gaussian trade-off", *CONSTANT, "privacy.sampling_rate=1.0"),
+    *((fault, *found) for found, faults in PLAIN.items() for fault in faults),
     *(("half the noise", noise, DEVIATION, *CONSTANT, *keys) for keys in OTHER_SAMPLERS.values()),
-    ("noise over root batch size", noise, DEVIATION),
-    ("no clipping", audit_alone, "at most C"),
-    ("no clipping", audit_sums, ONCE),
-    ("stream reused between rounds", noise, "share noise"),
-    ("realised batch size", audit_sums, ONCE),
-    ("prior inside the clip", audit_sums, "nothing but clipped gradients"),
-    ("bias without noise", noise, "every tensor"),
-    ("clip norm schedule not followed by the noise", audit_alone, "at most C"),
-    ("fixed-size batches", audit_sums, JOIN),
-    ("shuffled epochs", audit_sums, JOIN),
-    ("joins too often", audit_sums, RATE),
+    ("half the noise", epsilon, "Gaussian trade-off", *CONSTANT, "privacy.sampling_rate=1.0"),
     ("joins too often", audit_sums, RATE, "privacy.sampling_rate=0.05"),
-    ("one batch for the whole stretch", audit_sums, JOIN),
-    ("clip per record", audit_alone, "at most C"),
-    ("clip per record", audit_sums, ONCE),
     ("clip norm for each layer", audit_alone, "at most C", MLP),
-    ("noise repeats within a stretch", noise, DEVIATION),
     ("second chain with a hundredth of its noise", noise, DEVIATION, "training.chains=2"),
-    ("late steps with half their noise", noise, DEVIATION),
-    ("recalibration reads training units", audit_counts,
-     "units of the recalibration part, each clipped once|records of each unit of the recalibration part"),
-    ("isotonic noise forgets its cap", audit_counts, CAP),
-    ("isotonic counts forget their cap", audit_counts, "records of each unit of the recalibration part"),
-    ("descent with half the noise", audit_counts, "within a request and across"),
-    ("descent that repeats its noise", audit_counts, "no two requests in a row share noise"),
-    ("samples kept before their noise", audit_sums, "a kept sample is the released state"),
-    ("evaluation reads training units", audit_counts,
-     "records of each unit of the test part|counts the records of the test part"),
-    ("evaluation noise forgets its cap", audit_counts, CAP),
-]  # fmt: skip
+]
 # One of each kind, in the quick run; the others are slow.
 QUICK = ("half the noise, by noise, sampler.kind=dp-adam", "half the noise, by noise, sampler.kind=dp-bbp",
          "prior inside the clip, by audit_sums", "no clipping, by audit_alone",
@@ -329,3 +325,23 @@ def test_sound_path_raises_no_alarm(kind: str, tmp_path: Path) -> None:
     for seed in seeds(1 if kind else 2 * RUNS or 1):
         for detector in (noise, audit_sums, audit_alone, *(() if kind else (audit_counts, epsilon))):
             assert failed(seed, overrides, detector, tmp_path) == ""
+
+
+# Steps of an epoch as 1 / q: for these many counts below 2000, int(1 / q) is one short.
+LOST_STEPS = [count for count in range(1, 2000) if int(1 / (1 / count)) != count]
+
+
+@pytest.mark.parametrize("count", LOST_STEPS[:5])
+@pytest.mark.parametrize("divide", [lambda count: 1 / count, lambda count: 1.0, lambda count: 0.3])
+def test_chain_runs_every_planned_step_whatever_the_sampling_rate(count: int, divide) -> None:
+    assert (len(LOST_STEPS), LOST_STEPS[0]) == (141, 93)
+    plan = chains.plan_of(privacy={"sampling_rate": divide(count)}, steps_per_round=count)
+    module = build_model(LogisticModel(), Task(input_shape=(2,), classes=2), seed=0)
+    records = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32), np.zeros(3, np.int64), np.arange(3)
+    assert chains.run(module, records, plan).sample_steps == tuple(range(count))
+
+
+def test_unit_that_is_added_last_moves_no_other_units_draw() -> None:
+    fewer = minibatch.poisson_units(np.random.default_rng(0), 50, 0.3)
+    more = minibatch.poisson_units(np.random.default_rng(0), 51, 0.3)
+    np.testing.assert_array_equal(fewer, more[more < 50])

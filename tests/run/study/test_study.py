@@ -15,7 +15,6 @@ import pytest
 
 from fl_dpbayes.run.flower_processes import descendants
 from fl_dpbayes.run.folder_lock import folder_lock
-from fl_dpbayes.run.study import study as engine
 
 STUDY = """
 scenario = "quickstart"
@@ -89,7 +88,7 @@ def test_an_interrupted_study_says_how_to_go_on_and_is_not_gone_on_with_where_it
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "run_on_ray", interrupted)
+    monkeypatch.setattr("fl_dpbayes.run.study.ray_pool.run_on_ray", interrupted)
     out = tmp_path / "out"
     status, _, error = command("study", study_file(tmp_path, "seed = [1]"), "--out", out)
     assert status == 1
