@@ -129,6 +129,20 @@ def study(
     raise typer.Exit(0 if finished else 1)
 
 
+@app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
+def init(
+    data: Annotated[Path, Option("--from", help="A CSV or Parquet table, one row per record.")],
+    label: Annotated[str, Option(help="The column of what is to be predicted: numbers or words of few values.")],
+    site: Annotated[str, Option(help="The column that says which hospital a row is from.")],
+    unit: Annotated[str | None, Option(help="The column of patients; default: every row is another one.")] = None,
+    out: Annotated[Path | None, Option(help="The file to write; default: the table's name with .toml.")] = None,
+) -> None:
+    """Look at a table on this machine and write a complete, commented scenario for it."""
+    from fl_dpbayes.run.init_scenario import init_scenario
+
+    init_scenario(data, label, (site, unit), out, console)
+
+
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")
 def report(run_dir: Annotated[Path, Argument(help="A run directory, or the folder of a study.")]) -> None:
     """Print a run's tables and write its report.html and figures again; of a study, write them again."""

@@ -44,6 +44,11 @@ class SourceConfig(Config):
         """What a privacy unit is called: a table's unit column, patient, image or record."""
         return "record"
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether constants of the preparation were taken from the records, which costs privacy that nobody counts."""
+        return False
+
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
         places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
@@ -109,12 +114,13 @@ class Table(SourceConfig):
     """A CSV or Parquet table with a label column, numeric features and categories.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `missing` gives a feature the constant that stands in where a value is
-    missing, and one more feature that is 1 there. `categories` gives a column of text one feature per declared value,
-    which is 1 where a row has it. `class_names`: the labels as the table writes them, in the order of the classes; else
-    labels are the numbers 0 to classes - 1. `site_column` names the hospital, for a natural partition; `unit_column`
-    the privacy unit, for example the patient; `group_columns` attributes such as sex by whose values calibration is
-    measured too.
+    Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at
+    the records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant that stands
+    in where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one
+    feature per declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them,
+    in the order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for
+    a natural partition; `unit_column` the privacy unit, for example the patient; `group_columns` attributes such as
+    sex by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
@@ -125,6 +131,7 @@ class Table(SourceConfig):
     features: tuple[str, ...] = ()
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
+    constants: Literal["public", "from_records"] = "public"
     missing: dict[ColumnName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     categories: dict[ColumnName, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(default_factory=dict)
     site_column: ColumnName | None = None
@@ -157,6 +164,11 @@ class Table(SourceConfig):
     def unit(self) -> str:
         """The column of units."""
         return self.unit_column or "record"
+
+    @property
+    def looked_at(self) -> bool:
+        """As `constants` says."""
+        return self.constants == "from_records"
 
     def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)

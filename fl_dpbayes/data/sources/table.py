@@ -167,15 +167,23 @@ def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     return _texts(table[name])
 
 
-def _sites(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
-    """Name each row's site as a scenario can: other letters than A-Z, a-z, 0-9 and ._ become a dash."""
-    given = _names(table, source, name)
-    names = {value: re.sub(r"[^A-Za-z0-9._]+", "-", value).strip("-._")[:64] for value in map(str, np.unique(given))}
+def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
+    """Name each site as a scenario can: whatever is no letter A-Z or a-z, digit, dot or underscore becomes a dash.
+
+    Returns value -> name. Raises UserError, which `where` begins, if two values get one name, or one gets none.
+    """
+    names = {value: re.sub(r"[^A-Za-z0-9._]+", "-", value).strip("-._")[:64] for value in map(str, np.unique(values))}
     if len(set(names.values())) < len(names) or not all(names.values()):
         raise UserError(
-            f"table {source.path}: values of the column {name!r} become one name or none, letters, digits and ._- "
-            f"allowed: {', '.join(sorted(names))[:200]}: rename them"
+            f"{where} has values that become one name or none where only A-Z, a-z, 0-9, '.', '_' and '-' may stand: "
+            f"{', '.join(sorted(names))[:200]}: rename them"
         )
+    return names
+
+
+def _sites(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
+    given = _names(table, source, name)
+    names = site_names(given, f"table {source.path}: column {name!r}")
     return np.array([names[str(value)] for value in given])
 
 
