@@ -100,16 +100,14 @@ class Published(NamedTuple):
     value: float
 
 
-@dataclass(frozen=True)
-class AxisValue:
+class AxisValue(NamedTuple):
     """One value of an axis: what tables call it, and what it sets; an empty table removes its key."""
 
     label: Any
     settings: Mapping[Key, Any]
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """A direction of the grid."""
 
     name: str

@@ -5,7 +5,7 @@ The rows are those of sites that never trained, where there are any.
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
 from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up, significant
@@ -108,8 +108,7 @@ STOPPED = {
 }
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a run found.
 
     `calibration`: how far the probabilities are off, at sites that never trained where there are any; `elsewhere`: at
@@ -213,11 +212,10 @@ def _privacy(run: Summary) -> str:
     who = "The hospital that trained" if len(rows) == 1 else f"Every one of the {len(rows)} hospitals that trained"
     text = f"{who} spent at most epsilon {rounded_up(largest.largest_epsilon)} at {_deltas(rows)} ({neighbours(run)})."
     tested = [row.epsilon for row in run.evaluation_privacy]
-    if not tested:
-        return text
     if None in tested:
         return f"{text} What noised test results cost, on other units, is not recorded."
-    return f"{text} Noised test results, on other units, cost at most epsilon {rounded_up(max(filter(None, tested)))}."
+    most = rounded_up(max(filter(None, tested), default=None))
+    return f"{text} Noised test results, on other units, cost at most epsilon {most}." if tested else text
 
 
 def _deltas(rows: list[PrivacyRecord]) -> str:

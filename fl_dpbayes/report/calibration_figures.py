@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
-from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityBin, ReliabilityRecord
+from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.report.figure_style import (
     BAND,
     INK,
@@ -75,18 +75,13 @@ def _draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     y = [part.accuracy or 0.0 for part in parts]
     axes.plot(x, y, color=style.colour, linewidth=1.3)
     for part, horizontal, vertical in zip(parts, x, y, strict=True):
-        fill = style.colour if _outside(part) else "white"
+        band = None if part.band_low is None or part.band_high is None else (part.band_low, part.band_high)
+        fill = style.colour if band and not band[0] <= vertical <= band[1] else "white"
         axes.plot(
             horizontal, vertical, style.marker, color=style.colour, markerfacecolor=fill, markersize=marker_size,
             zorder=3, clip_on=False,
         )  # fmt: skip
     axes.set(xlim=(0, 1), ylim=(0, 1))
-
-
-def _outside(part: ReliabilityBin) -> bool:
-    if part.accuracy is None or part.band_low is None or part.band_high is None:
-        return False
-    return not part.band_low <= part.accuracy <= part.band_high
 
 
 def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Figure:
@@ -146,7 +141,10 @@ def sites_figure(rows: Sequence[CalibrationRecord], metric: str, title: str) -> 
     row_inches = PREDICTOR_INCHES * (max(2, len(predictors)) + 0.7)
     height = 0.86 + legend + row_inches * len(places)
     figure = Figure(figsize=(WIDTH_INCHES, height))
-    set_title(figure, title, _unit(metric, len(places), len({row.site for row in rows})))
+    unit = {"accuracy": "%", "nll": "nats per record"}.get(metric, "percentage points")
+    extra = "grey: 95% if calibrated" if metric == "ece" else "line: 95% interval"
+    cut = "" if len(places) == len(names) else f"; the {len(places)} worst of {len(names)}"
+    set_title(figure, title, f"{unit}; {extra}{cut}")
     axes = figure.add_axes((GUTTER, (0.30 + legend) / height, 0.99 - GUTTER, row_inches * len(places) / height))
     quiet_grid(axes, "x")
     step = PREDICTOR_INCHES / row_inches
@@ -183,9 +181,3 @@ def _draw_row(axes: Axes, row: CalibrationRecord, metric: str, vertical: float) 
     if ends is not None and ends[0] is not None and ends[1] is not None:
         axes.plot([scale * ends[0], scale * ends[1]], [vertical, vertical], color=style.colour, linewidth=1.4)
     axes.plot(scale * value, vertical, style.marker, color=style.colour, markersize=4, zorder=3)
-
-
-def _unit(metric: str, drawn: int, places: int) -> str:
-    unit = {"accuracy": "%", "nll": "nats per record"}.get(metric, "percentage points")
-    extra = "grey: 95% if calibrated" if metric == "ece" else "line: 95% interval"
-    return f"{unit}; {extra}" + ("" if drawn == places else f"; the {drawn} worst of {places}")

@@ -25,15 +25,6 @@ from fl_dpbayes.report.wording import predictor_name
 MAX_NAMED = len(CYCLE)
 
 
-def _groups(curves: Sequence[EpsilonCurve]) -> list[tuple[EpsilonCurve, list[str]]]:
-    """Join sites that spent the same, which lie on top of each other; the largest spender comes first."""
-    groups: dict[tuple, tuple[EpsilonCurve, list[str]]] = {}
-    for curve in curves:
-        key = (curve.rounds, tuple(round(epsilon, 4) for epsilon in curve.epsilons))
-        groups.setdefault(key, (curve, []))[1].append(curve.site)
-    return sorted(groups.values(), key=lambda group: -group[0].epsilons[-1])
-
-
 def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | None:
     """Draw epsilon after each round; names stand at the lines' ends."""
     drawn = [curve for curve in curves if all(map(math.isfinite, curve.epsilons))]
@@ -43,7 +34,12 @@ def epsilon_figure(curves: Sequence[EpsilonCurve], subtitle: str) -> Figure | No
     set_title(figure, "Epsilon spent after each round", subtitle)
     axes = figure.add_axes((0.1, 0.145, 0.57, 0.615))
     quiet_grid(axes, "y")
-    groups = _groups(drawn)
+    # Sites that spent the same lie on top of each other; the largest spender comes first.
+    joined: dict[tuple, tuple[EpsilonCurve, list[str]]] = {}
+    for curve in drawn:
+        key = (curve.rounds, tuple(round(epsilon, 4) for epsilon in curve.epsilons))
+        joined.setdefault(key, (curve, []))[1].append(curve.site)
+    groups = sorted(joined.values(), key=lambda group: -group[0].epsilons[-1])
     labels: list[tuple[float, str, str]] = []
     if len(groups) <= MAX_NAMED:
         for colour, (curve, sites) in zip(CYCLE, groups, strict=False):

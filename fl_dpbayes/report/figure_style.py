@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 from markupsafe import Markup
@@ -37,8 +37,7 @@ _SETTINGS: Any = {
 _NOT_FOR_INLINE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<style.*?</style>", re.S)
 
 
-@dataclass(frozen=True)
-class PredictorStyle:
+class PredictorStyle(NamedTuple):
     """How a predictor is drawn: colour and shape both tell it apart, so that grey print does too."""
 
     colour: str

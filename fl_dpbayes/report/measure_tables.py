@@ -79,7 +79,6 @@ def _split_rows(rows: Sequence[Row], predictor: str | None = None) -> tuple[list
 
 
 def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
-    """Show error, records, interval and what a calibrated model would show, for each subgroup."""
     values = sorted({(row.attribute, row.value) for row in rows})
     of_each = (in_reading_order([row for row in rows if (row.attribute, row.value) == value]) for value in values)
     cells = [
@@ -99,7 +98,6 @@ def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
 
 
 def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable:
-    """Show how often the prediction sets hold the right class, and how large they are."""
     cells = [
         (
             pool_name(row.site),
@@ -117,7 +115,6 @@ def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable
 
 
 def _clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show calibration intercept and slope, and the AUROC, with their intervals or bounds."""
     cells = [
         (
             place_name(row),
@@ -171,7 +168,6 @@ def _known_to(row: ShiftDetectionRecord) -> str:
 
 
 def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
-    """Show the estimated errors beside the true ones, where the law of the labels is known."""
     cells = [
         (
             place_name(row),
@@ -228,7 +224,6 @@ def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], wo
 
 
 def _predictor(run: Summary, predictor: str) -> str:
-    """Name a predictor as the calibration rows do."""
     single = any(row.predictor == predictor and row.samples == 1 for row in run.calibration)
     return (POINT_PREDICTORS if single else PREDICTORS).get(predictor, predictor)
 
@@ -238,7 +233,6 @@ def _place_order(site: str, role: Role) -> tuple[bool, int, str]:
 
 
 def _against_level(row: ConformalRecord) -> str:
-    """Compare coverage with what was asked, by its interval."""
     if row.interval is None or row.interval[0] is None or row.interval[1] is None:
         return ""
     if row.interval[1] < row.level:

@@ -145,7 +145,6 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
 
 
 def _site_table(run: Summary) -> PageTable:
-    """Show who took part: role, size, shift."""
     words = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
     units = [(count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit) for site in run.sites]
     rows = [
@@ -179,7 +178,6 @@ def epsilon_table(curves: Sequence[EpsilonCurve]) -> PageTable:
 
 
 def _cost_table(run: Summary) -> PageTable:
-    """Show bytes and seconds of the run."""
     up, down = run.bytes.up, run.bytes.down
     rows = [
         ("Bytes sent by all sites", data_size(sum(up) if up else None), data_size(max(up, default=None))),

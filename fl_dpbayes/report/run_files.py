@@ -4,9 +4,8 @@ import csv
 import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -147,8 +146,7 @@ def write_again(run_dir: Path | str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class EpsilonCurve:
+class EpsilonCurve(NamedTuple):
     """Epsilon spent at one site after each of its rounds; `budget` is None where none was stated."""
 
     site: str

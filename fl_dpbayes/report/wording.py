@@ -31,8 +31,7 @@ def neighbours(run: Summary) -> str:
 
 def small_delta_text(run: Summary) -> str:
     """Say what the largest epsilon is at a small delta; empty where the run's own is as small."""
-    small = run.small_delta
-    if small is None:
+    if (small := run.small_delta) is None:
         return ""
     return f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
 

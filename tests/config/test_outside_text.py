@@ -50,9 +50,7 @@ def test_refusal_card_and_unknown_key_carry_no_control_character() -> None:
         read_header(Refusal, json.dumps({"code": "BAD_REQUEST", text: 1}))
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) <= 80
-
-
-def test_site_with_a_name_that_is_no_name_has_no_card() -> None:
+    # Nor has a site with a name that is no name a card.
     for name in ("a b", "\x1b[2J", "a\n", "../a", "a" * 65, ""):
         with pytest.raises(ValueError, match="name"):
             read_header(SiteCard, json.dumps({"name": name}))

@@ -155,15 +155,12 @@ def test_pictures_have_the_shape_and_range_of_pixels(pattern, shape):
     np.testing.assert_array_equal(inputs, synthetic_inputs(pattern, 20, shape, np.random.default_rng(0)))
 
 
-def test_pictures_are_smooth_at_different_scales_and_table_values_standard_normal():
+def test_pictures_are_smooth_table_values_normal_and_strokes_square_and_grey():
     inputs = synthetic_inputs("noise", 400, (1, 16, 16), np.random.default_rng(1))[:, 0]
     steps = np.abs(np.diff(inputs, axis=1)).mean(axis=(1, 2))
     assert np.quantile(steps, 0.9) > 2 * np.quantile(steps, 0.1)
     inputs = synthetic_inputs("noise", 4000, (5,), np.random.default_rng(2))
     assert abs(inputs.mean()) < 4 / np.sqrt(inputs.size)
     assert abs(inputs.var() - 1) < 4 * np.sqrt(2 / inputs.size)
-
-
-@pytest.mark.parametrize("shape", [(5,), (3, 8, 8), (1, 8, 9)])
-def test_strokes_are_square_grey_pictures(shape):
-    refused("draws square grey pictures", synthetic_inputs, "strokes", 2, shape, np.random.default_rng(0))
+    for shape in ((5,), (3, 8, 8), (1, 8, 9)):
+        refused("draws square grey pictures", synthetic_inputs, "strokes", 2, shape, np.random.default_rng(0))

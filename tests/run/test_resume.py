@@ -127,6 +127,7 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, refusal) -> None:
     assert "has no scenario.toml: put it back" in refusal(*resume)
 
 
+@pytest.mark.slow
 def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path, monkeypatch, command, refusal) -> None:
     monkeypatch.setattr("server.federation.write_report", lambda folder: None)
     folder = tmp_path / "a run"

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 from fl_dpbayes.report.numbers import rounded_up
 from fl_dpbayes.report.study.comparisons import (
@@ -29,8 +30,7 @@ MOST_OF_IT = 0.9  # of the epsilon asked
 ASKED = "privacy.epsilon"
 
 
-@dataclass(frozen=True)
-class StudyAnswer:
+class StudyAnswer(NamedTuple):
     """The opening of the page.
 
     `lead` is on the methods that are compared first, `differences` has a sentence per compared axis, `shifts` is on the
@@ -57,7 +57,6 @@ def study_answer(study: StudyResults) -> StudyAnswer:
 
 
 def _words(study: StudyResults, axis: str, label: str) -> str:
-    """Name a method within a sentence."""
     return label if axis == BASELINE else setting_words(study, {axis: label})
 
 
@@ -88,7 +87,7 @@ def _baseline_lead(study: StudyResults) -> str:
     parts = [
         f"{measured.estimate(one.value)}{f' at {words}' if (words := setting_words(study, one.at)) else ''}"
         for one in beside_baseline(study, study.metric)
-        if one.is_baseline
+        if one.method == study.baseline
     ]
     place = place_words(study.record.where) + _focus(study, PREDICTOR)
     if not parts:
@@ -123,7 +122,6 @@ def _lead(study: StudyResults) -> str:
 
 
 def _focus(study: StudyResults, axis: str) -> str:
-    """Say to which settings a sentence on an axis keeps."""
     parts = [_words(study, name, label) for name, label in study.focus(axis).items()]
     return f", with {' and '.join(parts)}," if parts else ""
 

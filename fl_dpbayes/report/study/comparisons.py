@@ -3,8 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -42,8 +43,7 @@ def paired(methods: pd.DataFrame, baseline: pd.DataFrame, column: str, keys: lis
     return _mean(joined, column)
 
 
-@dataclass(frozen=True)
-class BesideBaseline:
+class BesideBaseline(NamedTuple):
     """One method (values of the baseline's axes) at one setting of the axes that are kept apart.
 
     `value`: its mean over the other axes. `difference`: from the baseline, paired; None for the baseline itself, or
@@ -54,7 +54,6 @@ class BesideBaseline:
     method: Labels
     value: Estimate
     difference: Estimate | None
-    is_baseline: bool
 
 
 def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
@@ -68,12 +67,9 @@ def beside_baseline(study: StudyResults, metric: str) -> list[BesideBaseline]:
         baseline = rows_at(frame, {**at, **study.baseline})
         for method in combinations(study, study.baseline):
             rows = rows_at(frame, {**at, **method})
-            value = estimate(rows, metric)
-            if value is None:
-                continue
-            same = method == study.baseline
-            difference = None if same else paired(rows, baseline, metric, keys)
-            found.append(BesideBaseline(at, method, value, difference, same))
+            if value := estimate(rows, metric):
+                difference = None if method == study.baseline else paired(rows, baseline, metric, keys)
+                found.append(BesideBaseline(at, method, value, difference))
     return found
 
 
@@ -91,8 +87,7 @@ def setting_words(study: StudyResults, labels: Labels) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """`method - baseline` in a metric at the study's place, over all settings of the other axes but those of `at`.
 
     With `axis` BASELINE method and baseline are words; else they are labels of the axis.

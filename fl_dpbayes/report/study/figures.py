@@ -261,7 +261,6 @@ def _detection_figure(study: StudyResults) -> PanelFigure:
 
 
 def _epistemic_figure(study: StudyResults) -> PanelFigure:
-    """The mean epistemic uncertainty by severity."""
     predictor, frame = study.main_predictor() or "", study.results
     methods = _named(PREDICTOR, {predictor: study.words(PREDICTOR, predictor)}, frame)
     return PanelFigure(
@@ -316,7 +315,6 @@ def _truth_figure(study: StudyResults) -> PanelFigure:
 
 
 def _seconds_figure(study: StudyResults) -> PanelFigure:
-    """How long a cell takes by each axis."""
     cells = study.results.drop_duplicates("cell") if "seconds" in study.results.columns else study.results
     panels = _by_axis(study, [Method("", "seconds of a cell", cells)], "seconds")
     return PanelFigure("seconds", "Seconds of a cell", OVER_AXES, "Seconds", tuple(panels), 1.0, 1, from_zero=True)

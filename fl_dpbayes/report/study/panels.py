@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,8 +30,7 @@ TITLE_CHARACTERS, SUBTITLE_CHARACTERS, LINE_INCHES = 44, 58, 0.155
 ENTRY_CHARACTERS, MOST_TICK_CHARACTERS = 30, 14
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A point of a line; `where` is its place on the horizontal axis in words, `x` in numbers."""
 
     x: float

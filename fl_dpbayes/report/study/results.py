@@ -12,12 +12,12 @@ from pydantic import Field, ValidationError
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.study_file import PREDICTOR, SEED, SHIFT_AXES
 from fl_dpbayes.config.summary import SummaryPart, Text, printable
 from fl_dpbayes.report.wording import POINT_PREDICTORS
 
 RECORD_FILE = "study.json"
-PREDICTOR, SEED, SHIFT, SEVERITY = "predictor", "seed", "shift", "severity"
-SHIFT_AXES = ("shift.kind", "shift.severity")
+SHIFT, SEVERITY = "shift", "severity"
 POOLED = ("pooled:", "mean:")
 NUMBERS = ("severity", "n", "samples", "epsilon", "heterogeneity", "seconds", "warnings")
 

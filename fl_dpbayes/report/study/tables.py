@@ -74,7 +74,7 @@ def baseline_table(study: StudyResults) -> PageTable:
             cells = columns.setdefault((setting_words(study, row.at), setting_words(study, row.method)), [])
             less = UNDEFINED if row.difference is None else one.value(row.difference.mean)
             cells.append((one.value(row.value.mean), _ends(one, row.value)))
-            cells.append("baseline" if row.is_baseline else (less, _ends(one, row.difference)))
+            cells.append("baseline" if row.method == study.baseline else (less, _ends(one, row.difference)))
     heads = [head for one in measured for head in (one.metric.name, "less baseline")]
     rows = [(at, method, *cells) for (at, method), cells in columns.items()]
     return page_table(("At", "Method", *heads), rows, range(2))

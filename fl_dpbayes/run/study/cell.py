@@ -5,9 +5,8 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
@@ -23,8 +22,7 @@ CELLS_FOLDER, WORK_FOLDER, RUNS_FOLDER, CACHE_FOLDER = "cells", "work", "runs", 
 FURTHER_TABLES = ("subgroups", "conformal", "shift_detection")
 
 
-@dataclass(frozen=True)
-class CellJob:
+class CellJob(NamedTuple):
     """What a worker is told: the cell, the study's folder, where data lie, and whether to keep the run directory."""
 
     cell: StudyCell
@@ -33,8 +31,7 @@ class CellJob:
     keep_run: bool
 
 
-@dataclass(frozen=True)
-class CellOutcome:
+class CellOutcome(NamedTuple):
     """How a cell ended: a summary, or an error in one line with its traceback."""
 
     digest: str
@@ -44,8 +41,7 @@ class CellOutcome:
     trace: str = ""
 
 
-@dataclass(frozen=True)
-class FinishedCell:
+class FinishedCell(NamedTuple):
     """A cell with the summary of its run."""
 
     cell: StudyCell

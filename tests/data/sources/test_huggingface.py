@@ -139,15 +139,12 @@ def test_a_folder_without_data_in_parquet_is_refused(tmp_path):
         refused(message, load_source, table(tmp_path / name), "train")
 
 
-def test_a_data_set_of_the_hub_that_is_not_here_names_the_remedies():
+def test_a_data_set_of_the_hub_is_used_offline_if_it_is_here_and_of_that_commit(tmp_path, cache):
     source = images(None, path=None, name="owner/scans", revision=COMMIT)
     refused(r"owner/scans: it cannot be had .*download it beforehand.*source.path", load_source, source, "train")
-
-
-def test_a_download_of_the_hub_is_used_offline_if_it_is_of_that_commit(tmp_path, cache):
     builder = datasets.load_dataset_builder(str(image_folder(tmp_path / "scans")))
     builder.download_and_prepare(str(cache / "owner___scans" / "default" / "0.0.0" / COMMIT))
-    records = load_source(images(None, path=None, name="owner/scans", revision=COMMIT), "train")
+    records = load_source(source, "train")
     np.testing.assert_array_equal(records.features, pictures(40, seed=40)[0][:, None] / np.float32(255))
     with pytest.raises(UserError, match=f"of commit {COMMIT}, not of revision {COMMIT[::-1]}"):
         load_source(images(None, path=None, name="owner/scans", revision=COMMIT[::-1]), "train")

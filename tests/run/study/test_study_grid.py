@@ -2,6 +2,7 @@
 
 import copy
 import tomllib
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,10 @@ def test_grid_is_the_product_of_the_axes_with_their_labels_in_the_order_of_recor
 
 
 def test_a_table_replaces_its_section_and_a_key_under_it_comes_after() -> None:
-    step = {"kind": "constant", "initial": 0.5}
     prior = {"kind": "gaussian", "scale": 1.0}
-    axes = {
-        "sampler": [
-            {"kind": "dp-sgld", "step_size": step, "prior": prior},
-            {"kind": "dp-sgld", "step_size": step, "prior": {"kind": "gaussian", "scale": 3.0}},
-            {"label": "point", "kind": "dp-sgd", "step_size": step, "prior": prior},
-        ],
-        "training": {"burn_in": [50]},
-    }
+    sgld = {"kind": "dp-sgld", "step_size": {"kind": "constant", "initial": 0.5}, "prior": prior}
+    samplers = [sgld, sgld | {"prior": prior | {"scale": 3.0}}, sgld | {"label": "point", "kind": "dp-sgd"}]
+    axes = {"sampler": samplers, "training": {"burn_in": [50]}}
     cells = cells_of(axes=axes)
     assert [cell.labels["sampler"] for cell in cells] == ["dp-sgld", "dp-sgld (2)", "point"]
     assert [cell.scenario.sampler.kind for cell in cells] == ["dp-sgld", "dp-sgld", "dp-sgd"]
@@ -61,11 +56,10 @@ def test_an_empty_table_removes_a_section_and_a_rule_drops_keys_of_others() -> N
 
 
 def test_a_seed_axis_moves_the_insecure_seed_only_where_the_file_has_one() -> None:
-    plain = cells_of(axes={"seed": [5, 6]})
-    assert [cell.scenario.seed for cell in plain] == [5, 6]
-    assert {cell.scenario.simulation.insecure_seed for cell in plain} == {None}
-    seeded = cells_of(axes={"seed": [5, 6]}, simulation={"insecure_seed": 1})
-    assert [cell.scenario.simulation.insecure_seed for cell in seeded] == [5, 6]
+    for simulation, expected in (({}, [None, None]), ({"insecure_seed": 1}, [5, 6])):
+        scenarios = [cell.scenario for cell in cells_of(axes={"seed": [5, 6]}, simulation=simulation)]
+        assert [scenario.seed for scenario in scenarios] == [5, 6]
+        assert [scenario.simulation.insecure_seed for scenario in scenarios] == expected
 
 
 def test_a_variant_changes_several_keys_at_once() -> None:
@@ -82,13 +76,11 @@ def test_shift_axes_give_every_run_copies_of_one_site() -> None:
     axes = {"shift": {"kind": ["contrast", "rotation"], "severity": [1, 5]}, "seed": [1, 2]}
     cells = cells_of(axes=axes, study={"shifted_copy_of": "held-out"})
     assert len(cells) == 2
-    for cell in cells:
+    for cell, kind, severity in product(cells, ("contrast", "rotation"), (1, 5)):
         assert "shift.kind" not in cell.labels
-        for kind in ("contrast", "rotation"):
-            for severity in (1, 5):
-                site = cell.scenario.sites[f"{kind}-{severity}"]
-                assert (site.role, site.records_of) == ("shifted", "held-out")
-                assert (site.shift.kind, site.shift.severity) == (kind, severity)
+        site = cell.scenario.sites[f"{kind}-{severity}"]
+        assert (site.role, site.records_of) == ("shifted", "held-out")
+        assert (site.shift.kind, site.shift.severity) == (kind, severity)
 
 
 def test_the_digest_follows_the_scenario_but_not_where_its_data_lie() -> None:
