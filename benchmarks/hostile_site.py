@@ -2,7 +2,7 @@
 
 python benchmarks/hostile_site.py --seeds 3 --rules fald mixture
 
-Through the real server and the real clients, on the quickstart's digits. The hostile site has a sixth of the records
+Through the real server and the real clients, on the scenario `digits`. The hostile site has a sixth of the records
 and knows them, the state that the round starts from and what the server accepts; all but its states is as its honest
 app wrote it. `docs/results/hostile-site` holds three seeds of all rules.
 """
@@ -41,7 +41,7 @@ HOSTILE = "a"
 SITES = ",".join(f"{name}={{role='train'}}" for name in "abcdef")
 NOISES = {
     "small noise": ["privacy.epsilon=200", "privacy.coupling=constant", "privacy.temperature="],
-    "quickstart's noise": [],
+    "noise of digits": [],
 }
 PARTITIONS = {"honest": "{kind='iid'}", "skewed": "{kind='dirichlet', alpha=0.5, min_records=60}"}
 _UNIFORM = "site_weights='uniform', move_bound='none'"
@@ -212,7 +212,7 @@ def _summary(rule: str, noise: str, case: str, seed: int) -> dict[str, Any]:
         f"training={TRAINING}", f"partition={PARTITIONS.get(case, PARTITIONS['honest'])}",
         f"seed={seed + 1}", f"simulation.insecure_seed={seed + 1}",
     ]  # fmt: skip
-    scenario = load_scenario("quickstart", overrides)
+    scenario = load_scenario("digits", overrides)
     with tempfile.TemporaryDirectory(prefix="fl-dpbayes-hostile-") as parent:
         folder = Path(parent) / "run"
         prepare_simulation(scenario, plan_sites(scenario, None), folder)

@@ -7,7 +7,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 
 from clients.messages import RefusedError
-from fl_dpbayes.config.site_file import SiteFile, read_site_file
+from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
 from fl_dpbayes.privacy.streams import Streams
@@ -24,7 +24,7 @@ def site_file_of(message: Message, context: Context) -> SiteFile:
     """
     own = context.node_config.get("site-file")
     if own:
-        return read_site_file(Path(str(own)))
+        return read_own_site_file(Path(str(own)))
     partition = context.node_config.get("partition-id")
     folder = message.content.config_records.get("config", ConfigRecord()).get("simulation-folder")
     if partition is None or not isinstance(folder, str) or not folder:

@@ -14,10 +14,10 @@ from rich.console import Console
 from typer import Argument, Option
 from typer.models import ArgumentInfo
 
+from fl_dpbayes import __version__
 from fl_dpbayes.config.errors import Stopped, UserError
 
 app = typer.Typer(
-    help="Private, calibrated Bayesian federated learning for hospitals, on Flower.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -43,6 +43,21 @@ Adjacency = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        console.print(f"fl-dpbayes {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Private, calibrated Bayesian federated learning for hospitals, on Flower."""
+
+
 def _check_alone(command: str, resume: Path, assignments: list[str] | None, out: Path | None, more: str = "") -> None:
     given = [*(f"--set {one}" for one in assignments or []), more, f"--out {out}" if out is not None else ""]
     if said := " ".join(filter(None, given)):
@@ -64,17 +79,20 @@ def simulate(
 ) -> None:
     """Run a scenario over many simulated sites and write its run directory; or go on with one that was cut off."""
     from fl_dpbayes.config.scenario import load_scenario
-    from fl_dpbayes.run.resume import resume_run
-    from fl_dpbayes.run.simulate import simulate as run
 
     if resume is not None:
+        from fl_dpbayes.run.resume import resume_run
+
         _check_alone("simulate", resume, assignments, out, f"--seed {seed}" if seed is not None else "")
         resume_run(resume, load_scenario(scenario) if scenario else None, engine, data_dir, console)
         return
     if scenario is None:
         raise UserError("give a SCENARIO, for example  fl-dpbayes simulate quickstart  (or --resume DIR)")
-    overrides = [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])]
-    run(load_scenario(scenario, overrides), engine, out, data_dir, console)
+    # A mistake in the scenario is told before seconds go into imports.
+    loaded = load_scenario(scenario, [*(assignments or []), *([f"seed={seed}"] if seed is not None else [])])
+    from fl_dpbayes.run.simulate import simulate as run
+
+    run(loaded, engine, out, data_dir, console)
 
 
 @app.command(
@@ -109,6 +127,20 @@ def study(
     else:
         finished = begin_study(load_study(name, assignments or []), out, data_dir, places, console)
     raise typer.Exit(0 if finished else 1)
+
+
+@app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
+def init(
+    data: Annotated[Path, Option("--from", help="A CSV or Parquet table, one row per record.")],
+    label: Annotated[str, Option(help="The column of what is to be predicted: numbers or words of few values.")],
+    site: Annotated[str, Option(help="The column that says which hospital a row is from.")],
+    unit: Annotated[str | None, Option(help="The column of patients; default: every row is another one.")] = None,
+    out: Annotated[Path | None, Option(help="The file to write; default: the table's name with .toml.")] = None,
+) -> None:
+    """Look at a table on this machine and write a complete, commented scenario for it."""
+    from fl_dpbayes.run.init_scenario import init_scenario
+
+    init_scenario(data, label, (site, unit), out, console)
 
 
 @app.command(epilog="Example: fl-dpbayes report runs/quickstart-20260101-120000")

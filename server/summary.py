@@ -111,6 +111,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         convergence=tuple(row | {"warning": sentence(row["warning"]) if row["warning"] else ""} for row in convergence),
         warnings=(
             *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
+            *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
             *map(sentence, federation.roster.left_out),
             *sentences(record.warnings),
             *map(sentence, optimiser_warnings(scenario)),

@@ -170,7 +170,7 @@ class HastyConnection(sqlite3.Connection):
 
 @contextmanager
 def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
-    """Build federations of the quickstart's sites with few steps; few draws behind references, and no waits for disks.
+    """Build federations of the sites of `digits` with few steps; few draws behind references, and no waits for disks.
 
     Drawing figures takes most of such a run's time, so only tests of the report draw them.
     """
@@ -180,9 +180,7 @@ def federations_in(folder: Path) -> Iterator[Callable[..., Federation]]:
         patch.setattr("fl_dpbayes.data.sources.digits.load_digits", read_once)
         patch.setattr("os.fsync", lambda descriptor: None)
         patch.setattr("sqlite3.connect", partial(sqlite3.connect, factory=HastyConnection))
-        yield lambda *overrides, name="run": Federation(
-            folder / name, load_scenario("quickstart", [*SMALL, *overrides])
-        )
+        yield lambda *overrides, name="run": Federation(folder / name, load_scenario("digits", [*SMALL, *overrides]))
 
 
 class TableSite:

@@ -46,12 +46,12 @@ ACCOUNT = "account --delta 1e-5"
 # What is typed, and what is said of it.
 WRONG = {
     "simulate nowhere": "no scenario 'nowhere'",
-    "simulate quickstart --set privacy.epsilom=1": "did you mean 'epsilon'",
-    "simulate quickstart --set training.rounds=many": "training.rounds is 'many'",
-    "simulate quickstart --set privacy.delta=0.01": "below 1/n",
-    "simulate quickstart --set partition.min_records=900": "partition.min_records",
+    "simulate digits --set privacy.epsilom=1": "did you mean 'epsilon'",
+    "simulate digits --set training.rounds=many": "training.rounds is 'many'",
+    "simulate digits --set privacy.delta=0.01": "below 1/n",
+    "simulate digits --set partition.min_records=900": "partition.min_records",
     "simulate mnist --data-dir /nonexistent": "--data-dir",
-    "simulate quickstart --set training.burn_in=999999": "burn_in",
+    "simulate digits --set training.burn_in=999999": "burn_in",
     "simulate README.toml": "does not exist",
     "solve --epsilon -1 --delta 1e-5 --q 0.1 --steps 10": "epsilon",
     "solve --epsilon 1 --delta 1e-5 --q 2 --steps 9": "error: --q is 2",
@@ -97,19 +97,19 @@ def test_bad_history_is_named_with_its_file(content: str, expected: str, tmp_pat
 
 
 def test_unknown_option_and_choice_are_refused_by_name(mistake) -> None:
-    assert "--engin" in mistake("simulate", "quickstart", "--engin", "x")
-    assert "spark" in mistake("simulate", "quickstart", "--engine", "spark")
+    assert "--engin" in mistake("simulate", "digits", "--engin", "x")
+    assert "spark" in mistake("simulate", "digits", "--engine", "spark")
 
 
 def test_out_folder_that_is_not_empty_is_left_alone(tmp_path: Path, mistake) -> None:
     (tmp_path / "precious").write_text("x")
-    assert "is not empty" in mistake("simulate", "quickstart", "--out", str(tmp_path))
+    assert "is not empty" in mistake("simulate", "digits", "--out", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
 def test_internal_fault_shows_no_traceback(monkeypatch, run) -> None:
     monkeypatch.setattr("fl_dpbayes.config.scenario.load_scenario", lambda *arguments: 1 / 0)
-    status, _, error = run("simulate", "quickstart")
+    status, _, error = run("simulate", "digits")
     assert status == 1
     assert "Traceback" not in error
     assert "ZeroDivisionError" in error
@@ -146,7 +146,7 @@ def test_simulate_predict_and_evaluate_in_a_row(tmp_path: Path, run, mistake) ->
     from sklearn.datasets import load_digits
 
     out = tmp_path / "run"
-    status, printed, _ = run("simulate", "quickstart", "--engine", "inline", "--out", str(out), *SET_SMALL)
+    status, printed, _ = run("simulate", "digits", "--engine", "inline", "--out", str(out), *SET_SMALL)
     assert status == 0
     assert "Privacy spent" in printed
     assert "report.html" in printed
@@ -195,7 +195,7 @@ def test_colliding_module_is_named_before_anything_is_written(tmp_path: Path) ->
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fl_dpbayes.cli import main; main()"
     out = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, "-c", code, "simulate", "quickstart", "--engine", "inline", "--out", str(out)],
+        [sys.executable, "-c", code, "simulate", "digits", "--engine", "inline", "--out", str(out)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2

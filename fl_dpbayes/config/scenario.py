@@ -21,6 +21,7 @@ from fl_dpbayes.config.task import LogisticModel, Model
 from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain, read_record, read_toml
 
 STUDY_PREFIX = "study-"
+PATH_KEYS = ("path", "folder")
 STUDY_TABLES = {"axes", "variants", "study", "paper"}
 
 
@@ -182,7 +183,7 @@ def shipped_scenarios() -> list[str]:
 
 
 def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()) -> Scenario:
-    """Read, override and validate a scenario; its paths become absolute.
+    """Read, override and validate a scenario; its paths become absolute: the file's own start at its folder.
 
     `overrides`: assignments `key.sub_key=value`; the value is read as TOML, or else as text; no value removes the
     key. Where a table's kind or rule is set, keys of the file that only its other kinds have are dropped. Raises
@@ -190,7 +191,7 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     names the key and the remedy.
     """
     path = _find(name_or_path)
-    content = read_toml(path, "scenario")
+    content = place_paths(read_toml(path, "scenario"), path.parent)
     if STUDY_TABLES & content.keys():
         raise UserError(f"{name_or_path!r} is a study, not one scenario: run it with  fl-dpbayes study {name_or_path}")
     apply_overrides(content, overrides)
@@ -211,6 +212,17 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
         *section, name = _key(assignment)
         if name in SWITCHES:
             drop_keys_of_other_kinds(content, tuple(section), Scenario, given)
+
+
+def place_paths(content: Any, folder: Path) -> Any:
+    """Make the relative paths of a parsed file absolute, in place; they start at `folder`."""
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in list(items):
+        if key in PATH_KEYS and isinstance(value, str):
+            content[key] = str((folder / value).resolve())
+        else:
+            place_paths(value, folder)
+    return content
 
 
 def with_absolute_paths(scenario: Scenario) -> Scenario:

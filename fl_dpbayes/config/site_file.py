@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, Validati
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data import Shift
+from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import written
 from fl_dpbayes.config.names import EvaluationRelease, Role, SiteName
 from fl_dpbayes.config.plan import Adjacency, Probability
@@ -136,6 +137,21 @@ def read_site_file(path: Path) -> SiteFile:
     folder = path.resolve().parent
     site_file = read_record(SiteFile, read_toml(path, "site file"), f"site file {path}", folder)
     return site_file.model_copy(update={"source": site_file.source.with_place(lambda place: folder / place)})
+
+
+def read_own_site_file(path: Path) -> SiteFile:
+    """Read the site file of a hospital, not of a simulation: its constants must be known without the records.
+
+    Raises UserError as `read_site_file`, or if the constants were taken from the records.
+    """
+    site_file = read_site_file(path)
+    if site_file.source.looked_at:
+        raise UserError(
+            f"site file {path}: source.constants is 'from_records': what is computed from patients is a release. "
+            "Replace centers, scales, missing and categories by values known without these records, then set constants "
+            "= 'public'"
+        )
+    return site_file
 
 
 def write_site_file(site_file: SiteFile, path: Path) -> None:

@@ -44,6 +44,11 @@ class SourceConfig(Config):
         """What a privacy unit is called: a table's unit column, patient, image or record."""
         return "record"
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether constants of the preparation were taken from the records, which costs privacy that nobody counts."""
+        return False
+
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
         places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
@@ -66,18 +71,19 @@ _KNOWN = {
     "mnist": _Known((1, 28, 28), 10, ("train", "test")),
     "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test")),
     "heart": _Known((15,), 2, ("train",), "patient"),
+    "stroke": _Known((25,), 2, ("train",), "patient"),
 }
 
 
 class BuiltIn(SourceConfig):
-    """One of the data sets that the project knows; `folder` is the data folder (unused for digits)."""
+    """One of the data sets that the project knows; `folder` is the data folder (unused for what is shipped)."""
 
-    kind: Literal["digits", "mnist", "pneumonia", "heart"]
+    kind: Literal["digits", "mnist", "pneumonia", "heart", "stroke"]
     folder: Path | None = None
 
     @property
     def task(self) -> Task:
-        """One of a picture of so many pixels, or 15 numbers of a patient."""
+        """A picture of so many pixels, or so many numbers of a patient."""
         return Task(input_shape=_KNOWN[self.kind].shape, classes=_KNOWN[self.kind].classes)
 
     @property
@@ -105,35 +111,75 @@ def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[fl
 
 
 class Table(SourceConfig):
-    """A CSV or Parquet table with a label column and numeric features.
+    """A CSV or Parquet table with a label column, numeric features and categories.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
-    Without them values stay as they are. `unit_column` names the privacy unit, for example the patient;
-    `group_columns` attributes such as sex by whose values calibration is measured too.
+    Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at
+    the records: a simulation says so, a hospital's site refuses. `missing` gives a feature the constant that stands
+    in where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one
+    feature per declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them,
+    in the order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for
+    a natural partition; `unit_column` the privacy unit, for example the patient; `group_columns` attributes such as
+    sex by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
     path: Path
     label: str
     classes: Annotated[int, Field(ge=2, le=1000)]
-    features: Annotated[tuple[str, ...], Field(min_length=1)]
+    class_names: tuple[GroupText, ...] = ()
+    features: tuple[str, ...] = ()
     centers: tuple[float, ...] = ()
     scales: tuple[float, ...] = ()
+    constants: Literal["public", "from_records"] = "public"
+    missing: dict[ColumnName, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
+    categories: dict[ColumnName, Annotated[tuple[GroupText, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
 
     @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """The columns that features are made of."""
+        return (*self.features, *self.categories)
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns that are read as text: a patient 007 is not a patient 7."""
+        named = (*self.group_columns, *self.categories, self.site_column, self.unit_column)
+        return tuple(name for name in (*named, self.label if self.class_names else None) if name is not None)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Numeric features, then where they are missing, then each value of each category."""
+        values = [f"{name}={value}" for name, values in self.categories.items() for value in values]
+        return (*self.features, *(f"{name} missing" for name in self.missing), *values)
+
+    @property
     def task(self) -> Task:
         """One number for each feature."""
-        return Task(input_shape=(len(self.features),), classes=self.classes)
+        return Task(input_shape=(len(self.feature_names),), classes=self.classes)
 
     @property
     def unit(self) -> str:
         """The column of units."""
         return self.unit_column or "record"
 
+    @property
+    def looked_at(self) -> bool:
+        """As `constants` says."""
+        return self.constants == "from_records"
+
     def _check_keys(self) -> None:
         _check_constants(len(self.features), self.centers, self.scales)
+        if not self.feature_names:
+            raise ValueError("features and categories are both empty: name at least one column")
+        if (names := len(set(self.class_names))) not in (0, self.classes):
+            raise ValueError(f"class_names has {names} names for {self.classes} classes: give one each")
+        if unknown := [name for name in self.missing if name not in self.features]:
+            raise ValueError(
+                f"missing names {unknown[0]!r}, which is none of features: add it there, or remove it here"
+            )
 
 
 def _one_group(pattern: str) -> str:

@@ -18,6 +18,7 @@ from fl_dpbayes.config.scenario import (
     STUDY_PREFIX,
     STUDY_TABLES,
     apply_overrides,
+    place_paths,
     read_shipped,
     read_toml,
     scenario_folder,
@@ -39,7 +40,6 @@ RESERVED = {
 METRICS = tuple(name for name, field in CalibrationRecord.model_fields.items() if field.annotation == (float | None))
 PAPERS = "papers"
 PRINTED = (*METRICS, "epsilon")
-PATH_KEYS = ("path", "folder")
 STUDY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_VALUES = 1000
 MAX_LABEL = 300
@@ -151,14 +151,14 @@ def load_study(name_or_path: str, overrides: Sequence[str] = (), *, full: bool =
     not TOML, or its tables `study`, `axes` or `variants` are wrong.
     """
     path = _find(name_or_path)
-    content = read_toml(path, "study")
+    content = place_paths(read_toml(path, "study"), path.parent)
     content.setdefault("name", path.stem)
     if isinstance(base := content.pop("scenario", None), str):
         content = read_shipped(base) | content
     if full:
         _lay_over(content, (content.get("paper") or {}).get("full") or {})
     apply_overrides(content, overrides)
-    _resolve_paths(content)
+    place_paths(content, Path())
     return study_of(content, f"study {name_or_path!r}")
 
 
@@ -360,16 +360,6 @@ def _check_values(key: str, chosen: Mapping[str, Any], known: Mapping[str, Seque
         if label not in known.get(name, []):
             choice = ", ".join(map(str, known[name])) if name in known else f"an axis among {', '.join(known)}"
             raise ValueError(f"{key} has {name} = {label!r}: choose {choice}")
-
-
-def _resolve_paths(content: Any) -> None:
-    """Make relative paths absolute, so that the study means the same from any other working directory."""
-    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
-    for key, value in list(items):
-        if key in PATH_KEYS and isinstance(value, str):
-            content[key] = str(Path(value).resolve())
-        else:
-            _resolve_paths(value)
 
 
 def _find(name_or_path: str) -> Path:

@@ -3,6 +3,7 @@
 The rows are those of sites that never trained, where there are any.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +14,10 @@ from fl_dpbayes.report.wording import ROLES, neighbours, predictor_name
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
 LEAST_SITES = 3
+# How many sites are told of in words, and from which area on the order of patients is called kept.
+MOST_IN_WORDS = 4
+GOOD_ORDER = 0.7
+SITE_ROLES = {"held_out": "held out", "shifted": "shifted"}
 
 
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
@@ -112,11 +117,13 @@ class Answer(NamedTuple):
     """What a run found.
 
     `calibration`: how far the probabilities are off, at sites that never trained where there are any; `elsewhere`: at
-    shifted sites. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, the gravest first.
+    shifted sites; `sites`: at each such site of two classes, whether risks are too high or too low, with the gravest
+    first. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, the gravest first.
     """
 
     calibration: str
     elsewhere: str
+    sites: tuple[str, ...]
     privacy: str
     cautions: tuple[str, ...]
 
@@ -128,9 +135,34 @@ def answer(run: Summary) -> Answer:
     return Answer(
         calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
         elsewhere=_comparison("shifted", shifted, run.recalibration_noise) if shifted else "",
+        sites=tuple(_levels(run)),
         privacy=_privacy(run),
         cautions=tuple(_cautions(run)),
     )
+
+
+def _levels(run: Summary) -> Iterator[str]:
+    """Say at each site that did not train what to divide the odds of class 1 by: exp(-calibration intercept)."""
+    predictor = headline_predictor(run)
+    rows = [row for row in run.places if not row.over and row.role != "train" and row.predictor == predictor]
+    found = [(row, ends) for row in rows if (ends := row.intervals.get("calibration_intercept"))]
+    for row, ends in sorted(found, key=lambda item: -abs(item[0].calibration_intercept or 0.0))[:MOST_IN_WORDS]:
+        curve = row.net_benefit
+        if None in ends or row.calibration_intercept is None or not curve:
+            continue
+        # Treating everyone has the net benefit pi - (1 - pi) t / (1 - t) at threshold t.
+        share = curve[0].all * (1 - curve[0].threshold) + curve[0].threshold
+        factors = [math.exp(-value) for value in (ends[1], ends[0])]  # type: ignore[operator]
+        by = f"{significant(math.exp(-row.calibration_intercept), 2)} [{significant(factors[0], 2)}, "
+        by += f"{significant(factors[1], 2)}]"
+        where = f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, class 1 in {100 * share:.0f}%)"
+        if factors[0] > 1 or factors[1] < 1:
+            wrong = "high" if factors[0] > 1 else "low"
+            order = f" It still orders them: AUROC {row.auroc:.2f}." if (row.auroc or 0.0) >= GOOD_ORDER else ""
+            fit = f"risks are too {wrong}, their odds divided by {by} would fit"
+            yield f"{where}: {fit}. Do not use them there as they are.{order}"
+        else:
+            yield f"{where}: no error in the level of risk was seen; odds divided by {by} would fit."
 
 
 def _cautions(run: Summary) -> Iterator[str]:

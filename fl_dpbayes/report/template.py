@@ -54,6 +54,7 @@ RUN = (
 {% endif %}</h1>
 <p class="lead">{{ answer.calibration | unbroken }}</p>
 {% if answer.elsewhere %}<p>{{ answer.elsewhere | unbroken }}</p>{% endif %}
+{% if answer.sites %}<ul>{% for text in answer.sites %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif %}
 
 <p>{{ answer.privacy | unbroken }}</p>
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>

@@ -70,6 +70,8 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     # The posterior.
     "not-private": "Nothing here is private: privacy.kind is 'none'. What the sites released may show any of their "
     "records.",
+    "looked-at": "Constants of data.source were taken from the records (constants = 'from_records'), which no account "
+    "counts: a simulation may do so, a hospital's site refuses until they are replaced by constants known beforehand",
     "different-starts": "aggregation.rule {rule!r} averages weights over {chains} chains that start from different "
     "weights, whose hidden units do not match: run one chain, or choose rule 'mixture'",
     "units-reordered": "the units of {array!r} at site {other!r} match those at {first!r} better in another order: the "

@@ -1,7 +1,7 @@
 """Records from outside a run, brought to the shape that its model takes."""
 
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.sources.images import image_pixels
+from fl_dpbayes.data.sources.table import features_of, labels_of, read_table
 
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
@@ -23,12 +24,13 @@ class NewRecords:
     """Records of a task, with labels where the file has them.
 
     `features`: float32, (N, *task.input_shape). `labels`: int64, (N,), or None. `names`: what to call each record
-    in the output, (N,).
+    in the output, (N,). `units`: the name of the column of privacy units and its values, where a table has it.
     """
 
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | None
     names: list[str]
+    units: tuple[str, npt.NDArray] | None = None
 
 
 def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) -> NewRecords:
@@ -54,23 +56,26 @@ def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) 
 
 
 def _table(path: Path, source: object, *, labelled: bool) -> NewRecords:
-    try:
-        table = pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    named = source if isinstance(source, Table) or (isinstance(source, HuggingFace) and source.columns) else None
+    named = source if isinstance(source, Table) else None
+    if isinstance(source, HuggingFace) and source.columns:
+        keys = source.model_dump(include={"label", "classes", "features", "centers", "scales"})
+        named = Table(path=path, **keys)
+    table = read_table(path, () if named is None else named.text_columns)
     label = LABEL if named is None else named.label
-    columns = [name for name in table.columns if name != label] if named is None else list(named.features)
+    columns = [name for name in table.columns if name != label] if named is None else named.feature_columns
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(map(str, table.columns))}")
-    features = table[columns].apply(pandas.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
-    if named is not None:
-        features = (features - np.asarray(named.centers or 0.0)) / np.asarray(named.scales or 1.0)
-    labels = None
-    if labelled and label in table.columns:
-        labels = table[label].to_numpy(dtype=object)
-    return NewRecords(features.astype(np.float32), labels, [str(number) for number in range(len(table))])
+    numbers = list(map(str, range(len(table))))
+    has_labels = labelled and label in table.columns
+    if named is None:
+        features = table[columns].apply(pandas.to_numeric, errors="coerce").to_numpy(dtype=np.float32)
+        return NewRecords(features, table[label].to_numpy(dtype=object) if has_labels else None, numbers)
+    named = named.model_copy(update={"path": path})
+    labels = labels_of(table, named) if has_labels else None
+    unit = named.unit_column
+    units = (unit, table[unit].to_numpy(dtype=object)) if unit is not None and unit in table.columns else None
+    return NewRecords(features_of(table, named), labels, numbers, units)
 
 
 def _archive(path: Path, *, labelled: bool) -> NewRecords:
@@ -124,7 +129,7 @@ def _checked(records: NewRecords, task: Task, source: object, path: Path) -> New
         )
     if labels is not None:
         labels = _checked_labels(np.asarray(labels), task, records.names, path)
-    return NewRecords(features.reshape(-1, *task.input_shape), labels, records.names)
+    return replace(records, features=features.reshape(-1, *task.input_shape), labels=labels)
 
 
 def _checked_labels(labels: npt.NDArray, task: Task, names: list[str], path: Path) -> npt.NDArray[np.int64]:

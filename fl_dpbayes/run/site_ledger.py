@@ -1,6 +1,6 @@
 """What `fl-dpbayes site ledger` makes, shows, checks, repairs and exports."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fl_dpbayes.config.base import json_values
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_site_file
+from fl_dpbayes.config.site_file import LedgerSettings, SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.data.site import is_delta_allowed, load_site, most_units
 from fl_dpbayes.data.site_ledger import create_ledger as make_ledger
 from fl_dpbayes.data.site_ledger import ledger_place, with_path
@@ -31,7 +31,7 @@ SQLITE_HEADER = b"SQLite format 3\0"
 
 def create_ledger(site_file: Path, console: Console) -> None:
     """Make a site's ledger and its second place, or a further cohort in it; nothing is overwritten."""
-    record, settings = _read_site(site_file)
+    record, settings = _read_site(site_file, read_own_site_file)
     # Made for good, so not with what every request is refused for.
     if record.role == "train" and not is_delta_allowed(record, "train", settings.delta):
         raise UserError(
@@ -126,14 +126,14 @@ def _as_user_errors(settings: LedgerSettings) -> Iterator[None]:
         raise UserError(with_path(error, settings.path)) from error
 
 
-def _read_site(site_file: Path) -> tuple[SiteFile, LedgerSettings]:
+def _read_site(site_file: Path, read: Callable[[Path], SiteFile] = read_site_file) -> tuple[SiteFile, LedgerSettings]:
     with suppress(OSError), site_file.open("rb") as file:
         if file.read(len(SQLITE_HEADER)) == SQLITE_HEADER:
             raise UserError(
                 f"{site_file} is a ledger: give the site file that names it, in a simulation for example "
                 "RUN_DIR/sites/02-east.toml"
             )
-    record = read_site_file(site_file)
+    record = read(site_file)
     if record.ledger is None:
         raise UserError(f"site file {site_file} names no ledger: only sites that train have one")
     return record, record.ledger

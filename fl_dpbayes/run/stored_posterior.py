@@ -48,21 +48,26 @@ def predict_records(
 ) -> None:
     """Write class probabilities and uncertainty for new records as CSV.
 
-    Columns: record, predicted class, one probability per class, total, aleatoric and epistemic uncertainty in nats.
+    Columns: record, its privacy unit where the table has that column, predicted class, one probability per class (by
+    their names, where the run's table has some), total, aleatoric and epistemic uncertainty in nats.
     Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
     the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither
     does a point estimate, so these cells are then empty.
 
     `data`: the records, see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: the data folder,
     where frozen weights lie in `backbones`; None: the run's own or the environment's. Raises UserError if the run
-    or the data cannot be read, or do not fit.
+    or the data cannot be read, or do not fit, or `out` exists: nothing is overwritten.
     """
+    if out is not None and out.exists():
+        raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
     found = _predict(run_dir, data, data_dir, labelled=False)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
-    table = pandas.DataFrame({"record": records.names, "predicted": probabilities.argmax(axis=1)})
-    for number in range(probabilities.shape[1]):
-        table[f"probability_{number}"] = probabilities[:, number]
+    classes = np.array(found.class_names or range(probabilities.shape[1]))
+    units = {} if records.units is None else dict([records.units])
+    table = pandas.DataFrame({"record": records.names, **units, "predicted": classes[probabilities.argmax(axis=1)]})
+    for number, name in enumerate(classes):
+        table[f"probability_{name}"] = probabilities[:, number]
     if mapping is None and not found.point:
         uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
     else:
@@ -129,6 +134,7 @@ class _Predicted:
     prediction: Prediction
     mapping: RecalibrationMap | None
     point: str
+    class_names: tuple[str, ...]
 
 
 def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool) -> _Predicted:
@@ -151,7 +157,8 @@ def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool
         point = f"point estimate ({scenario.aggregation.point_name or 'one sample'})"
         _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
-    return _Predicted(records, prediction, _usable_map(stored.metadata.recalibration, run_dir), point)
+    mapping = _usable_map(stored.metadata.recalibration, run_dir)
+    return _Predicted(records, prediction, mapping, point, getattr(source, "class_names", ()))
 
 
 def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:

@@ -37,9 +37,9 @@ def test_a_plain_average_is_decided_by_one_site_of_six_and_a_mixture_is_not() ->
     # Without an attack it is what the bounded one is, which shortens nobody then.
     plain = measure("fald", "small noise", 0, ("relabel",))
     assert plain["relabel"] < 0.1
-    mixture = measure("mixture", "quickstart's noise", 0, ("honest", *attacks("frozen")))
+    mixture = measure("mixture", "noise of digits", 0, ("honest", *attacks("frozen")))
     assert all(mixture[attack] > mixture["honest"] - 0.1 for attack in attacks("frozen"))
-    predictions = measure("predbayes", "quickstart's noise", 0, ("relabel",))
+    predictions = measure("predbayes", "noise of digits", 0, ("relabel",))
     assert predictions["relabel"] < 0.1
     assert plain["rejected"] == mixture["rejected"] == predictions["rejected"] == 0
 

@@ -25,7 +25,7 @@ FILE = "public={kind='file', path='some/public.npz', statement='published by its
 def section(*overrides: str):
     # Enough samples in every round for any rule.
     training = "training={rounds=2, steps_per_round=20, burn_in=10, thinning=2}"
-    return load_scenario("quickstart", [training, *overrides]).aggregation
+    return load_scenario("digits", [training, *overrides]).aggregation
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -43,7 +43,7 @@ def test_rule_knows_what_it_asks_of_four_sites_with_ten_parameters(name: str) ->
     "{rule='product-diagonal', prior='divided', draws=7}",
 ])  # fmt: skip
 def test_resolved_section_reads_back_as_itself(tmp_path: Path, content: str) -> None:
-    scenario = load_scenario("quickstart", [f"aggregation={content}"])
+    scenario = load_scenario("digits", [f"aggregation={content}"])
     write_scenario(scenario, tmp_path / "scenario.toml")
     assert load_scenario(str(tmp_path / "scenario.toml")) == scenario
 
@@ -100,13 +100,13 @@ def test_rule_that_does_not_fit_the_chains_is_refused(rule: str, sampler: str, s
 def test_largest_share_that_the_sites_cannot_keep_is_refused() -> None:
     for share in (0.1, 0.2499):
         said = f"largest_share is {share}, but 4 training sites .* 0.25 or more"
-        refused(said, load_scenario, "quickstart", [f"aggregation.largest_share={share}"])
-    assert load_scenario("quickstart", ["aggregation.largest_share=0.25"])
+        refused(said, load_scenario, "digits", [f"aggregation.largest_share={share}"])
+    assert load_scenario("digits", ["aggregation.largest_share=0.25"])
 
 
 @pytest.mark.parametrize("sites", [2, 3, 6, 7, 49, 9999])
 def test_largest_share_that_is_recommended_is_accepted(sites) -> None:
-    sampler = load_scenario("quickstart").sampler
+    sampler = load_scenario("digits").sampler
     with pytest.raises(ValueError, match="raise it to") as caught:
         Mixture(largest_share=0.5 / sites).check(sampler, sites)
     least = float(str(caught.value).split("raise it to ")[1].split()[0])
@@ -115,7 +115,7 @@ def test_largest_share_that_is_recommended_is_accepted(sites) -> None:
 
 @pytest.mark.parametrize("beta", ["0", "1", "0.3", "'fitted'"])
 def test_public_file_reads_back_with_an_absolute_path(tmp_path: Path, beta: str) -> None:
-    scenario = load_scenario("quickstart", [f"aggregation={{rule='predbayes', beta={beta}, {FILE}}}"])
+    scenario = load_scenario("digits", [f"aggregation={{rule='predbayes', beta={beta}, {FILE}}}"])
     assert scenario.aggregation.public.path == Path("some/public.npz").resolve()
     write_scenario(scenario, tmp_path / "scenario.toml")
     assert load_scenario(str(tmp_path / "scenario.toml")) == scenario
@@ -125,5 +125,5 @@ def test_name_of_a_seeded_run_does_not_say_where_the_public_file_lies() -> None:
     seeded = "simulation.insecure_seed=1"
     rule = f"aggregation={{rule='distillation', {FILE}}}"
     paths = ("some/public", "else/public", "else/another")
-    here, there, other = (load_scenario("quickstart", [seeded, rule.replace(paths[0], path)]) for path in paths)
+    here, there, other = (load_scenario("digits", [seeded, rule.replace(paths[0], path)]) for path in paths)
     assert run_identifier(here) == run_identifier(there) != run_identifier(other)

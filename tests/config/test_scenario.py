@@ -41,7 +41,7 @@ WRONG = {
 @pytest.mark.parametrize("assignment", WRONG)
 def test_wrong_key_or_value_is_named_in_one_line(assignment: str) -> None:
     with pytest.raises(UserError) as caught:
-        load_scenario("quickstart", [assignment])
+        load_scenario("digits", [assignment])
     text = str(caught.value)
     assert "\n" not in text
     for expected in WRONG[assignment]:
@@ -50,15 +50,15 @@ def test_wrong_key_or_value_is_named_in_one_line(assignment: str) -> None:
 
 def test_example_for_a_missing_key_is_one() -> None:
     with pytest.raises(UserError) as caught:
-        load_scenario("quickstart", ["aggregation.rule=distillation"])
+        load_scenario("digits", ["aggregation.rule=distillation"])
     given = re.findall(r"--set ([^ ,]+)", str(caught.value))
-    rule = load_scenario("quickstart", ["aggregation.rule=distillation", *given]).aggregation
+    rule = load_scenario("digits", ["aggregation.rule=distillation", *given]).aggregation
     assert rule.public.pattern == "strokes"
 
 
 def table_scenario(folder: Path, path: str) -> Path:
     source = f'data.source={{kind="table", path="{path}", label="y", classes=2, features=["x"]}}'
-    scenario = load_scenario("quickstart", [source, "simulation.insecure_seed=1"])
+    scenario = load_scenario("digits", [source, "simulation.insecure_seed=1"])
     write_scenario(scenario, folder / "resolved.toml")
     return folder / "resolved.toml"
 
@@ -83,15 +83,15 @@ def test_resolved_scenario_finds_its_records_from_anywhere_and_their_place_names
 @pytest.mark.parametrize("sampler", ["dp-adam", "dp-bbp", "dp-mc-dropout"])
 def test_noise_for_a_temperature_that_the_sampler_lacks_is_refused(sampler: str) -> None:
     overrides = ["model={kind='mlp'}", "aggregation.rule=mixture", f"sampler.kind={sampler}"]
-    refused(r"privacy.coupling is 'floor'.*set privacy.coupling = 'constant'", load_scenario, "quickstart", overrides)
-    load_scenario("quickstart", [*overrides, "privacy.coupling=constant", "privacy.temperature="])
+    refused(r"privacy.coupling is 'floor'.*set privacy.coupling = 'constant'", load_scenario, "digits", overrides)
+    load_scenario("digits", [*overrides, "privacy.coupling=constant", "privacy.temperature="])
     public = [*overrides[:2], "privacy.kind=none", f"sampler.kind={sampler.removeprefix('dp-')}"]
-    refused(r"privacy.temperature is 1: .*remove", load_scenario, "quickstart", public)
-    load_scenario("quickstart", [*public, "privacy.temperature="])
+    refused(r"privacy.temperature is 1: .*remove", load_scenario, "digits", public)
+    load_scenario("digits", [*public, "privacy.temperature="])
 
 
 def test_kind_set_on_the_command_line_drops_what_only_other_kinds_have() -> None:
-    scenario = load_scenario("quickstart", ["privacy.kind=none", "sampler.kind=sgld", "partition.kind=iid"])
+    scenario = load_scenario("digits", ["privacy.kind=none", "sampler.kind=sgld", "partition.kind=iid"])
     assert (scenario.privacy.kind, scenario.privacy.clip_norm) == ("none", 3.0)
     assert scenario.partition.kind == "iid"
 
@@ -113,21 +113,21 @@ DROPOUT = ["sampler.kind=dp-mc-dropout", "aggregation.rule=mixture"]
 ])  # fmt: skip
 def test_what_does_not_fit_a_kind_is_named(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        load_scenario("quickstart", overrides)
+        load_scenario("digits", overrides)
     assert "\n" not in str(raised.value)
 
 
 def test_too_few_samples_for_the_rule_are_found_before_the_run() -> None:
     with pytest.raises(UserError, match="needs 654 samples of each site for 650 parameters, training keeps 10"):
-        plan_sites(load_scenario("quickstart", ["aggregation.rule=product-full"]), None)
-    plan_sites(load_scenario("quickstart", ["aggregation.rule=product-diagonal"]), None)
+        plan_sites(load_scenario("digits", ["aggregation.rule=product-full"]), None)
+    plan_sites(load_scenario("digits", ["aggregation.rule=product-diagonal"]), None)
 
 
 @pytest.mark.parametrize(
     ("sampler", "rule"), [("dp-sgld", "fald"), ("dp-adam", "fald"), ("dp-bbp", "mixture"), ("dp-mc-dropout", "mixture")]
 )
 def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_can_be_averaged(sampler, rule) -> None:
-    content = load_scenario("quickstart").model_dump(mode="json")
+    content = load_scenario("digits").model_dump(mode="json")
     content["sampler"] = {"kind": sampler, "step_size": {"kind": "constant", "initial": 0.5}}
     content["model"] = {"kind": "mlp"}
     content["privacy"] |= {"coupling": "constant", "temperature": None}
@@ -142,7 +142,7 @@ def test_scenario_without_a_rule_gets_the_one_that_measured_best_where_states_ca
 def test_every_shipped_scenario_is_valid_and_an_unknown_one_lists_them() -> None:
     for name in shipped_scenarios():
         assert load_scenario(name).name == name
-    refused("quickstart", load_scenario, "no-such-scenario")
+    refused("digits", load_scenario, "no-such-scenario")
 
 
 def test_a_source_may_be_named_by_its_kind_and_an_unknown_one_is_refused():

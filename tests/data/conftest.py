@@ -31,8 +31,8 @@ class Dealt:
 
 @pytest.fixture(scope="session")
 def deal() -> Callable[..., Dealt]:
-    """Deal records to the sites of a scenario that is the quickstart but for them."""
-    base = load_scenario("quickstart", ["privacy.delta=1e-6"])
+    """Deal records to the sites of a scenario that is `digits` but for them."""
+    base = load_scenario("digits", ["privacy.delta=1e-6"])
 
     def dealt(
         sites: dict[str, SiteSpec],

@@ -48,7 +48,7 @@ KINDS = {"iid": {}, "dirichlet": {"alpha": 0.5}, "classes": {"classes_per_site":
 @pytest.mark.parametrize("kind", KINDS)
 def test_written_sites_are_the_planned_ones(tmp_path, deal, kind):
     kept = "recalibration={method='temperature', fraction=0.25}"
-    more = {"recalibration": load_scenario("quickstart", [kept]).recalibration} if kind == "iid" else {}
+    more = {"recalibration": load_scenario("digits", [kept]).recalibration} if kind == "iid" else {}
     dealt = deal(SITES, divided(kind, **KINDS[kind]), **more)
     loaded = dealt.load(tmp_path)
     paths = sorted((tmp_path / "sites").glob("*.toml"))
@@ -86,14 +86,14 @@ def test_equal_seeds_give_equal_sites_and_others_do_not(deal):
 
 
 def test_site_files_hold_ledger_policy_and_settings(tmp_path):
-    scenario = load_scenario("quickstart", [
+    scenario = load_scenario("digits", [
         "privacy.epsilon=3", "simulation.insecure_seed=7", "resources.threads_per_site=2", "training.rounds=6",
         "evaluation.release=noised", "evaluation.noise_multiplier=2",
     ])  # fmt: skip
     plan = plan_sites(scenario, None)
     file = read_site_file(prepare_simulation(scenario, plan, tmp_path / "run")[0])
     assert file.ledger.path.resolve() == (tmp_path / "run" / "ledgers" / "north.sqlite").resolve()
-    assert (file.ledger.cohort, file.ledger.epsilon, file.ledger.delta) == ("simulation of quickstart", 3.0, 1e-3)
+    assert (file.ledger.cohort, file.ledger.epsilon, file.ledger.delta) == ("simulation of digits", 3.0, 1e-3)
     assert (file.ledger.durability, file.insecure_seed, file.threads) == ("normal", 7, 2)
     policy = file.policy
     assert (policy.max_run_epsilon, policy.allow_non_private, policy.max_steps) == (3.0, False, 120)
@@ -261,7 +261,7 @@ def test_roles_that_must_not_be_pooled():
 
 def test_a_scenario_that_is_written_and_read_again_still_shares(tmp_path):
     dark = ["sites.dark.role=shifted", "sites.dark.shift.kind=gamma", "sites.dark.records_of=held-out"]
-    scenario = load_scenario("quickstart", dark)
+    scenario = load_scenario("digits", dark)
     prepare_simulation(scenario, plan_sites(scenario, None), tmp_path)
     again = load_scenario(str(tmp_path / "scenario.toml"))
     assert again.sites == scenario.sites
@@ -279,7 +279,7 @@ SHORT = ["training={rounds=1, steps_per_round=2, thinning=1}"]
 
 
 def check(assignments: list[str], data_dir: Path | None = None) -> None:
-    plan_sites(load_scenario("quickstart", assignments), data_dir)
+    plan_sites(load_scenario("digits", assignments), data_dir)
 
 
 def weights(folder: Path) -> str:
@@ -298,7 +298,7 @@ def test_missing_public_file_or_label_is_said_before_a_folder_is_made(made, tmp_
         np.savez(path, features=np.zeros((3, 64), np.float32))
         said = "add an array 'labels', or set aggregation.beta to a number"
     public = PUBLIC.replace("PATH", str(path))
-    scenario = load_scenario("quickstart", ["aggregation.rule=predbayes", "aggregation.beta=fitted", public])
+    scenario = load_scenario("digits", ["aggregation.rule=predbayes", "aggregation.beta=fitted", public])
     refused(said, simulate, scenario, "inline", None, None, Console())
     assert not (tmp_path / "runs").exists()
     if made:
@@ -325,7 +325,7 @@ def test_frozen_weights_are_found_by_sites_or_named_with_their_key(tmp_path, mon
 def test_prediction_finds_frozen_weights_in_the_given_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     data_dir, records, out = tmp_path / "data", tmp_path / "new.npz", tmp_path / "out.csv"
-    scenario = load_scenario("quickstart", [BODY[0].replace("DIGEST", weights(data_dir)), BODY[1], *SHORT])
+    scenario = load_scenario("digits", [BODY[0].replace("DIGEST", weights(data_dir)), BODY[1], *SHORT])
     run = simulate(scenario, "inline", tmp_path / "run", data_dir, Console())
     np.savez(records, features=np.zeros((2, 1, 8, 8), np.float32))
     refused(r"model\.frozen_body\.weights.*--data-dir", predict_records, run, records, out, Console())

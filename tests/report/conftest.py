@@ -77,7 +77,7 @@ def make_summary():
         for index, name in enumerate(TRAIN)
     ]  # fmt: skip
     return {
-        "scenario": "quickstart", "seed": 7, "versions": {"fl_dpbayes": "0.1.0", "torch": "2.15.0"},
+        "scenario": "digits", "seed": 7, "versions": {"fl_dpbayes": "0.1.0", "torch": "2.15.0"},
         "adjacency": "add_or_remove_one", "seeded": False, "aggregation": "mixture", "sites": sites,
         "privacy": privacy, "calibration": calibration, "reliability": reliability,
         "releases": [

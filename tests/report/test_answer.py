@@ -70,6 +70,25 @@ def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     assert said(summary).calibration.endswith(verdict)
 
 
+@pytest.mark.parametrize(("intercept", "ends", "verdict"), [
+    (-1.7906, [-2.0496, -1.5315], "too high, their odds divided by 6.0 [4.6, 7.8] would fit. Do not use"),
+    (0.5, [0.1, 0.9], "too low, their odds divided by 0.61 [0.41, 0.90] would fit. Do not use"),
+    (0.2, [-0.1, 0.5], "no error in the level of risk was seen; odds divided by 0.82 [0.61, 1.1] would fit."),
+    (0.2, [None, 0.5], None),
+])  # fmt: skip
+def test_the_level_of_risk_at_a_site_follows_its_interval(summary, intercept, ends, verdict):
+    row = row_of(summary, "island", "posterior")
+    curve = [{"threshold": 0.05, "model": 0.4, "interval": [0.3, 0.5], "all": 0.4310099573257468, "none": 0.0}]
+    row |= {"calibration_intercept": intercept, "auroc": 0.785, "net_benefit": curve}
+    row["intervals"]["calibration_intercept"] = ends
+    found = said(summary).sites
+    assert len(found) == (verdict is not None)
+    if verdict:
+        assert found[0].startswith("island (held out, n = 150, class 1 in 46%): ")
+        assert verdict in found[0]
+        assert ("It still orders them: AUROC 0.79." in found[0]) == ("Do not use" in verdict)
+
+
 @pytest.mark.parametrize("how", ["absent", "unmeasured"])
 def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, how):
     if how == "absent":

@@ -95,7 +95,7 @@ def check_needs_nothing_else(path):
 
 def test_page_opens_with_the_answer_and_is_self_contained(reported, summary):
     text, found = words(check_needs_nothing_else(reported)), answer(parse_summary(summary))
-    assert text.startswith(f"quickstart {found.calibration} {found.elsewhere} {found.privacy} 2.1 points off")
+    assert text.startswith(f"digits {found.calibration} {found.elsewhere} {found.privacy} 2.1 points off")
     assert not re.search(r"https?:|//\w+\.\w|@import|url\((?!#)", reported.read_text(encoding="utf-8"))
 
 
@@ -174,7 +174,7 @@ def test_a_seed_the_privacy_unit_and_the_cost_of_noised_test_results_are_said(wr
     ]  # fmt: skip
     reader = written(summary)
     text = words(reader)
-    assert text.startswith("quickstart (seeded: not private)")
+    assert text.startswith("digits (seeded: not private)")
     assert "Seeded: not private." in text
     assert "one family" in text
     assert "family" in reader.cells

@@ -9,7 +9,7 @@ PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privac
 
 
 def settings(*overrides: str, inputs: dict[str, object] | None = None) -> dict[str, str]:
-    return {row.name: row.value for row in settings_table(load_scenario("quickstart", overrides), inputs)}
+    return {row.name: row.value for row in settings_table(load_scenario("digits", overrides), inputs)}
 
 
 def test_every_part_is_named_with_its_settings() -> None:

@@ -63,10 +63,10 @@ def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_in
     tmp_path: Path,
 ) -> None:
     inline, flower, log = tmp_path / "inline", tmp_path / "flower", tmp_path / "log"
-    unbroken = simulate("quickstart", *SEEDED, "--engine", "inline", "--out", inline)
+    unbroken = simulate("digits", *SEEDED, "--engine", "inline", "--out", inline)
     subprocess.run(unbroken, check=True, capture_output=True, timeout=300)
     with log.open("wb") as file:
-        begun = simulate("quickstart", *SEEDED, "--out", flower)
+        begun = simulate("digits", *SEEDED, "--out", flower)
         killed = subprocess.Popen(begun, stdout=file, stderr=file, start_new_session=True)
         wait_for(lambda: '"event": "site"' in events_of(flower))
         os.killpg(killed.pid, signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_flower_run_whose_command_is_killed_is_resumed_and_equals_an_unbroken_in
 def test_run_goes_on_when_the_process_of_one_site_is_killed_and_leaves_none_behind_when_it_ends(tmp_path: Path) -> None:
     folder, log = tmp_path / "run", tmp_path / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(simulate("quickstart", *LONGER, "--out", folder), stdout=file, stderr=file)
+        process = subprocess.Popen(simulate("digits", *LONGER, "--out", folder), stdout=file, stderr=file)
 
     def worker() -> int | None:
         named = {number: "".join(alive({number})) for number in descendants(process.pid)}
@@ -161,8 +161,9 @@ def test_bundle_holds_the_code_and_the_scenarios_and_nothing_else(project: Path,
     )
     (bundle,) = project.glob("*.fab")
     names = set(zipfile.ZipFile(bundle).namelist())
-    kinds = {"fl_dpbayes": "*.py", "clients": "*.py", "server": "*.py", "scenarios": "*.toml"}
-    shipped = {path.relative_to(project).as_posix() for name in kinds for path in (project / name).rglob(kinds[name])}
+    kinds = [(folder, "*.py") for folder in ("fl_dpbayes", "clients", "server")]
+    kinds += [("scenarios", "*.toml"), ("fl_dpbayes/data/sources", "stroke.json")]
+    shipped = {path.relative_to(project).as_posix() for name, kind in kinds for path in (project / name).rglob(kind)}
     assert names - {"pyproject.toml", "LICENSE", ".info/CONTENT"} == shipped
     assert "fl_dpbayes/data/site.py" in names
 
@@ -174,6 +175,6 @@ def test_flwr_run_with_too_few_nodes_prints_the_right_line(project: Path, enviro
         [FLWR, "run", str(project), "--stream", "--run-config", f"output-dir={json.dumps(str(out))}"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
-    assert 'flwr run . --federation-config "num-supernodes=7"' in done.stdout + done.stderr
+    assert 'flwr run . --federation-config "num-supernodes=11"' in done.stdout + done.stderr
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert events[-1]["event"] == "failed"

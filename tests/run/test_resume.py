@@ -44,7 +44,7 @@ def begin(arguments):
     return child
 
 def new(name):
-    return ["quickstart", "--out", str(folder / name), *(x for s in SETTINGS for x in ("--set", s))]
+    return ["digits", "--out", str(folder / name), *(x for s in SETTINGS for x in ("--set", s))]
 
 def spent(name):
     found = {}
@@ -133,7 +133,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     folder = tmp_path / "a run"
     with monkeypatch.context() as patch:
         patch.setattr("fl_dpbayes.run.simulate.follow", stop)
-        status, _, error = command("simulate", "quickstart", *SMALL, "--out", folder)
+        status, _, error = command("simulate", "digits", *SMALL, "--out", folder)
     assert (status, "Traceback" in error) == (1, False)
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
     assert "another scenario" in refusal("simulate", "mnist", "--resume", folder)
@@ -150,7 +150,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("target", "arguments", "said"), [
-    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "quickstart", "--engine", "inline"], "privacy.csv"),
+    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "digits", "--engine", "inline"], "privacy.csv"),
     ("fl_dpbayes.run.study.ray_pool.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
 ])  # fmt: skip
 def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(

@@ -129,7 +129,7 @@ def test_run_that_dies_without_a_word_is_noticed_and_a_stopped_one_asks_nothing(
 def test_absent_device_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
     for devices, device, expected in ((0, "cuda", "no CUDA device is here"), (2, "cuda:2", "here are 0 to 1")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
-        scenario = load_scenario("quickstart", [f"resources.device={device}"])
+        scenario = load_scenario("digits", [f"resources.device={device}"])
         with pytest.raises(UserError, match=expected):
             simulate(scenario, "inline", tmp_path / "run", None, Console())
         assert not (tmp_path / "run").exists()

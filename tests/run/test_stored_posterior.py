@@ -92,11 +92,11 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
 def test_labels_of_a_table_matter_only_where_asked_for(tmp_path):
     path = tmp_path / "new.csv"
     source = Table(path=path, label="label", classes=3, features=("x", "y"))
-    for label, named in (("9", "9"), ("unknown", "unknown"), ("", "nan"), ("1.5", "1.5")):
+    for label, said in (("9", "not a whole number"), ("unknown", "text"), ("", "missing"), ("1.5", "not a whole")):
         path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
         records = read_new_records(path, NUMBERS, source, labelled=False)
         assert (records.labels, records.features.tolist()) == (None, [[1, 7], [2, 40]])
-        with pytest.raises(UserError, match=rf"record 1 is '{named}': labels must be whole numbers from 0 to 2"):
+        with pytest.raises(UserError, match=rf"column 'label' has 1 values that are {said}.*\(first in data row 2\)"):
             read_new_records(path, NUMBERS, source, labelled=True)
 
 

@@ -123,7 +123,7 @@ class Sites:
     def __init__(self, folder: Path, name: str) -> None:
         from clients.app import app
 
-        self.scenario = load_scenario("quickstart", [*COMMON, *SCENARIOS[name]])
+        self.scenario = load_scenario("digits", [*COMMON, *SCENARIOS[name]])
         prepare_simulation(self.scenario, plan_sites(self.scenario, None), folder)
         self.grid, self.folder = InlineGrid(app, len(self.scenario.sites)), folder
         self.names = {number + 1: site for number, site in enumerate(self.scenario.sites)}

@@ -34,7 +34,7 @@ HARMLESS = ("events.jsonl", "privacy.csv", "rounds.csv", "flower.log", "run.lock
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory):
     """An unbroken run, and the same one cut off after its second round."""
-    scenario, folder = load_scenario("quickstart", OVERRIDES), tmp_path_factory.mktemp("runs")
+    scenario, folder = load_scenario("digits", OVERRIDES), tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("server.federation.write_report", lambda folder: None)
         patch.setattr("fl_dpbayes.run.resume.show_run", lambda folder, console: None)

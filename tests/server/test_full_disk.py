@@ -69,7 +69,7 @@ def test_every_write_may_fail_once(tmp_path: Path, capsys, monkeypatch: pytest.M
     monkeypatch.setattr("fl_dpbayes.run.progress.POLL_SECONDS", 0.01)
     monkeypatch.setattr("fl_dpbayes.calibration.intervals.REPLICATES", 50)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    new = ["simulate", "quickstart", "--engine", "inline", *settings, "--out"]
+    new = ["simulate", "digits", "--engine", "inline", *settings, "--out"]
     assert command(capsys, monkeypatch, *new, str(tmp_path / "unbroken"))[0] == 0
     folder = tmp_path / "run"
     disk = FullDisk(folder)

@@ -163,7 +163,7 @@ def test_silent_sites_leave_a_run_without_recalibration(federation) -> None:
 )
 def test_section_that_makes_no_sense_is_refused(override: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        load_scenario("quickstart", [override])
+        load_scenario("digits", [override])
 
 
 def test_map_that_is_mostly_noise_is_called_so_and_not_used(
@@ -411,7 +411,7 @@ def test_site_without_a_prevalence_refuses_to_correct_for_one(hospitals) -> None
 )  # fmt: skip
 def test_prevalence_that_makes_no_sense_is_refused(overrides: list[str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        load_scenario("quickstart", overrides)
+        load_scenario("digits", overrides)
 
 
 @pytest.mark.parametrize(

@@ -99,4 +99,4 @@ def test_averaged_chain_of_momentum_keeps_only_parameters_as_samples(federation)
 )
 def test_contradicting_settings_are_refused_in_words(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        load_scenario("quickstart", overrides)
+        load_scenario("digits", overrides)

@@ -1,5 +1,9 @@
 """An institution's own CSV or Parquet table."""
 
+import io
+import re
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 import pandas
@@ -12,7 +16,11 @@ from fl_dpbayes.protocol.evaluate import MAX_GROUPS
 
 MAX_VALUES = 10
 MISSING = "missing"
-BLIND = "remove such rows, or fill them in by a rule that does not look at other rows"
+SEPARATORS = ",;\t|"
+FILL = (
+    "give the column a constant in source.missing, remove such rows, or fill them in by a rule that does not look at "
+    "other rows"
+)
 
 
 def load(source: Table, part: OfficialPart) -> Records:
@@ -32,37 +40,84 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
 
     Raises UserError if a column has a value that is not allowed; the text names the column.
     """
-    features = np.stack([_numbers(table, source, name) for name in source.features], axis=1)
-    if source.centers:
-        features -= np.asarray(source.centers)
-    if source.scales:
-        features /= np.asarray(source.scales)
     return Records(
-        features=features.astype(np.float32),
-        labels=_labels(table, source),
-        units=np.arange(len(table)) if source.unit_column is None else _units(table, source, source.unit_column),
-        natural_site=None,
+        features=features_of(table, source),
+        labels=labels_of(table, source),
+        units=np.arange(len(table)) if source.unit_column is None else _names(table, source, source.unit_column),
+        natural_site=None if source.site_column is None else _sites(table, source, source.site_column),
         task=source.task,
         unit=source.unit,
-        feature_names=source.features,
+        feature_names=source.feature_names,
         groups=_groups(table, source),
     )
 
 
-def _read(source: Table) -> pandas.DataFrame:
-    as_text = dict.fromkeys([*source.group_columns, *([source.unit_column] if source.unit_column else [])], str)
+def read_table(path: Path, texts: tuple[str, ...] = ()) -> pandas.DataFrame:
+    r"""Read a CSV or Parquet file, with the columns `texts` as text.
+
+    Of a CSV the separator is the one of `,;\t|` that is most frequent in its first line; after `;` decimals may have a
+    comma. It is in UTF-8, or else in Windows-1252. Raises UserError if there is no such file, or it is no table.
+    """
     try:
-        if source.path.suffix == ".csv":
-            table = pandas.read_csv(source.path, dtype=as_text)
-        elif source.path.suffix == ".parquet":
-            table = pandas.read_parquet(source.path)
-        else:
-            raise UserError(f"table {source.path}: the name must end in .csv or .parquet")
+        if path.suffix == ".parquet":
+            return pandas.read_parquet(path)
+        if path.suffix != ".csv":
+            raise UserError(f"table {path}: the name must end in .csv or .parquet")
+        content = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"table {source.path} does not exist") from None
+        raise UserError(f"table {path} does not exist") from None
     except (ValueError, OSError) as error:
-        raise UserError(f"table {source.path} cannot be read: {error}") from None
-    wanted = [*source.features, source.label, *as_text]
+        raise UserError(f"table {path} cannot be read: {error}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("cp1252", errors="replace")
+    header = text.split("\n", 1)[0]
+    if not header.strip():
+        raise UserError(f"table {path} is empty: give a first line with the names of the columns")
+    separator = max(SEPARATORS, key=header.count)
+    decimal = "," if separator == ";" and re.search(r"\d,\d", text) else "."
+    try:
+        return pandas.read_csv(io.StringIO(text), sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
+    except ValueError as error:
+        found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+        problem = "line {1} has {2} cells, and those before {0}".format(*found.groups()) if found else str(error)
+        raise UserError(f"table {path} cannot be read: {problem}") from None
+
+
+def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float32]:
+    """Return the features of each row, (N, features) in the order of `source.feature_names`.
+
+    Raises UserError if a value is missing without a constant for it, no finite number, or none of its categories.
+    """
+    values = [_filled(table, source, name) for name in source.features]
+    features = np.stack(values, axis=1) if values else np.empty((len(table), 0))
+    features = (features - np.asarray(source.centers or 0.0)) / np.asarray(source.scales or 1.0)
+    columns = [features, *(table[name].isna().to_numpy()[:, None] for name in source.missing)]
+    columns += [_indicators(table, source, name, values) for name, values in source.categories.items()]
+    return np.concatenate(columns, axis=1).astype(np.float32)
+
+
+def labels_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
+    """Return each row's class, (N,): its place in `class_names`, or the number itself; UserError where it is none."""
+    if source.class_names:
+        return _places(table, source, source.label, source.class_names, "source.class_names")
+    column = table[source.label]
+    if (words := pandas.to_numeric(column, errors="coerce").isna() & column.notna()).any():
+        names = ", ".join(repr(value[:60]) for value in sorted(set(column[words].astype(str)))[: source.classes])
+        remedy = f"name the classes in source.class_names, in the order that you want, for example [{names}]"
+        raise _bad(source, source.label, np.flatnonzero(words), "text", remedy)
+    values = _numbers(table, source, source.label)
+    bad = np.flatnonzero((values != np.round(values)) | (values < 0) | (values >= source.classes))
+    if len(bad):
+        what = f"not a whole number from 0 to {source.classes - 1}"
+        raise _bad(source, source.label, bad, what, "recode them, or correct source.classes")
+    return values.astype(np.int64)
+
+
+def _read(source: Table) -> pandas.DataFrame:
+    table = read_table(source.path, source.text_columns)
+    wanted = (*source.feature_columns, source.label, *source.text_columns)
     absent = [name for name in wanted if name not in table.columns]
     if absent:
         there = ", ".join(map(str, table.columns))
@@ -72,12 +127,32 @@ def _read(source: Table) -> pandas.DataFrame:
     return table
 
 
+def _filled(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.float64]:
+    constant = source.missing.get(name)
+    return _numbers(table if constant is None else table.fillna({name: constant}), source, name)
+
+
 def _numbers(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[np.float64]:
     values = pandas.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        raise _bad(source, name, bad, "missing or not finite numbers", BLIND)
+        raise _bad(source, name, bad, "missing or not finite numbers", FILL)
     return values
+
+
+def _indicators(table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    places = _places(table, source, name, values, f"source.categories, {name!r}")
+    return places[:, None] == np.arange(len(values))
+
+
+def _places(
+    table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...], key: str
+) -> npt.NDArray[np.int64]:
+    texts = _texts(table[name])
+    found = pandas.Index(values).get_indexer(texts)
+    if len(bad := np.flatnonzero(found < 0)):
+        raise _bad(source, name, bad, f"not declared, such as {texts[bad[0]][:60]!r}", f"add them to {key}")
+    return found.astype(np.int64)
 
 
 def _bad(source: Table, name: str, rows: npt.NDArray, what: str, remedy: str) -> UserError:
@@ -85,20 +160,31 @@ def _bad(source: Table, name: str, rows: npt.NDArray, what: str, remedy: str) ->
     return UserError(f"table {source.path}: column {name!r} has {values}: {remedy}")
 
 
-def _labels(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
-    values = _numbers(table, source, source.label)
-    bad = np.flatnonzero((values != np.round(values)) | (values < 0) | (values >= source.classes))
-    if len(bad):
-        what = f"not a whole number from 0 to {source.classes - 1}"
-        raise _bad(source, source.label, bad, what, "recode them, or correct source.classes")
-    return values.astype(np.int64)
-
-
-def _units(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
+def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     missing = np.flatnonzero(table[name].isna())
     if len(missing):
-        raise _bad(source, name, missing, "missing", "every row needs its privacy unit")
-    return table[name].astype(str).to_numpy(dtype=np.str_)
+        raise _bad(source, name, missing, "missing", "every row needs one")
+    return _texts(table[name])
+
+
+def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
+    """Name each site as a scenario can: whatever is no letter A-Z or a-z, digit, dot or underscore becomes a dash.
+
+    Returns value -> name. Raises UserError, which `where` begins, if two values get one name, or one gets none.
+    """
+    names = {value: re.sub(r"[^A-Za-z0-9._]+", "-", value).strip("-._")[:64] for value in map(str, np.unique(values))}
+    if len(set(names.values())) < len(names) or not all(names.values()):
+        raise UserError(
+            f"{where} has values that become one name or none where only A-Z, a-z, 0-9, '.', '_' and '-' may stand: "
+            f"{', '.join(sorted(names))[:200]}: rename them"
+        )
+    return names
+
+
+def _sites(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
+    given = _names(table, source, name)
+    names = site_names(given, f"table {source.path}: column {name!r}")
+    return np.array([names[str(value)] for value in given])
 
 
 def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:

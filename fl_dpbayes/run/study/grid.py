@@ -12,8 +12,8 @@ from typing import Any
 
 import fl_dpbayes
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.scenario import Scenario, read_scenario, with_absolute_paths
-from fl_dpbayes.config.study_file import PATH_KEYS, SEED, AxisValue, Study
+from fl_dpbayes.config.scenario import PATH_KEYS, Scenario, read_scenario, with_absolute_paths
+from fl_dpbayes.config.study_file import SEED, AxisValue, Study
 from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds
 
 MAX_CELLS = 10_000

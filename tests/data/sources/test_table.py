@@ -71,7 +71,8 @@ def test_an_absent_column_is_named(tmp_path, table, missing):
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("t.csv", None, "does not exist"),
     ("t.xlsx", "", r"must end in \.csv or \.parquet"),
-    ("t.csv", "", "cannot be read"),
+    ("t.csv", "", "is empty: give a first line"),
+    ("t.csv", "age,bp,sick\n1,2,0\n1,2,0,5\n", "line 3 has 4 cells, and those before 3"),
     ("t.parquet", "PAR?", "cannot be read"),
     ("t.csv", "age,bp,sick\n", "has no rows"),
 ])  # fmt: skip
@@ -111,3 +112,60 @@ def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, 
     frame = pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()})
     frame.to_csv(tmp_path / "t.csv", index=False)
     refused(message, load_source, source(tmp_path / "t.csv", features=("x",), group_columns=tuple(columns)), "train")
+
+
+WORDS = {"ward": ["St. Mary", "Nord", "Nord", "St. Mary"], "smoker": ["never", "former", "never", "missing"],
+         "outcome": ["alive", "dead", "alive", "alive"]}  # fmt: skip
+
+
+def test_words_become_classes_sites_and_categories(tmp_path, table):
+    table = table.assign(**WORDS, bp=[120.0, None, 118.0, 99.0])
+    table.to_csv(tmp_path / "t.csv", index=False)
+    spec = source(
+        tmp_path / "t.csv", label="outcome", classes=2, class_names=("dead", "alive"), site_column="ward",
+        missing={"bp": 110.0}, categories={"smoker": ("never", "former", "missing")}, centers=(50, 100),
+        scales=(10, 10),
+    )  # fmt: skip
+    records = load_source(spec, "train")
+    assert records.labels.tolist() == [1, 0, 1, 1]
+    assert list(records.natural_site) == ["St.-Mary", "Nord", "Nord", "St.-Mary"]
+    names = ("age", "bp", "bp missing", "smoker=never", "smoker=former", "smoker=missing")
+    assert records.feature_names == spec.feature_names == names
+    expected = [[0, 2, 0, 1, 0, 0], [1.1, 1, 1, 0, 1, 0], [0, 1.8, 0, 1, 0, 0], [-1.7, -0.1, 0, 0, 0, 1]]
+    np.testing.assert_allclose(records.features, expected, atol=1e-6)
+    assert spec.task == records.task
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"label": "outcome", "classes": 2}, r"column 'outcome' .*text.*class_names.*\['alive', 'dead'\]"),
+    ({"label": "outcome", "class_names": ("alive", "ill"), "classes": 2}, r"such as 'dead' \(first in data row 2\)"),
+    ({"categories": {"smoker": ("never",)}}, r"such as 'former' .*add them to source.categories"),
+    ({"features": ("bp",)}, "source.missing"),
+])  # fmt: skip
+def test_a_word_that_was_not_declared_is_named(tmp_path, table, changes, message):
+    table.assign(**WORDS, bp=[120.0, None, 118.0, 99.0]).to_csv(tmp_path / "t.csv", index=False)
+    refused(message, load_source, source(tmp_path / "t.csv", **({"features": ("age",)} | changes)), "train")
+
+
+def test_sites_that_become_one_name_are_refused(tmp_path, table):
+    table.assign(ward=["a b", "a-b", "c", "c"]).to_csv(tmp_path / "t.csv", index=False)
+    refused("become one name or none.*a b, a-b", load_source, source(tmp_path / "t.csv", site_column="ward"), "train")
+
+
+@pytest.mark.parametrize(("separator", "decimal", "encoding"), [
+    (";", ",", "utf-8-sig"), ("\t", ".", "cp1252"), ("|", ".", "utf-8"), (";", ".", "cp1252"),
+])  # fmt: skip
+def test_separators_and_encodings_are_told_apart(tmp_path, table, separator, decimal, encoding):
+    path = tmp_path / "t.csv"
+    table.assign(ward="Köln").to_csv(path, index=False, sep=separator, decimal=decimal, encoding=encoding)
+    records = load_source(source(path, group_columns=("ward",)), "train")
+    np.testing.assert_array_equal(records.features, table[["age", "bp"]].to_numpy(dtype=np.float32))
+    assert set(records.groups["ward"]) == {"Köln"}
+
+
+@pytest.mark.parametrize("changes", [
+    {"class_names": ("a", "b")}, {"missing": {"weight": 1.0}}, {"features": ()},
+])  # fmt: skip
+def test_keys_that_do_not_fit_are_refused(changes):
+    with pytest.raises(ValidationError, match=r"class_names has 2|'weight', which is none|both empty"):
+        source("t.csv", **changes)

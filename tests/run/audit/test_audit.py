@@ -28,7 +28,7 @@ FALLING = "sampler.step_size={kind='exponential', initial=2.0, decay=0.8}"
 
 
 def small(*overrides: str) -> Scenario:
-    return load_scenario("quickstart", [*SMALL, *overrides])
+    return load_scenario("digits", [*SMALL, *overrides])
 
 
 @pytest.mark.slow

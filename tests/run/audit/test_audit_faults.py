@@ -271,7 +271,7 @@ PLAIN = {
     (audit_counts, "records of each unit of the test part|counts the records of the test part"): (
         "evaluation reads training units",),
 }  # fmt: skip
-# A fault, the part that has to find it, words of checks that have to fail, and changes of the quickstart.
+# A fault, the part that has to find it, words of checks that have to fail, and changes of `digits`.
 PLANTED: list[tuple] = [
     *((fault, *found) for found, faults in PLAIN.items() for fault in faults),
     *(("half the noise", noise, DEVIATION, *CONSTANT, *keys) for keys in OTHER_SAMPLERS.values()),
@@ -298,7 +298,7 @@ def seeds(count: int) -> list[int]:
 
 
 def failed(seed: int, overrides: tuple[str, ...], detector: Detector, folder: Path) -> str:
-    scenario = load_scenario("quickstart", [*overrides, f"simulation.insecure_seed={seed}"])
+    scenario = load_scenario("digits", [*overrides, f"simulation.insecure_seed={seed}"])
     checks = detector(scenario, folder / f"{detector.__name__}-{seed}", np.random.default_rng(seed))
     return " / ".join(check.what for check in checks if not check.passed)
 

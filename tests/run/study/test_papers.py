@@ -61,8 +61,8 @@ def test_a_study_may_vary_a_shipped_scenario() -> None:
 def test_a_value_stands_beside_the_mean_over_seeds_of_what_it_leaves_open() -> None:
     axes = {"seed": [1, 2], "privacy": {"epsilon": [1.0, 2.0]}, "partition": {"alpha": [0.5, 9.0]}}
     values = [{"privacy": {"epsilon": 1.0}, "ece": 0.2, "accuracy": 0.9}, {"site": "x", "nll": 1}]
-    quickstart = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
-    study = study_of({**quickstart, "axes": axes, "paper": {"source": "p", "values": values}}, "study")
+    digits = tomllib.loads((scenario_folder() / "digits.toml").read_text(encoding="utf-8"))
+    study = study_of({**digits, "axes": axes, "paper": {"source": "p", "values": values}}, "study")
     rows = [
         {"seed": seed, "privacy.epsilon": epsilon, "partition.alpha": alpha, "predictor": predictor}
         | {"site": "pooled:held_out", "ece": seed * epsilon + alpha + (predictor == "last")}
@@ -115,4 +115,4 @@ def test_what_is_shipped_is_listed_and_a_name_that_is_no_study_is_told_in_one_li
     assert "python benchmarks/hostile_site.py --help" in refusal("reproduce", "hostile-site")
     assert all((ROOT / script).is_file() for script in engine.SCRIPTS.values())
     printed = command("list")[1]
-    assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "quickstart", "study-shift"))
+    assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "digits", "study-shift"))

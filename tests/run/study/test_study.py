@@ -17,7 +17,7 @@ from fl_dpbayes.run.flower_processes import descendants
 from fl_dpbayes.run.folder_lock import folder_lock
 
 STUDY = """
-scenario = "quickstart"
+scenario = "digits"
 training = {{ rounds = 2, steps_per_round = 5, burn_in = 5, thinning = 5 }}
 sites = {{ north = {{ role = "train" }}, south = {{ role = "train" }}, away = {{ role = "held_out", records = 200 }} }}
 [study]

@@ -13,7 +13,7 @@ from fl_dpbayes.config.scenario import load_scenario, scenario_folder, shipped_s
 from fl_dpbayes.config.study_file import load_study, same_study, shipped_studies, study_of, write_study
 from fl_dpbayes.run.study.grid import StudyCell, study_cells
 
-BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
+BASE = tomllib.loads((scenario_folder() / "digits.toml").read_text(encoding="utf-8"))
 
 
 def study(**tables: Any) -> Any:
@@ -159,10 +159,10 @@ def test_a_mistake_is_one_line_that_names_the_remedy(tables: dict[str, Any], sai
 
 def test_scenarios_and_studies_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal) -> None:
     (tmp_path / "study-mine.toml").write_text("[axes]\nseed = [1]\n")
-    (tmp_path / "quickstart.toml").write_text((scenario_folder() / "quickstart.toml").read_text())
+    (tmp_path / "digits.toml").write_text((scenario_folder() / "digits.toml").read_text())
     monkeypatch.setattr("fl_dpbayes.config.scenario.scenario_folder", lambda: tmp_path)
     monkeypatch.setattr("fl_dpbayes.config.study_file.scenario_folder", lambda: tmp_path)
-    assert shipped_scenarios() == ["quickstart"]
+    assert shipped_scenarios() == ["digits"]
     assert [axis.name for axis in load_study("mine").axes] == [axis.name for axis in load_study("study-mine").axes]
     with pytest.raises(UserError, match="fl-dpbayes study study-mine"):
         load_scenario("study-mine")

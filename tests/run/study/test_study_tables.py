@@ -23,7 +23,7 @@ from fl_dpbayes.run.study.grid import study_cells
 from fl_dpbayes.run.study.show import show_study
 from fl_dpbayes.run.study.table import further_table, result_table, write_tables
 
-BASE = tomllib.loads((scenario_folder() / "quickstart.toml").read_text(encoding="utf-8"))
+BASE = tomllib.loads((scenario_folder() / "digits.toml").read_text(encoding="utf-8"))
 ECE = {  # method -> alpha -> seed -> value
     "fald": {9.0: {1: 0.10, 2: 0.12, 3: 0.11}, 0.5: {1: 0.20, 2: 0.24, 3: 0.22}},
     "mixture": {9.0: {1: 0.11, 2: 0.15, 3: 0.16}, 0.5: {1: 0.23, 2: 0.29, 3: None}},

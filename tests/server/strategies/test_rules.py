@@ -80,7 +80,7 @@ def test_too_few_planned_samples_are_refused_before_any_budget_is_spent(federati
     # A server whose sites hold their own data learns the records' shape from them only.
     run = federation()
     aggregation = load_scenario(
-        "quickstart", [f"aggregation.rule={rule}", "training.rounds=200", "training.steps_per_round=40"]
+        "digits", [f"aggregation.rule={rule}", "training.rounds=200", "training.steps_per_round=40"]
     ).aggregation
     run.scenario = run.scenario.model_copy(update={"aggregation": aggregation})
     with pytest.raises(UserError, match=said):
