@@ -26,7 +26,7 @@ from server.strategies.fald import LARGEST_DRIFT
 from tests import chains
 from tests.analytic_targets import Regression, assert_within_four_standard_errors
 
-CHAINS, PARAMETERS, STEP_SIZE = 8000, 2, 0.25
+CHAINS, PARAMETERS, STEP_SIZE = 20_000, 2, 0.25
 SAMPLER = SGLD(step_size=ConstantStepSize(initial=STEP_SIZE), prior=GaussianPrior(scale=0.7))
 # Site -> records, temperature of its chain.
 SITES = {"a": (8, 0.5), "b": (14, 1.0), "c": (25, 2.0), "d": (40, 1.0)}
@@ -116,9 +116,9 @@ def combined(rule, samples):
 @pytest.mark.parametrize(
     "rule",
     [
-        Product(rule="product-full", draws=4000),
-        Product(rule="product-full", prior="divided", draws=4000),
-        Consensus(rule="consensus-full", draws=4000),
+        Product(rule="product-full", draws=10_000),
+        Product(rule="product-full", prior="divided", draws=10_000),
+        Consensus(rule="consensus-full", draws=10_000),
     ],
     ids=["fractional", "divided", "consensus"],
 )
@@ -165,7 +165,7 @@ def reweighted_posterior(weights):
 @pytest.mark.parametrize("weighting", WEIGHTS)
 def test_averaged_chain_of_single_steps_has_the_temperature_that_is_claimed(weighting):
     weights, units = WEIGHTS[weighting], sum(UNITS.values())
-    state, temperature = averaged(weights, rounds=60, steps=1, chains=4000)
+    state, temperature = averaged(weights, rounds=60, steps=1, chains=8000)
     posterior, mean = reweighted_posterior(weights)
     precision = posterior @ (np.eye(PARAMETERS) - STEP_SIZE * posterior / units / 2) / temperature
     assert_within_four_standard_errors(state.astype(np.float64), mean, np.linalg.inv(precision))
