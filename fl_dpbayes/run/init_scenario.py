@@ -182,7 +182,7 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
         raise UserError(f"--label {label}: it has {len(classes)} values, a class needs 2 to {MOST_CLASSES}: group them")
     lines = [f"label = {_toml(label)}", f"classes = {len(classes)}"]
     if classes != [str(number) for number in range(len(classes))]:
-        lines.append(f"class_names = {_toml(classes)}   # in the order of the classes; the last is called positive")
+        lines.append(f"class_names = {_toml(classes)}   # in the order of the classes; of two, risks are of the second")
     lines.append(f"site_column = {_toml(site)}")
     if unit is None:
         lines.append(

@@ -178,3 +178,20 @@ def test_flwr_run_with_too_few_nodes_prints_the_right_line(project: Path, enviro
     assert 'flwr run . --federation-config "num-supernodes=11"' in done.stdout + done.stderr
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert events[-1]["event"] == "failed"
+
+
+@pytest.mark.slow
+def test_flwr_run_of_the_bundle_runs_the_quickstart(project: Path, environment, tmp_path: Path) -> None:
+    out, text = tmp_path / "out", (ROOT / "scenarios" / "quickstart.toml").read_text(encoding="utf-8")
+    shorter = text.replace("rounds = 10", "rounds = 1").replace("burn_in = 100", "burn_in = 10")
+    (tmp_path / "shorter.toml").write_text(shorter, encoding="utf-8")
+    config = f"output-dir={json.dumps(str(out))} scenario={json.dumps(str(tmp_path / 'shorter.toml'))}"
+    federation = "num-supernodes=11 client-resources-num-cpus=1"
+    subprocess.run(
+        [FLWR, "run", str(project), "--stream", "--run-config", config, "--federation-config", federation],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    summary = json.loads((out / "summary.json").read_text())
+    assert {site["name"] for site in summary["sites"]} > {"uk-134", "uk-74", "new-zealand-121"}
+    assert {row["status"] for row in summary["privacy"]} == {"OK"}
+    assert (out / "report.html").is_file()
