@@ -169,3 +169,11 @@ def test_what_a_run_paid_for_is_listed(run, first) -> None:
     assert any(row["item"].startswith("test records of held-out: epsilon") for row in summary["releases"])
     pooled = [row for row in summary["calibration"] if row["site"] == "pooled:held_out"]
     assert all(row["accuracy"] is not None and row["nll"] is None for row in pooled)
+
+
+def test_a_hospital_refuses_constants_that_were_taken_from_its_records(site) -> None:
+    assert "refusal" not in site.train().content["config"]
+    text = site.path.read_text()
+    site.path.write_text(text.replace('kind = "table"', 'kind = "table"\nconstants = "from_records"'))
+    for reply in (site.answer("query"), site.train(round=2)):
+        assert refusal_of(reply) == ("DATA_INVALID", "")
