@@ -12,7 +12,7 @@ from rich.console import Console
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
 from fl_dpbayes.config.scenario import load_scenario
-from fl_dpbayes.data.sources.table import MISSING, read_table, site_names
+from fl_dpbayes.data.sources.table import MISSING, column_texts, read_table, site_names
 
 MOST_CATEGORIES = 10
 MOST_CLASSES = 20
@@ -104,6 +104,12 @@ def init_scenario(data: Path, label: str, columns: tuple[str, str | None], out: 
                 f"{option} {name}: {empty} of {len(table)} rows have no value there: fill in or remove them"
             )
     found = _features(table.drop(columns=[name for name in (label, site, unit) if name is not None]))
+    # As text, in the letters that a simulation will meet.
+    words = read_table(data, tuple(found.categories))
+    for name in found.categories:
+        found.categories[name] = sorted(
+            set(map(str, column_texts(words[name]))), key=lambda value: (value == MISSING, value)
+        )
     sizes = (table[site] if unit is None else table.drop_duplicates([site, unit])[site]).value_counts()
     roles = _roles(sizes, site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column"), data)
     features = len(found.numbers) + len(found.missing) + sum(map(len, found.categories.values()))
@@ -148,8 +154,7 @@ def _features(table: pandas.DataFrame) -> _Features:
             if gaps:
                 found.missing[name] = found.numbers[name][0]
         elif values <= MOST_CATEGORIES:
-            words = sorted(column.dropna().astype(str).unique())
-            found.categories[name] = [*words, MISSING] if gaps else words
+            found.categories[name] = []
         else:
             found.left_out[name] = f"{values} values of text: group them to {MOST_CATEGORIES} or fewer to use it"
     if not found.numbers and not found.categories:
@@ -177,7 +182,7 @@ def _roles(sizes: pandas.Series, names: dict[str, str], data: Path) -> list[tupl
 def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None], found: _Features) -> str:
     """Write the keys of `data.source` after its path, each column that is left out with the reason."""
     site, unit = columns
-    classes = sorted(table[label].astype(str).unique())
+    classes = sorted(set(map(str, column_texts(table[label]))))
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise UserError(f"--label {label}: it has {len(classes)} values, a class needs 2 to {MOST_CLASSES}: group them")
     lines = [f"label = {_toml(label)}", f"classes = {len(classes)}"]

@@ -24,6 +24,7 @@ def patients(tmp_path: Path) -> Path:
         "creatinine": np.where(np.arange(count) % 9 == 0, np.nan, generator.normal(1.1, 0.3, count)),
         "smoker": generator.choice(["never", None, "now"], count), "diabetes": generator.integers(0, 2, count),
         "note": [f"note {number}" for number in range(count)], "ward": 7,
+        "insured": generator.choice(["TRUE", "FALSE"], count),
         "outcome": generator.choice(["died", "lived"], count),
     })  # fmt: skip
     table.to_csv(tmp_path / "patients.csv", index=False, sep=";")
@@ -40,14 +41,16 @@ def test_it_runs_as_written_and_says_that_it_looked(patients, command, tmp_path)
     out.parent.mkdir()
     status, said, error = command("init", *given(patients), "--out", out)
     assert status == 0, error
-    assert f"wrote {out}: 2 hospitals train, 1 held out, 9 features of 5 columns" in said
+    assert f"wrote {out}: 2 hospitals train, 1 held out, 11 features of 6 columns" in said
     source = tomllib.loads(out.read_text())["data"]["source"]
     assert source["path"] == "../patients.csv"
     assert source["class_names"] == ["died", "lived"]
     assert source["features"] == ["age", "creatinine", "diabetes"]
     assert (source["centers"], source["scales"]) == ([70, 1, 0], [10, 0.3, 1])
     assert source["missing"] == {"creatinine": 1}
-    assert source["categories"] == {"sex": ["f", "m"], "smoker": ["never", "now", "missing"]}
+    assert source["categories"] == {
+        "sex": ["f", "m"], "smoker": ["never", "now", "missing"], "insured": ["FALSE", "TRUE"],
+    }  # fmt: skip
     text = out.read_text()
     for left_out in ('"id", another whole number', '"note", 120 values of text', '"ward", one value'):
         assert f"# left out: {left_out}" in text

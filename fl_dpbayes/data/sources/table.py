@@ -148,7 +148,7 @@ def _indicators(table: pandas.DataFrame, source: Table, name: str, values: tuple
 def _places(
     table: pandas.DataFrame, source: Table, name: str, values: tuple[str, ...], key: str
 ) -> npt.NDArray[np.int64]:
-    texts = _texts(table[name])
+    texts = column_texts(table[name])
     found = pandas.Index(values).get_indexer(texts)
     if len(bad := np.flatnonzero(found < 0)):
         raise _bad(source, name, bad, f"not declared, such as {texts[bad[0]][:60]!r}", f"add them to {key}")
@@ -164,7 +164,7 @@ def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     missing = np.flatnonzero(table[name].isna())
     if len(missing):
         raise _bad(source, name, missing, "missing", "every row needs one")
-    return _texts(table[name])
+    return column_texts(table[name])
 
 
 def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
@@ -189,7 +189,7 @@ def _sites(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
 
 def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
     """Read each row's subgroup from the columns of text or small whole numbers that the source names, (N,) text."""
-    groups = {name: _texts(table[name]) for name in source.group_columns}
+    groups = {name: column_texts(table[name]) for name in source.group_columns}
     counts = {name: len(np.unique(values)) for name, values in groups.items()}
     for name, count in counts.items():
         column = f"table {source.path}: column {name!r} of group_columns has"
@@ -205,7 +205,8 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
     return groups
 
 
-def _texts(column: pandas.Series) -> npt.NDArray:
+def column_texts(column: pandas.Series) -> npt.NDArray:
+    """Return a column as text, (N,): whole numbers without a point, `missing` where there is none."""
     if pandas.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
         column = column.astype("Int64")  # whole numbers of a column with gaps
     return column.astype(object).where(column.notna(), MISSING).astype(str).to_numpy(dtype=np.str_)
