@@ -234,7 +234,9 @@ class ImageFolder(SourceConfig):
     @property
     def class_names(self) -> tuple[str, ...]:
         """The names of the sub-folders, in the order of the classes; none where the folder is not here."""
-        return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir())) if self.path.is_dir() else ()
+        return (
+            tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir())) if self.path.is_dir() else ()
+        )
 
 
 class HuggingFace(SourceConfig):
