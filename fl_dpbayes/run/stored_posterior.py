@@ -1,11 +1,13 @@
 """The work behind `predict` and `evaluate`: a run's stored posterior on new records, on this machine alone."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas
 from rich.console import Console
 from rich.table import Table
@@ -33,7 +35,7 @@ from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.new_records import NewRecords, read_new_records
+from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 METRICS = {
     "accuracy": "accuracy", "nll": "negative log likelihood (nats)", "brier": "Brier score (0 to 2)",
@@ -61,17 +63,12 @@ def predict_records(
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
     found = _predict(run_dir, data, data_dir, labelled=False)
-    records, prediction, mapping = found.records, found.prediction, found.mapping
-    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
+    records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
     table = pandas.DataFrame({"record": records.names, **units, "predicted": classes[probabilities.argmax(axis=1)]})
     for number, name in enumerate(classes):
         table[f"probability_{name}"] = probabilities[:, number]
-    if mapping is None and not found.point:
-        uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
-    else:
-        uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
     for name, values in uncertainty.items():
         table[f"{name}_uncertainty"] = values
     if out is None:
@@ -83,6 +80,16 @@ def predict_records(
         remedy = "" if out.parent.is_dir() else f"; create the folder {out.parent} first"
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}{remedy}") from None
     console.print(f"{len(table)} predictions written to {out}", soft_wrap=True, markup=False)
+
+
+def predicted_table(run_dir: Path, data: NewData, classes: Sequence[object]) -> pandas.DataFrame:
+    """Return probabilities, a column per class of these names, and `total_` and `epistemic_uncertainty` in nats.
+
+    Recalibrated and undefined where those of `predict_records` are.
+    """
+    probabilities, uncertainty = _with_uncertainty(_predict(run_dir, data, None, labelled=False))
+    table = pandas.DataFrame(probabilities, columns=pandas.Index(classes))
+    return table.assign(**{f"{name}_uncertainty": uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
@@ -137,7 +144,16 @@ class _Predicted:
     class_names: tuple[str, ...]
 
 
-def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool) -> _Predicted:
+def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
+    prediction, mapping = found.prediction, found.mapping
+    if mapping is None and not found.point:
+        parts = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
+        return prediction.probabilities, parts
+    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
+    return probabilities, {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+
+
+def _predict(run_dir: Path, data: NewData, data_dir: Path | None, *, labelled: bool) -> _Predicted:
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
