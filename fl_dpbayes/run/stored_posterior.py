@@ -1,6 +1,7 @@
 """The work behind `predict` and `evaluate`: a run's stored posterior on new records, on this machine alone."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,12 @@ METRICS = {
 
 
 def predict_records(
-    run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None
+    run_dir: Path,
+    data: Path,
+    out: Path | None,
+    console: Console,
+    data_dir: Path | None = None,
+    allowed_code: Collection[str] = (),
 ) -> None:
     """Write class probabilities and uncertainty for new records as CSV.
 
@@ -55,12 +61,13 @@ def predict_records(
     does a point estimate, so these cells are then empty.
 
     `data`: the records, see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: the data folder,
-    where frozen weights lie in `backbones`; None: the run's own or the environment's. Raises UserError if the run
-    or the data cannot be read, or do not fit, or `out` exists: nothing is overwritten.
+    where frozen weights lie in `backbones`; None: the run's own or the environment's. `allowed_code`: as
+    `load_posterior` has it. Raises UserError if the run or the data cannot be read, or do not fit, or `out` exists:
+    nothing is overwritten.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
-    found = _predict(run_dir, data, data_dir, labelled=False)
+    found = _predict(run_dir, data, data_dir, allowed_code, labelled=False)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
     classes = np.array(found.class_names or range(probabilities.shape[1]))
@@ -86,10 +93,16 @@ def predict_records(
 
 
 def evaluate_records(
-    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, *, as_json: bool
+    run_dir: Path,
+    data: Path,
+    console: Console,
+    data_dir: Path | None = None,
+    allowed_code: Collection[str] = (),
+    *,
+    as_json: bool,
 ) -> None:
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so."""
-    found = _predict(run_dir, data, data_dir, labelled=True)
+    found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:
         raise UserError(
@@ -137,17 +150,19 @@ class _Predicted:
     class_names: tuple[str, ...]
 
 
-def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool) -> _Predicted:
+def _predict(
+    run_dir: Path, data: Path, data_dir: Path | None, allowed_code: Collection[str], *, labelled: bool
+) -> _Predicted:
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
-    stored = load_posterior(path)
+    stored = load_posterior(path, allowed_code)
     scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
     source = scenario.data.source
     records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
     samples, model, inputs = stored.samples, stored.metadata.model, records.features
-    module = build_model(model, stored.metadata.task, seed=0)
     backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
+    module = build_model(model, stored.metadata.task, 0, backbones)
     if model.features is not None:
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:
