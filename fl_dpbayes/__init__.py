@@ -1,8 +1,9 @@
 """Private, calibrated Bayesian federated learning for hospitals, on Flower.
 
-Names are looked up when they are first asked for, so that `import fl_dpbayes` takes no time.
+Names are looked up when they are first asked for: importing torch takes seconds that a command need not pay.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,18 +12,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CNN", "DPSGD", "DPSGHMC", "DPSGLD", "FALD", "MLP", "Consensus", "DPAdam", "DPBayesByBackprop", "DPMCDropout",
-    "Distillation", "FedAvg", "FedBE", "FedPA", "Logistic", "Mixture", "NoPrivacy", "PredBayes", "Privacy", "Product",
-    "Run", "UserError", "__version__", "load_run", "simulate", "sites_from_arrays", "sites_from_frame",
+    "Distillation", "FedAvg", "FedBE", "FedPA", "Logistic", "Mixture", "ModuleModel", "NoPrivacy", "PredBayes",
+    "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "private_chain", "simulate",
+    "sites_from_arrays", "sites_from_frame", "strategies",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'fl_dpbayes' has no attribute {name!r}: it has {', '.join(__all__)}")
-    from fl_dpbayes.run import public_names
-
-    return getattr(public_names, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("fl_dpbayes.run.public_names"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__})

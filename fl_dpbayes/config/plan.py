@@ -1,9 +1,9 @@
 """The plan of a whole training run, fixed in its first request."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.sampler import Prior, Sampler, StepSizeSchedule
@@ -96,6 +96,22 @@ class PrivacyPlan(Config):
             raise ValueError(f"noise_multiplier is not used by coupling {self.coupling!r}: give temperature or neither")
         if self.coupling == "floor" and self.temperature is None:
             raise ValueError("coupling 'floor' needs temperature (1.0 is the Bayesian posterior)")
+
+
+class Privacy(PrivacyPlan):
+    """A `PrivacyPlan` of which only `epsilon` and `delta` must be given.
+
+    Its chain samples the posterior, at temperature 1; where the budget asks for more noise than that, it is as much
+    hotter as it must be.
+    """
+
+    coupling: NoiseCoupling = "floor"
+    sampling_rate: SamplingRate = 0.1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_temperature_1(cls, given: Any) -> Any:
+        return {"temperature": 1.0} | given if isinstance(given, dict) and "coupling" not in given else given
 
 
 class NoPrivacyPlan(Config):

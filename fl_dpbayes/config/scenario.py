@@ -17,7 +17,7 @@ from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.config.task import LogisticModel, Model
+from fl_dpbayes.config.task import LogisticModel, Model, ModuleModel
 from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain, read_record, read_toml
 
 STUDY_PREFIX = "study-"
@@ -114,6 +114,11 @@ class Scenario(Config):
     def _rule_by_default(cls, content: Any) -> Any:
         return with_default_rule(content)
 
+    @property
+    def named_code(self) -> tuple[str, ...]:
+        """The code beside this package that a run needs at every site."""
+        return (self.model.factory,) if isinstance(self.model, ModuleModel) else ()
+
     def _check_keys(self) -> None:
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]
         if not training_sites:
@@ -138,6 +143,8 @@ class Scenario(Config):
             )
         if self.sampler.needs_hidden_units:
             drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
+            if isinstance(self.model, ModuleModel):
+                raise ValueError(f"{drops} those of a module of one's own are not known: choose another sampler")
             if isinstance(self.model, LogisticModel):
                 raise ValueError(f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or another sampler")
             if self.model.frozen_body is not None:

@@ -1,6 +1,7 @@
 """A finished run in the hands of someone who writes Python: its tables, figures, page, posterior and predictions."""
 
 import html
+from collections.abc import Collection
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from fl_dpbayes.config.names import PREDICTORS, counted
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
+from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.page import PAGE, write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, read_summary
@@ -39,8 +41,8 @@ class Run:
 
     _estimator_type = "classifier"
 
-    def __init__(self, folder: Path, module: nn.Module | None = None) -> None:
-        self.folder, self._module = folder, module
+    def __init__(self, folder: Path, module: nn.Module | None = None, allowed_code: Collection[str] = ()) -> None:
+        self.folder, self._module, self._allowed_code = folder, module, allowed_code
         self.summary: Summary = read_summary(folder)
 
     @property
@@ -86,7 +88,7 @@ class Run:
             UserError: the records do not fit the run.
         """
         with self._module_at_hand():
-            table = predicted_table(self.folder, new, self.classes_.tolist())
+            table = predicted_table(self.folder, new, self.classes_.tolist(), self._allowed_code)
         if isinstance(new, pandas.DataFrame):
             table.index = new.index
         return Probabilities(table)
@@ -189,8 +191,6 @@ class Run:
     def _module_at_hand(self) -> Any:
         if self._module is None:
             return nullcontext()
-        from fl_dpbayes.models.own_module import provided
-
         return provided(self._module)
 
 
@@ -211,18 +211,19 @@ class Probabilities(pandas.DataFrame):
         return super().__getitem__(key)
 
 
-def load_run(directory: Path | str, model: nn.Module | None = None) -> Run:
+def load_run(directory: Path | str, model: nn.Module | None = None, allowed_code: Collection[str] = ()) -> Run:
     """Read a finished run back from its directory.
 
     Args:
         directory: the run directory.
         model: the module object that the run was made with, if it was; its values do not matter, but those that were
             not trained.
+        allowed_code: factories that a run may import to predict, as `package.module:function`; by itself none does.
 
     Raises:
         UserError: the folder is no finished run, or a file in it is damaged.
     """
-    return Run(Path(directory), model)
+    return Run(Path(directory), model, allowed_code)
 
 
 def _axes(ax: Axes | None) -> Axes:

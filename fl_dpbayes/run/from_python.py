@@ -17,8 +17,9 @@ from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan, PrivacyPlan
 from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import SamplerSettings
 from fl_dpbayes.config.scenario import apply_overrides, read_scenario, scenario_content, with_absolute_paths
-from fl_dpbayes.config.task import Model
+from fl_dpbayes.config.task import Model, ModuleModel
 from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.frames import SiteRecords
@@ -75,15 +76,13 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
     if isinstance(model, nn.Module) and engine == "flower":
         raise UserError(
-            "model is a module object, and engine 'flower' runs sites in other processes, which no code reaches: use engine "
-            " 'inline', or name a factory of an installed package, ModuleModel(factory='package.module:function')"
+            "model is a module object, and engine 'flower' runs sites in other processes: use engine 'inline', "
+            "or name a factory of an installed package, ModuleModel(factory='package.module:function')"
         )
     name = "own" if isinstance(data, SiteRecords) else Path(data).stem
     with ExitStack() as stack:
         content = _content(data, parts)
         if isinstance(model, nn.Module):
-            from fl_dpbayes.models.own_module import provided
-
             content["model"] = {"kind": "module", "factory": stack.enter_context(provided(model))}
         apply_overrides(content, [f"{key}={'' if value is None else toml_value(value)}"
                                   for key, value in (settings or {}).items()])  # fmt: skip
@@ -101,7 +100,8 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
             raise
         prepare_simulation(scenario, plan, folder)
         run_prepared(scenario, engine, folder, Console(quiet=parts.get("quiet", False)))
-    return Run(folder, model if isinstance(model, nn.Module) else None)
+    named = [scenario.model.factory] if isinstance(scenario.model, ModuleModel) else []
+    return Run(folder, model if isinstance(model, nn.Module) else None, named)
 
 
 def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
@@ -115,7 +115,9 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
             raise UserError(f"{key} is a {type(given).__name__}: give a record of fl_dpbayes, as help(simulate) shows")
         switch = "rule" if key == "rule" else "kind"
         own = given.model_dump(mode="json", exclude_unset=True) | {switch: getattr(given, switch)}
-        content[section] = _inherited(content.get(section, {}), given, parts.get("sampler")) | own
+        if own.get("temperature") == 1.0 and not _has_temperature(parts):
+            del own["temperature"]  # the default of Privacy
+        content[section] = _inherited(content.get(section, {}), given, has_temperature=_has_temperature(parts)) | own
     if content["privacy"].get("kind") == "none":
         content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
     if (rounds := parts.get("rounds")) is not None:
@@ -148,17 +150,20 @@ def _of_records(data: SiteRecords) -> dict[str, Any]:
     return content
 
 
-def _inherited(before: dict[str, Any], given: BaseModel, sampler: SamplerSettings | None) -> dict[str, Any]:
+def _inherited(before: dict[str, Any], given: BaseModel, *, has_temperature: bool) -> dict[str, Any]:
     """Return what a part that was given takes over from the proposal: nothing where it makes another kind of it."""
-    is_hot = sampler is None or sampler.has_temperature
     if isinstance(given, SamplerSettings):
         names = {"step_size", "prior"}
     elif isinstance(given, NoPrivacyPlan):
-        names = {"sampling_rate", *(["temperature"] if is_hot else [])} - given.model_fields_set
+        names = {"sampling_rate", *(["temperature"] if has_temperature else [])} - given.model_fields_set
     elif isinstance(given, PrivacyPlan):
         names = set(before)
-        if "coupling" in given.model_fields_set or not is_hot:
+        if "coupling" in given.model_fields_set or not has_temperature:
             names -= {"coupling", "temperature", "noise_multiplier"}
     else:
         names = set()
     return {name: before[name] for name in names & before.keys()}
+
+
+def _has_temperature(parts: Parts) -> bool:
+    return (sampler := parts.get("sampler")) is None or sampler.has_temperature

@@ -3,11 +3,13 @@
 from fl_dpbayes.config import aggregation, plan, sampler, task
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.spoken import spoken
+from fl_dpbayes.run import strategies
 from fl_dpbayes.run.finished_run import Run, load_run
 from fl_dpbayes.run.frames import sites_from_arrays, sites_from_frame
 from fl_dpbayes.run.from_python import simulate
+from fl_dpbayes.run.private_chain import PrivateChain, private_chain
 
-Privacy = spoken(plan.PrivacyPlan, "Privacy")
+Privacy = spoken(plan.Privacy, "Privacy")
 NoPrivacy = spoken(plan.NoPrivacyPlan, "NoPrivacy")
 DPSGLD = spoken(sampler.SGLD, "DPSGLD")
 DPSGD = spoken(sampler.SGD, "DPSGD")
@@ -18,6 +20,7 @@ DPMCDropout = spoken(sampler.MCDropout, "DPMCDropout")
 Logistic = spoken(task.LogisticModel, "Logistic")
 MLP = spoken(task.MLPModel, "MLP")
 CNN = spoken(task.CNNModel, "CNN")
+ModuleModel = spoken(task.ModuleModel, "ModuleModel")
 Mixture = spoken(aggregation.Mixture, "Mixture")
 FALD = spoken(aggregation.FALD, "FALD")
 FedAvg = spoken(aggregation.FedAvg, "FedAvg")

@@ -1,5 +1,6 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
+import contextvars
 import csv
 import shlex
 import shutil
@@ -137,7 +138,8 @@ def _run_and_follow(
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    # With its context: a module object that was given to this run is in it.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     thread.start()
     try:
         follow(reader, rounds, console, thread.is_alive)
