@@ -119,7 +119,7 @@ def test_commands_that_pages_list_are_all_there_are() -> None:
 @pytest.mark.slow
 def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="the site needs the extra docs: pip install 'fl-dpbayes[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert built.returncode == 0, built.stderr
     shown = (tmp_path / "api" / "python.html").read_text(encoding="utf-8")
