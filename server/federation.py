@@ -136,6 +136,8 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         )
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
+    if (folder / BASELINES_FILE).is_file():
+        partition["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
     stages = {"recalibration": strategy.recalibration, "evaluation": strategy.evaluation}
     record.add_costs({name: stage.statements for name, stage in stages.items() if stage})
     summary = summarise_run(strategy, record, partition)
