@@ -59,6 +59,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, cards = federation.scenario, [member.card for member in federation.roster.members]
+    names: tuple[str, ...] = getattr(scenario.data.source, "class_names", ())
     bank, chains = strategy.bank, strategy.chain_names()
     trainers = [member.card.name for member in federation.roster.training]
     hot = temperature_warnings(scenario, {site: record.temperature(site)[0] for site in trainers})
@@ -86,6 +87,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         adjacency=scenario.privacy.adjacency,
         seeded=any(card.seeded for card in cards) or any(statement.seeded for statement in record.statements.values()),
         private=scenario.privacy.kind == "dp",
+        class_names=names if len(names) == federation.roster.task.classes else (),
         settings=settings_table(scenario, record.aggregation_inputs),
         sampler=scenario.sampler.kind,
         chains=scenario.training.chains,

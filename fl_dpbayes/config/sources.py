@@ -64,14 +64,15 @@ class _Known(NamedTuple):
     classes: int
     parts: tuple[OfficialPart, ...]
     unit: str = "record"
+    class_names: tuple[str, ...] = ()
 
 
 _KNOWN = {
     "digits": _Known((1, 8, 8), 10, ("train",)),
     "mnist": _Known((1, 28, 28), 10, ("train", "test")),
-    "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test")),
-    "heart": _Known((15,), 2, ("train",), "patient"),
-    "stroke": _Known((25,), 2, ("train",), "patient"),
+    "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test"), class_names=("normal", "pneumonia")),
+    "heart": _Known((15,), 2, ("train",), "patient", ("no heart disease", "heart disease")),
+    "stroke": _Known((25,), 2, ("train",), "patient", ("independent", "dead or dependent")),
 }
 
 
@@ -95,6 +96,11 @@ class BuiltIn(SourceConfig):
     def unit(self) -> str:
         """A patient where the data set has one record of each."""
         return _KNOWN[self.kind].unit
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """What the classes mean; none where they are digits."""
+        return _KNOWN[self.kind].class_names
 
     def located(self, data_dir: Path | None) -> Self:
         """Find it in `data_dir`, else in its own folder or the environment's."""
@@ -215,7 +221,7 @@ class ImageFolder(SourceConfig):
         """
         if not self.path.is_dir():
             raise UserError(f"image folder {self.path} does not exist")
-        classes = sum(entry.is_dir() for entry in self.path.iterdir())
+        classes = len(self.class_names)
         if classes < 2:
             raise UserError(f"image folder {self.path} has {classes} sub-folders: make one per class, at least two")
         return Task(input_shape=(self.channels, self.height, self.width), classes=classes)
@@ -224,6 +230,13 @@ class ImageFolder(SourceConfig):
     def unit(self) -> str:
         """A patient where paths name them."""
         return "patient" if self.patient_pattern else "image"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the sub-folders, in the order of the classes; none where the folder is not here."""
+        return (
+            tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir())) if self.path.is_dir() else ()
+        )
 
 
 class HuggingFace(SourceConfig):

@@ -330,7 +330,7 @@ class Traffic(SummaryPart):
 
 
 class Summary(SummaryPart):
-    """A whole run."""
+    """A whole run; `class_names` in the order of the classes, empty where they have no names but their numbers."""
 
     scenario: Text
     description: Text = ""
@@ -344,6 +344,7 @@ class Summary(SummaryPart):
     adjacency: Text
     seeded: bool = False
     private: bool = True
+    class_names: tuple[Text, ...] = ()
     settings: tuple[SettingRecord, ...] = ()
     sampler: Text = ""
     chains: int = 1
