@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifier
+from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior

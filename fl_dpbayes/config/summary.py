@@ -335,7 +335,6 @@ class Summary(SummaryPart):
     scenario: Text
     description: Text = ""
     data: Text = ""
-    class_names: tuple[Text, ...] = ()
     finished: Text = ""
     seed: int | None
     run: Text = ""

@@ -48,7 +48,9 @@ class Records:
 
     def subset(self, indices: npt.NDArray) -> "Records":
         """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
-        values = {key: getattr(self, key) for key in ("features", "labels", "units", "natural_site", "truth", "published")}
+        values = {
+            key: getattr(self, key) for key in ("features", "labels", "units", "natural_site", "truth", "published")
+        }
         groups = {name: value[indices] for name, value in self.groups.items()}
         chosen: dict[str, Any] = {key: None if value is None else value[indices] for key, value in values.items()}
         return replace(self, groups=groups, **chosen)

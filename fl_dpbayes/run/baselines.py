@@ -39,7 +39,7 @@ def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: 
         found = Baselines(missing={"all": "the sites' test records are not declared public (evaluation.release)"})
     else:
         found = baselines([load_site(read_site_file(path)) for path in site_files])
-    write_atomically(run_folder / BASELINES_FILE, found.model_dump_json() + "\n")
+    write_atomically(run_folder / BASELINES_FILE, found.model_dump_json(exclude_unset=True) + "\n")
 
 
 def baselines(sites: Sequence[Site]) -> Baselines:
