@@ -1,6 +1,5 @@
 """What a node knows of its own site before it reads a record: its file, its card, its device, its randomness."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from clients.messages import RefusedError
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
+from fl_dpbayes.models.rows import repeatable
 from fl_dpbayes.privacy.streams import Streams
 from fl_dpbayes.protocol.card import SiteCard
 from fl_dpbayes.protocol.refusal import RefusalCode
@@ -57,20 +57,10 @@ def card_of(site_file: SiteFile) -> SiteCard:
 
 
 def compute_device(site_file: SiteFile) -> torch.device:
-    """Return the site file's device; `auto` is CUDA where present, else the CPU.
-
-    Matrix products and convolutions are set to full float32: with the 10 bits of TF32 a clipped gradient could exceed
-    the clip norm by a thousandth. CUDA is set to algorithms that give the same bits whenever they run.
-    """
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    """Return the site file's device, set to exact arithmetic; `auto` is CUDA where present, else the CPU."""
     named = site_file.device
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if named == "auto" else named)
-    if device.type == "cuda":
-        # Read when the first matrix product runs.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True)
+    repeatable(device)
     return device
 
 

@@ -1,3 +1,28 @@
-"""Private, calibrated Bayesian federated learning for hospitals, on Flower."""
+"""Private, calibrated Bayesian federated learning for hospitals, on Flower.
+
+Names are looked up when they are first asked for: importing torch takes seconds that a command need not pay.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fl_dpbayes.run.public_names import *
 
 __version__ = "0.1.0"
+__all__ = [
+    "CNN", "DPSGD", "DPSGHMC", "DPSGLD", "FALD", "MLP", "Consensus", "DPAdam", "DPBayesByBackprop", "DPMCDropout",
+    "Distillation", "FedAvg", "FedBE", "FedPA", "Logistic", "Mixture", "ModuleModel", "NoPrivacy", "PredBayes",
+    "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "private_chain", "simulate",
+    "sites_from_arrays", "sites_from_frame", "strategies",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("fl_dpbayes.run.public_names"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,9 @@
 """The plan of a whole training run, fixed in its first request."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from fl_dpbayes.config.base import Config, by_default
 from fl_dpbayes.config.sampler import Prior, Sampler, StepSizeSchedule
@@ -98,6 +98,22 @@ class PrivacyPlan(Config):
             raise ValueError("coupling 'floor' needs temperature (1.0 is the Bayesian posterior)")
 
 
+class Privacy(PrivacyPlan):
+    """A `PrivacyPlan` of which only `epsilon` and `delta` must be given.
+
+    Its chain samples the posterior, at temperature 1; where the budget asks for more noise than that, it is as much
+    hotter as it must be.
+    """
+
+    coupling: NoiseCoupling = "floor"
+    sampling_rate: SamplingRate = 0.1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_temperature_1(cls, given: Any) -> Any:
+        return {"temperature": 1.0} | given if isinstance(given, dict) and "coupling" not in given else given
+
+
 class NoPrivacyPlan(Config):
     """A run without privacy, for reference: epsilon is infinite, and a site takes part only if its policy says so.
 
@@ -106,8 +122,8 @@ class NoPrivacyPlan(Config):
     two ablations of private training.
     """
 
-    kind: Literal["none"]
-    sampling_rate: SamplingRate
+    kind: Literal["none"] = "none"
+    sampling_rate: SamplingRate = 0.5
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] | None = None
     clipping: Clipping = FlatClipping()
     noise_standard_deviation: Annotated[float, Field(ge=0)] = 0.0

@@ -1,0 +1,244 @@
+"""A private chain on one institution's records, for a module of one's own and without Flower or a scenario.
+
+Its whole schedule is planned, and its noise solved, before the first step. It may then run in one go, or round by round
+inside a ClientApp of one's own; docs/flower.md says what is promised where no ledger keeps count.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from fl_dpbayes.config.base import digest
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.plan import Adjacency, PrivacyPlan, TrainingPlan
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.models.parameters import arrays_to_vector, to_vector, trainable_parameters, vector_to_arrays
+from fl_dpbayes.models.rows import RowsDependError, repeatable, validate_module
+from fl_dpbayes.posterior.predictive import predictive_probabilities
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.privacy.events import History, history_of_steps
+from fl_dpbayes.privacy.planned_noise import planned_chain
+from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
+from fl_dpbayes.privacy.streams import Streams
+from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
+from fl_dpbayes.samplers.minibatch import TrainingRecords
+from fl_dpbayes.samplers.state_vectors import initial_vectors
+
+Pair = tuple[npt.ArrayLike | torch.Tensor, npt.ArrayLike | torch.Tensor]
+Position = MutableMapping[str, Any]
+log = logging.getLogger("fl_dpbayes")
+
+
+@dataclass(frozen=True)
+class ChainPrivacy:
+    """What the steps of a chain have cost so far.
+
+    `epsilon`: of the steps until now, by their privacy-loss distribution; it holds if the number of steps was fixed
+    beforehand. `epsilon_planned`: of the whole plan, which holds whoever stops it, and when. `noise_multipliers`: least
+    and greatest sigma_t, the noise on the sum over the clip norm. `units`: n, taken to be public.
+    """
+
+    epsilon: float
+    epsilon_planned: float
+    delta: float
+    adjacency: Adjacency
+    noise_multipliers: tuple[float, float]
+    sampling_rate: float
+    steps: int
+    units: int
+
+
+@dataclass(frozen=True)
+class ChainRelease:
+    """What a stretch of a private chain leaves: all of it may be published at the cost that `privacy` states.
+
+    `samples`: posterior samples that the plan keeps of this stretch, parameter name -> (M, *shape); M may be 0.
+    `last`: the last state, parameter name -> float32 array. `temperature`: mean of T_t over the stretch, weighted by
+    step size; 1 is the posterior, 0 says that the sampler has none. `step_size`: of the last step.
+    """
+
+    samples: PosteriorSamples
+    last: Arrays
+    temperature: float
+    step_size: float
+    privacy: ChainPrivacy
+    module: nn.Module
+
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """The public and accounted numbers that a reply carries in its MetricRecord."""
+        return {
+            "num-examples": self.privacy.units, "epsilon": self.privacy.epsilon, "delta": self.privacy.delta,
+            "epsilon-planned": self.privacy.epsilon_planned, "steps": self.privacy.steps,
+            "temperature": self.temperature, "step-size": self.step_size,
+        }  # fmt: skip
+
+    def predict_proba(self, features: npt.ArrayLike | torch.Tensor) -> npt.NDArray[np.float64]:
+        """Return class probabilities averaged over the samples, shape (N, classes), of features (N, *shape).
+
+        Raises UserError if the stretch kept no sample.
+        """
+        if not len(self.samples):
+            raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
+        device = next(self.module.parameters()).device
+        rows = np.asarray(features, np.float32)
+        return predictive_probabilities(self.module, self.samples.arrays, self.samples.weights, rows, device=device)
+
+
+class PrivateChain:
+    """A planned private chain: `rounds` stretches of `steps_per_round` steps, each from a state that is given."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: Dataset | Pair,
+        privacy: PrivacyPlan,
+        *,
+        units: npt.ArrayLike | None = None,
+        declared: int | None = None,
+        position: Position | None = None,
+        **plan: Any,
+    ) -> None:
+        """Plan the whole chain; no step is taken.
+
+        `module`: no layer may mix the records of a batch; it is not changed. `data`: a torch Dataset of (features,
+        label), or the two as tensors or arrays, labels 0 .. classes - 1. `units`: the privacy unit of each record, such
+        as a patient's number, shape (N,); None: each record is one. `declared`: n, a public number of units that need
+        not be exact; None counts them, and their number is then public. `position`: where the steps that are spent are
+        written before they are taken, plain numbers and text: the ConfigRecord of a node's `context.state`. `plan`:
+        fields of `TrainingPlan`: rounds (1), steps_per_round (200), burn_in (half), thinning (5), sampler (DP-SGLD at
+        step size 0.1), and prior_share, 1/K where K sites share the prior.
+
+        Raises UserError if module, data, plan and position do not fit each other, or no noise meets the budget.
+        """
+        validate_module(module)
+        features, labels = _arrays(data)
+        owners = np.unique(np.arange(len(labels)) if units is None else np.asarray(units), return_inverse=True)[1]
+        if owners.shape != labels.shape:
+            raise UserError(f"units has shape {owners.shape}: give one for each of the {len(labels)} records")
+        self._records = TrainingRecords(features, labels, owners.astype(np.int64))
+        count = int(owners.max(initial=-1)) + 1
+        self.units = count if declared is None else declared
+        if self.units < 1 or privacy.delta * max(self.units, count) >= 1:
+            raise UserError(f"delta is {privacy.delta}: it must be below 1 / {max(self.units, count)}, one per unit")
+        steps = plan.get("rounds", 1) * plan.get("steps_per_round", 200)
+        sampler = SGLD(step_size=ConstantStepSize(initial=0.1))
+        defaults = {"rounds": 1, "steps_per_round": 200, "burn_in": steps // 2, "thinning": 5, "sampler": sampler}
+        self._plan = TrainingPlan(**defaults | plan, privacy=privacy, chain_start="broadcast")
+        if self._plan.chains > 1 or (self._plan.rounds > 1 and len(self._plan.sampler.state_vectors) > 1):
+            named = self._plan.sampler.kind
+            raise UserError(f"only a state of parameters travels between rounds: {named!r} and chains > 1 have more")
+        self._module, self._chain = module, planned_chain(self._plan, self.units)
+        self._epsilon = self._cost(self._plan.total_steps)
+        if self._epsilon > privacy.epsilon:
+            raise UserError(f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: give more noise")
+        self._check_classes()
+        self._position = {} if position is None else position
+        self._plan_digest = digest(self._plan) + f" {self.units}"
+        self._last: Arrays | None = None
+
+    @property
+    def steps_done(self) -> int:
+        """Number of steps that are spent, as the position has it.
+
+        Raises UserError if the position is that of another plan.
+        """
+        if not self._position:
+            return 0
+        done = self._position.get("steps")
+        if self._position.get("plan") != self._plan_digest or not isinstance(done, int):
+            raise UserError("the position is that of another plan, whose steps are spent: go on with that plan")
+        return done
+
+    def advance(self, start: Mapping[str, npt.NDArray] | None = None) -> ChainRelease:
+        """Run the next `steps_per_round` steps, whichever round a server believes this is.
+
+        They count as spent before the first of them is taken, and stay so if the stretch fails.
+
+        `start`: parameter name -> array, all finite, from which the stretch starts; None: where this object stopped,
+        or the module's own parameters. Raises UserError if every planned step is spent, ValueError if the start does
+        not fit the module, ChainDivergedError if the chain did. The text of an error holds nothing of the records.
+        """
+        first, size = self.steps_done, self._plan.steps_per_round
+        if first + size > self._plan.total_steps:
+            raise UserError(f"all {self._plan.total_steps} planned steps are spent: no further step is taken")
+        begun = self._last if start is None else start
+        vector = to_vector(self._module) if begun is None else arrays_to_vector(begun, self._module)
+        if not vector.isfinite().all():
+            raise ValueError("the start has a value that is not finite")
+        self._position["plan"] = self._plan_digest
+        self._position["steps"] = first + size
+        module = copy.deepcopy(self._module)
+        repeatable(next(iter(trainable_parameters(module).values())).device)
+        vectors = initial_vectors(self._plan.sampler, vector)
+        steps, streams = range(first, first + size), Streams.from_entropy().of_chain()
+        try:
+            result = run_chain(module, self._records, self._chain, steps, vectors, streams)
+        except (UserError, ChainDivergedError, RowsDependError):
+            raise
+        except Exception:
+            # Flower sends the text of an exception to the server, and this one may quote a record.
+            log.exception("the chain failed")
+            raise RuntimeError("the chain failed after its steps were spent: see the log of this machine") from None
+        self._last = vector_to_arrays(torch.from_numpy(result.last["parameters"]), module)
+        samples = vector_to_arrays(torch.from_numpy(result.samples), module)
+        kept = (np.array(values, np.float64) for values in (result.sample_weights, result.sample_temperatures))
+        return ChainRelease(
+            samples=PosteriorSamples(samples, *kept), last=self._last, temperature=result.temperature_mean,
+            step_size=float(self._chain.step_sizes[first + size - 1]), privacy=self._privacy(first + size),
+            module=self._module,
+        )  # fmt: skip
+
+    def _history(self, steps: int) -> History:
+        return history_of_steps(self._chain.noise_multipliers[:steps], self._plan.privacy.sampling_rate)
+
+    def _cost(self, steps: int) -> float:
+        return pld_epsilon(self._history(steps), self._plan.privacy.delta, self._plan.privacy.adjacency)
+
+    def _privacy(self, steps: int) -> ChainPrivacy:
+        privacy, sigmas = self._plan.privacy, self._chain.noise_multipliers[:steps]
+        return ChainPrivacy(
+            epsilon=self._cost(steps), epsilon_planned=self._epsilon, delta=privacy.delta, adjacency=privacy.adjacency,
+            noise_multipliers=(float(sigmas.min()), float(sigmas.max())), sampling_rate=privacy.sampling_rate,
+            steps=steps, units=self.units,
+        )  # fmt: skip
+
+    def _check_classes(self) -> None:
+        like, shape = next(iter(trainable_parameters(self._module).values())), self._records.features.shape[1:]
+        with torch.no_grad():
+            outputs = copy.deepcopy(self._module)(torch.zeros((2, *shape), dtype=like.dtype, device=like.device))
+        labels = self._records.targets
+        if outputs.ndim != 2 or not ((labels >= 0) & (labels < outputs.shape[1])).all():
+            raise UserError(f"the module's outputs have shape {tuple(outputs.shape)}: a label must name one of a row's")
+
+
+def private_chain(
+    module: nn.Module, data: Dataset | Pair, privacy: PrivacyPlan, *, units: npt.ArrayLike | None = None, **plan: Any
+) -> ChainRelease:
+    """Sample the posterior of a module's parameters privately, from one institution's records.
+
+    Arguments and errors are those of `PrivateChain`; randomness comes from the operating system. Each call spends its
+    privacy anew: calls on the same records add up.
+    """
+    return PrivateChain(module, data, privacy, units=units, **plan).advance()
+
+
+def _arrays(data: Dataset | Pair) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    if isinstance(data, tuple):
+        features, labels = map(np.asarray, data)
+    else:
+        rows = [data[index] for index in range(len(data))]  # type: ignore[arg-type]
+        features = np.stack([np.asarray(row[0]) for row in rows])
+        labels = np.array([int(row[1]) for row in rows])
+    if labels.ndim != 1 or len(labels) != len(features) or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{len(features)} features, labels of shape {labels.shape}, {labels.dtype}: give whole numbers")
+    return features.astype(np.float32), labels.astype(np.int64)

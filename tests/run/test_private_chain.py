@@ -1,0 +1,94 @@
+"""A private chain on one's own records, in one go and stretch by stretch from a position that survives."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fl_dpbayes as fl
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
+from fl_dpbayes.samplers.chain import ChainDivergedError
+
+FEATURES = torch.randn((400, 3), generator=torch.Generator().manual_seed(0))
+LABELS = (FEATURES[:, 0] > 0).long()
+PRIVACY = fl.Privacy(epsilon=2, delta=1e-3, coupling="constant")
+
+
+def planned(position: dict[str, Any] | None = None, **plan: Any) -> fl.PrivateChain:
+    plan = {"rounds": 3, "steps_per_round": 4, "burn_in": 0, "thinning": 2} | plan
+    return fl.PrivateChain(nn.Linear(3, 2), (FEATURES, LABELS), PRIVACY, position=position, **plan)
+
+
+def test_a_module_and_a_dataset_become_a_private_posterior_in_one_call() -> None:
+    module = nn.Linear(3, 2)
+    before = module.weight.detach().clone()
+    release = fl.private_chain(module, TensorDataset(FEATURES, LABELS), PRIVACY)
+    assert (release.predict_proba(FEATURES).argmax(axis=1) == LABELS.numpy()).mean() > 0.9
+    assert release.samples.arrays["weight"].shape == (20, 2, 3)
+    assert torch.equal(module.weight, before)
+    assert release.privacy.units == 400
+    assert release.privacy.steps == 200
+    assert 1.99 < release.privacy.epsilon <= 2
+    posterior = fl.private_chain(module, (FEATURES, LABELS), fl.Privacy(epsilon=4, delta=1e-3))
+    assert posterior.temperature == pytest.approx(1)
+    again = fl.private_chain(module, (FEATURES, LABELS), PRIVACY)
+    assert not np.array_equal(again.last["weight"], release.last["weight"])
+
+
+def test_rows_of_one_patient_are_one_unit() -> None:
+    patients = np.repeat(np.arange(40), 10)
+    release = fl.private_chain(nn.Linear(3, 2), (FEATURES, LABELS), PRIVACY, units=patients)
+    assert release.privacy.units == 40
+
+
+def test_the_position_survives_and_a_repeated_round_is_the_next_stretch() -> None:
+    position: dict[str, Any] = {}
+    start = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
+    released = [planned(position).advance(start) for _ in range(3)]
+    assert [release.privacy.steps for release in released] == [4, 8, 12]
+    assert released[0].privacy.epsilon < released[1].privacy.epsilon < released[2].privacy.epsilon <= 2
+    assert {release.privacy.epsilon_planned for release in released} == {released[2].privacy.epsilon}
+    with pytest.raises(UserError, match="all 12 planned steps are spent"):
+        planned(position).advance(start)
+    with pytest.raises(UserError, match="another plan"):
+        planned(position, rounds=4).advance(start)
+
+
+def test_a_stretch_that_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    position: dict[str, Any] = {}
+    with pytest.raises(ChainDivergedError):
+        planned(position, sampler=SGLD(step_size=ConstantStepSize(initial=1e20))).advance()
+    assert position["steps"] == 4
+    position = {}
+
+    def quoting(*_: Any) -> None:
+        raise IndexError("record 17 of Mrs Smith")
+
+    monkeypatch.setattr("fl_dpbayes.run.private_chain.run_chain", quoting)
+    with pytest.raises(RuntimeError, match="see the log") as caught:
+        planned(position).advance()
+    assert "Smith" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    assert position["steps"] == 4
+    with pytest.raises(ValueError, match="not finite"):
+        planned(position).advance({"weight": np.full((2, 3), np.nan, np.float32), "bias": np.zeros(2, np.float32)})
+    assert position["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("module", "changed", "said"),
+    [
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), {}, "GroupNorm"),
+        (nn.Linear(3, 1), {}, "a label must name one"),
+        (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=2, delta=0.01)}, "below 1 / 400"),
+        (nn.Linear(3, 2), {"units": np.zeros(3)}, "one for each of the 400 records"),
+        (nn.Linear(3, 2), {"privacy": fl.Privacy(epsilon=0.1, delta=1e-3, noise_multiplier=0.5)}, "give more noise"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_step(module: nn.Module, changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        fl.PrivateChain(module, (FEATURES, LABELS), **({"privacy": PRIVACY} | changed))
