@@ -311,6 +311,24 @@ class HuggingFace(SourceConfig):
         _check_constants(len(self.columns), self.centers, self.scales)
 
 
+class Arrays(SourceConfig):
+    """A NumPy archive: `features` (N, *input_shape), `labels` (N,) from 0, and `sites` and `units` (N,) where known.
+
+    Whole numbers of one byte are grey levels, which become 0 to 1. `class_names` are what predictions call the classes.
+    """
+
+    kind: Literal["arrays"] = "arrays"
+    path: Path
+    input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    class_names: tuple[GroupText, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """As stated."""
+        return Task(input_shape=self.input_shape, classes=self.classes)
+
+
 class SyntheticSites(SourceConfig):
     """Records of natural sites `site-1`, `site-2`, ..., of equal size, with known p(y | x) at each.
 
@@ -377,4 +395,6 @@ class Radiographs(SyntheticSites):
                 raise ValueError(f"{key} is {count}: at side {self.side} at most {most} are made")
 
 
-Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")]
+Source = Annotated[
+    BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")
+]

@@ -3,6 +3,7 @@
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.sources.images import image_pixels
 from fl_dpbayes.data.sources.table import BadRows, features_of, labels_of, read_table, row_place
 
+NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
@@ -38,19 +40,28 @@ class NewRecords:
 
 
 def read_new_records(
-    path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool = False
+    data: NewData, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool = False
 ) -> NewRecords:
     """Read records from a table, a NumPy archive or a folder of images; a table's bad rows end it, or are left out.
 
     Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as there; else every column
     but `label`, in order, one per input. Archives (.npz): `features` (N, *input_shape) and, if known, `labels`.
-    Folders: images, in one folder per class where labels are known (alphabetical order).
+    Folders: images, in one folder per class where labels are known (alphabetical order). From Python also a DataFrame,
+    as a table, or an array (N, *input_shape), whose columns are those of the run's own table in their order.
 
     Raises UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
-    if not path.exists():
+    if isinstance(data, np.ndarray) and isinstance(source, Table) and data.shape[1:] == (len(source.feature_columns),):
+        data = pandas.DataFrame(data, columns=list(source.feature_columns))
+    path = Path("the records") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
+    if isinstance(data, pandas.DataFrame):
+        frame = data.reset_index(drop=True)
+        records = _framed(frame, path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    elif isinstance(data, np.ndarray):
+        records = NewRecords(data.astype(np.float32), None, list(map(str, range(len(data)))))
+    elif not path.exists():
         raise UserError(f"{path} does not exist: {FORMS}")
-    if path.is_dir():
+    elif path.is_dir():
         records = _images(path, task, labelled=labelled)
     elif path.suffix in (".csv", ".parquet"):
         records = _table(path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
@@ -67,6 +78,13 @@ def _table(path: Path, task: Task, source: object, *, labelled: bool, skip_bad_r
         keys = source.model_dump(include={"label", "classes", "features", "centers", "scales"})
         named = Table(path=path, **keys)
     table = read_table(path, () if named is None else named.text_columns)
+    return _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
+
+
+def _framed(
+    table: pandas.DataFrame, path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool
+) -> NewRecords:
+    named = source if isinstance(source, Table) else None
     table.columns = table.columns.map(str)
     if named is None:
         columns = tuple(name for name in table.columns if name != LABEL) or ("",)
