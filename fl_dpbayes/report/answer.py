@@ -178,7 +178,7 @@ def _levels(run: Summary) -> Iterator[str]:
         factors = [math.exp(-value) for value in (ends[1], ends[0])]  # type: ignore[operator]
         by = f"{significant(math.exp(-row.calibration_intercept), 2)} [{significant(factors[0], 2)}, "
         by += f"{significant(factors[1], 2)}]"
-        where = f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, {event(run)} {100 * share:.0f}%)"
+        where = f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, {event(run)} in {100 * share:.0f}%)"
         if factors[0] > 1 or factors[1] < 1:
             wrong = "high" if factors[0] > 1 else "low"
             order = f" It still orders them: AUROC {row.auroc:.2f}." if (row.auroc or 0.0) >= GOOD_ORDER else ""

@@ -101,7 +101,7 @@ def test_the_level_of_risk_at_a_site_follows_its_interval(summary, intercept, en
     found = said(summary).sites
     assert len(found) == (verdict is not None)
     if verdict:
-        assert found[0].startswith("island (held out, n = 150, class 1 46%): ")
+        assert found[0].startswith("island (held out, n = 150, class 1 in 46%): ")
         assert verdict in found[0]
         assert ("It still orders them: AUROC 0.79." in found[0]) == ("Do not use" in verdict)
 
