@@ -180,12 +180,15 @@ def predict(
     data: Annotated[Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
     out: Annotated[Path | None, Option(help="Where to write the CSV; default: the terminal.")] = None,
     data_dir: DataDir = None,
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Leave rows with a missing or odd value empty, and name them.")
+    ] = False,
     allow_code: AllowCode = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.stored_posterior import predict_records
 
-    predict_records(run_dir, data, out, console, data_dir, allow_code or ())
+    predict_records(run_dir, data, out, console, data_dir, allow_code or (), skip_bad_rows=skip_bad_rows)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")

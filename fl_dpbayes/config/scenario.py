@@ -233,6 +233,8 @@ def place_paths(content: Any, folder: Path) -> Any:
     for key, value in list(items):
         if key in PATH_KEYS and isinstance(value, str):
             content[key] = str((folder / value).resolve())
+        elif key in PATH_KEYS and isinstance(value, list):
+            content[key] = [str((folder / one).resolve()) if isinstance(one, str) else one for one in value]
         else:
             place_paths(value, folder)
     return content

@@ -45,6 +45,12 @@ class SourceConfig(Config):
         return "record"
 
     @property
+    def origin(self) -> str:
+        """What the records are and under which licence, as far as the source says."""
+        place = getattr(self, "path", None) or getattr(self, "kind", "table")
+        return f"{Path(str(place)).name}; its licence is not known to the run"
+
+    @property
     def looked_at(self) -> bool:
         """Whether constants of the preparation were taken from the records, which costs privacy that nobody counts."""
         return False
@@ -52,7 +58,10 @@ class SourceConfig(Config):
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
         places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
-        return self.model_copy(update={key: change(place) for key, place in places.items()})
+        return self.model_copy(update={
+            key: tuple(map(change, place)) if isinstance(place, tuple) else change(place)
+            for key, place in places.items()
+        })  # fmt: skip
 
     def located(self, data_dir: Path | None) -> Self:
         """Resolve where the source lies; `data_dir` is where built-in ones do."""
@@ -63,17 +72,28 @@ class _Known(NamedTuple):
     shape: tuple[int, ...]
     classes: int
     parts: tuple[OfficialPart, ...]
+    origin: str
     unit: str = "record"
     class_names: tuple[str, ...] = ()
 
 
 _KNOWN = {
-    "digits": _Known((1, 8, 8), 10, ("train",)),
-    "mnist": _Known((1, 28, 28), 10, ("train", "test")),
-    "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test"), class_names=("normal", "pneumonia")),
-    "heart": _Known((15,), 2, ("train",), "patient", ("no heart disease", "heart disease")),
-    "stroke": _Known((25,), 2, ("train",), "patient", ("independent", "dead or dependent")),
-}
+    "digits": _Known((1, 8, 8), 10, ("train",), "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)"),
+    "mnist": _Known((1, 28, 28), 10, ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0"),
+    "pneumonia": _Known(
+        (1, 28, 28), 2, ("train", "validation", "test"),
+        "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. 2023), CC BY 4.0",
+        class_names=("normal", "pneumonia"),
+    ),
+    "heart": _Known(
+        (15,), 2, ("train",), "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0", "patient",
+        ("no heart disease", "heart disease"),
+    ),
+    "stroke": _Known(
+        (25,), 2, ("train",), "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
+        "patient", ("independent", "dead or dependent"),
+    ),
+}  # fmt: skip
 
 
 class BuiltIn(SourceConfig):
@@ -91,6 +111,11 @@ class BuiltIn(SourceConfig):
     def parts(self) -> tuple[OfficialPart, ...]:
         """Those of the data set."""
         return _KNOWN[self.kind].parts
+
+    @property
+    def origin(self) -> str:
+        """Its authors and licence."""
+        return _KNOWN[self.kind].origin
 
     @property
     def unit(self) -> str:
@@ -117,7 +142,7 @@ def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[fl
 
 
 class Table(SourceConfig):
-    """A CSV or Parquet table with a label column, numeric features and categories.
+    """A CSV or Parquet table, or several of the same columns, with a label column, numeric features and categories.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
     Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at
@@ -125,12 +150,13 @@ class Table(SourceConfig):
     in where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one
     feature per declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them,
     in the order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for
-    a natural partition; `unit_column` the privacy unit, for example the patient; `group_columns` attributes such as
+    a natural partition ("file", of several files, is each one's name); `unit_column` the privacy unit, for example the
+    patient; `group_columns` attributes such as
     sex by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
-    path: Path
+    path: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     label: str
     classes: Annotated[int, Field(ge=2, le=1000)]
     class_names: tuple[GroupText, ...] = ()
@@ -143,6 +169,11 @@ class Table(SourceConfig):
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
+
+    @property
+    def place(self) -> str:
+        """What errors call it."""
+        return ", ".join(map(str, self.path)) if isinstance(self.path, tuple) else str(self.path)
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
