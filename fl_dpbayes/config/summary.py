@@ -54,6 +54,15 @@ class SiteRecord(SummaryPart):
     test_n: int | None = None
 
 
+class CodeRecord(SummaryPart):
+    """Code beside this package that the run used, as it stands at the server and at every site that took part."""
+
+    name: Text
+    distribution: Text = ""
+    version: Text = ""
+    digest: Text
+
+
 class PrivacyRecord(SummaryPart):
     """What a run cost one site; `temperature` is the mean over steps weighted by step size.
 
@@ -320,6 +329,7 @@ class Summary(SummaryPart):
     run: Text = ""
     resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
+    code: tuple[CodeRecord, ...] = ()
     adjacency: Text
     seeded: bool = False
     private: bool = True
