@@ -162,18 +162,33 @@ def report(run_dir: Annotated[Path, Argument(help="A run directory, or the folde
     show_run(run_dir, console)
 
 
+@app.command(epilog="Example: fl-dpbayes tensorboard runs/quickstart-1 logs && tensorboard --logdir logs")
+def tensorboard(
+    run_dir: Annotated[Path, Argument(help="A run directory; the run may still be going on.")],
+    log_dir: Annotated[Path, Argument(help="Where TensorBoard looks; the run gets a folder in it.")],
+    follow: Annotated[bool, Option("--follow", help="Go on until the run has ended.")] = False,
+) -> None:
+    """Write a run's progress for TensorBoard: epsilon by site, rounds, calibration; nothing leaves this machine."""
+    from fl_dpbayes.run.tensorboard import write_tensorboard
+
+    console.print(f"written: {write_tensorboard(run_dir, log_dir, follow=follow)}", soft_wrap=True, markup=False)
+
+
 @app.command(epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv")
 def predict(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
     out: Annotated[Path | None, Option(help="Where to write the CSV; default: the terminal.")] = None,
     data_dir: DataDir = None,
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Leave rows with a missing or odd value empty, and name them.")
+    ] = False,
     allow_code: AllowCode = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.stored_posterior import predict_records
 
-    predict_records(run_dir, data, out, console, data_dir, allow_code or ())
+    predict_records(run_dir, data, out, console, data_dir, allow_code or (), skip_bad_rows=skip_bad_rows)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")

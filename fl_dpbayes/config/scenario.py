@@ -198,13 +198,19 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     UserError if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
     names the key and the remedy.
     """
+    content = scenario_content(name_or_path)
+    apply_overrides(content, overrides)
+    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+
+
+def scenario_content(name_or_path: str) -> dict[str, Any]:
+    """Return what a scenario's file says, with its name and absolute paths, not yet validated; UserError as above."""
     path = _find(name_or_path)
     content = place_paths(read_toml(path, "scenario"), path.parent)
     if STUDY_TABLES & content.keys():
         raise UserError(f"{name_or_path!r} is a study, not one scenario: run it with  fl-dpbayes study {name_or_path}")
-    apply_overrides(content, overrides)
     content.setdefault("name", path.stem)
-    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+    return content
 
 
 def read_shipped(name: str) -> dict[str, Any]:
@@ -228,6 +234,8 @@ def place_paths(content: Any, folder: Path) -> Any:
     for key, value in list(items):
         if key in PATH_KEYS and isinstance(value, str):
             content[key] = str((folder / value).resolve())
+        elif key in PATH_KEYS and isinstance(value, list):
+            content[key] = [str((folder / one).resolve()) if isinstance(one, str) else one for one in value]
         else:
             place_paths(value, folder)
     return content

@@ -37,7 +37,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
-    folder = _new_folder(run_folder, scenario.name)
+    folder = new_folder(run_folder, scenario.name)
     with folder_lock(folder):
         prepare_simulation(scenario, plan, folder)
         run_prepared(scenario, engine, folder, console)
@@ -169,7 +169,8 @@ def _raise_failure(failure: BaseException | None, reader: EventReader, folder: P
         raise UserError(f"the run ended without a result: see the logs in {folder}")
 
 
-def _new_folder(given: Path | None, name: str) -> Path:
+def new_folder(given: Path | None, name: str) -> Path:
+    """Make a run directory, `runs/<name>-<time>` where none is given; UserError if it is not empty."""
     folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder} is not empty: give a folder that does not exist yet")
