@@ -12,11 +12,13 @@ import torch
 
 import fl_dpbayes
 from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.summary import (
     AggregationInputs,
     Baselines,
     CalibrationRecord,
+    CodeRecord,
     ConformalRecord,
     EvaluationPrivacyRecord,
     ParticipationRecord,
@@ -97,6 +99,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         run=federation.run,
         resumed_after=tuple(record.resumed_after),
         versions=versions,
+        code=tuple(CodeRecord(**found.model_dump()) for name in scenario.named_code if (found := installed_code(name))),
         adjacency=scenario.privacy.adjacency,
         seeded=any(card.seeded for card in cards) or any(statement.seeded for statement in record.statements.values()),
         private=scenario.privacy.kind == "dp",

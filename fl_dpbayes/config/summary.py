@@ -55,6 +55,15 @@ class SiteRecord(SummaryPart):
     shares: tuple[float, ...] | None = None
 
 
+class CodeRecord(SummaryPart):
+    """Code beside this package that the run used, as it stands at the server and at every site that took part."""
+
+    name: Text
+    distribution: Text = ""
+    version: Text = ""
+    digest: Text
+
+
 class PrivacyRecord(SummaryPart):
     """What a run cost one site; `temperature` is the mean over steps weighted by step size.
 
@@ -340,6 +349,7 @@ class Summary(SummaryPart):
     run: Text = ""
     resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
+    code: tuple[CodeRecord, ...] = ()
     adjacency: Text
     seeded: bool = False
     private: bool = True

@@ -77,5 +77,6 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
             f"source {source.kind!r} has no part {part!r}: choose {' or '.join(source.parts)}"
             + ("; for held-out records give the site a number of records" if source.parts == ("train",) else "")
         )
-    records: Records = implementation("fl_dpbayes.data.sources", source.kind).load(source, part)
+    code = implementation("fl_dpbayes.data.sources", source.kind, source.implemented_by)
+    records: Records = code.load(source, part)
     return records
