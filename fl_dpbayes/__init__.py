@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fl_dpbayes.config.plan import Privacy
     from fl_dpbayes.run import strategies
-    from fl_dpbayes.run.private_chain import PrivateChain, private_chain
+    from fl_dpbayes.run.private_chain import PrivateChain, predict_proba, private_chain
 
 __version__ = "0.1.0"
-__all__ = ["Privacy", "PrivateChain", "private_chain", "strategies"]
+__all__ = ["Privacy", "PrivateChain", "predict_proba", "private_chain", "strategies"]
 # Where each name is found when it is first asked for: importing torch takes seconds that a command need not pay.
 _HOMES = {
     "Privacy": "config.plan",
     "PrivateChain": "run.private_chain",
+    "predict_proba": "run.private_chain",
     "private_chain": "run.private_chain",
     "strategies": "run.strategies",
 }
