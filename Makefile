@@ -15,7 +15,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-.PHONY: help simulate test quick lint clean
+.PHONY: help simulate test quick lint docs clean
 
 help: ## Show what can be made.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -33,6 +33,9 @@ test: lint ## Lint, then every test.
 
 quick: $(VENV)/.installed-dev ## The tests that take under two minutes.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
+
+docs: $(VENV)/.installed-dev ## The pages of docs/ as a site, in site/; a warning is an error.
+	$(BIN)/python -m mkdocs build --strict
 
 clean: ## Remove the virtual environment.
 	rm -rf $(VENV)

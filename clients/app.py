@@ -11,6 +11,7 @@ from clients.evaluate import evaluate_predictors
 from clients.messages import Handler, guarded, read_request, reply_message
 from clients.own_site import card_of, site_file_of
 from clients.pay import SentArrays
+from clients.policy import check_code
 from clients.recalibrate import recalibrate_posterior
 from clients.train import train_chain
 from fl_dpbayes.config.base import Config
@@ -37,7 +38,9 @@ def _answer(kind: type[MessageT], work: Callable[[SiteFile, MessageT, Message], 
     def handler(message: Message, context: Context) -> Message:
         site_file = site_file_of(message, context)
         torch.set_num_threads(site_file.threads)
-        reply, arrays = work(site_file, read_request(message, kind), message)
+        request = read_request(message, kind)
+        check_code(site_file, request)
+        reply, arrays = work(site_file, request, message)
         return reply_message(message, reply, arrays)
 
     return handler

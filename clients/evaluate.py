@@ -110,7 +110,7 @@ def release_noised(
 def _measure(
     site_file: SiteFile, part: SiteSplit, request: EvaluateRequest, arrays: Arrays, groups: Sequence[Group] = ()
 ) -> Statistics:
-    module = build_model(request.model, request.task, seed=0)
+    module = build_model(request.model, request.task, 0, site_file.backbone_folder)
     # Sums that get noise are exact: a record then moves them by what it adds, and by no rounding.
     summed = on_grid if site_file.policy.evaluation_release == "noised" else np.asarray
     measured: Statistics = {}

@@ -4,16 +4,27 @@ import math
 from collections.abc import Mapping
 
 from clients.messages import RefusedError
+from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import NoPrivacyPlan
 from fl_dpbayes.config.recalibration import RecalibrationPlan
 from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.config.task import ModuleModel
 from fl_dpbayes.data.site import is_delta_allowed, recalibration_units
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.models.parameters import Shapes
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
 from fl_dpbayes.protocol.refusal import RefusalCode
 from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, TrainRequest, reply_bytes
+
+
+def check_code(site_file: SiteFile, request: Config) -> None:
+    """Check, before anything is imported, that a request names no code that the site's policy does not list.
+
+    Raises RefusedError POLICY_DENIED with the field.
+    """
+    model, allowed = getattr(request, "model", None), site_file.policy.allowed_code
+    _deny({"model.factory": isinstance(model, ModuleModel) and model.factory not in allowed})
 
 
 def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:

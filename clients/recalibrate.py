@@ -88,7 +88,7 @@ def _probabilities(
     site_file: SiteFile, request: RecalibrateRequest, samples: Arrays, part: SiteSplit
 ) -> npt.NDArray[np.float64]:
     return predictive_probabilities(
-        build_model(request.model, request.task, seed=0),
+        build_model(request.model, request.task, 0, site_file.backbone_folder),
         without_prefix(PREDICTOR, samples),
         np.asarray(request.weights),
         part.features,

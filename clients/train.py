@@ -111,7 +111,7 @@ def _run(
     steps: range,
     start: Arrays,
 ) -> Arrays:
-    device, module = compute_device(site_file), build_model(request.model, request.task, seed=0)
+    device, module = compute_device(site_file), build_model(request.model, request.task, 0, site_file.backbone_folder)
     with local_trace(site_file, request, records, module) as trace:
         result = run_chain(
             module.to(device),

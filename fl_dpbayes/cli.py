@@ -32,6 +32,10 @@ Engine = Annotated[
     str, Option(click_type=Choice(["flower", "inline"]), help="flower: Ray, several processes; inline: here.")
 ]
 DataDir = Annotated[Path | None, Option(help="Data folder; default: the variable FL_DPBAYES_DATA.")]
+AllowCode = Annotated[
+    list[str] | None,
+    Option(metavar="PACKAGE.MODULE:FUNCTION", help="Import this factory if the run's model is made by it."),
+]
 Assignments = Annotated[
     list[str] | None,
     Option("--set", help="Override a key, e.g. privacy.epsilon=2 (no value removes it); may be repeated."),
@@ -158,17 +162,33 @@ def report(run_dir: Annotated[Path, Argument(help="A run directory, or the folde
     show_run(run_dir, console)
 
 
+@app.command(epilog="Example: fl-dpbayes tensorboard runs/quickstart-1 logs && tensorboard --logdir logs")
+def tensorboard(
+    run_dir: Annotated[Path, Argument(help="A run directory; the run may still be going on.")],
+    log_dir: Annotated[Path, Argument(help="Where TensorBoard looks; the run gets a folder in it.")],
+    follow: Annotated[bool, Option("--follow", help="Go on until the run has ended.")] = False,
+) -> None:
+    """Write a run's progress for TensorBoard: epsilon by site, rounds, calibration; nothing leaves this machine."""
+    from fl_dpbayes.run.tensorboard import write_tensorboard
+
+    console.print(f"written: {write_tensorboard(run_dir, log_dir, follow=follow)}", soft_wrap=True, markup=False)
+
+
 @app.command(epilog="Example: fl-dpbayes predict runs/quickstart-1 new_records.npz --out predictions.csv")
 def predict(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="New records: .csv, .parquet, .npz, or a folder of images.")],
     out: Annotated[Path | None, Option(help="Where to write the CSV; default: the terminal.")] = None,
     data_dir: DataDir = None,
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Leave rows with a missing or odd value empty, and name them.")
+    ] = False,
+    allow_code: AllowCode = None,
 ) -> None:
     """Give class probabilities with uncertainty for new records, from a run's stored posterior."""
     from fl_dpbayes.run.stored_posterior import predict_records
 
-    predict_records(run_dir, data, out, console, data_dir)
+    predict_records(run_dir, data, out, console, data_dir, allow_code or (), skip_bad_rows=skip_bad_rows)
 
 
 @app.command(epilog="Example: fl-dpbayes evaluate runs/quickstart-1 labelled.csv")
@@ -176,12 +196,13 @@ def evaluate(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
     data_dir: DataDir = None,
+    allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the calibration of a run's stored posterior on a labelled data set; nothing leaves this machine."""
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    evaluate_records(run_dir, data, console, data_dir, as_json=as_json)
+    evaluate_records(run_dir, data, console, data_dir, allow_code or (), as_json=as_json)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")

@@ -2,11 +2,15 @@
 
 import importlib.util
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer
 
+import fl_dpbayes
 from fl_dpbayes import cli
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +81,30 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -
         assert f"`{entry.name}{'/' if entry.is_dir() else ''}`" in section or entry.suffix == ".log", entry.name
 
 
+@pytest.mark.slow
+def test_own_data_page_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = PAGES[ROOT / "docs" / "own-data.md"]
+    (make,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(compile(make, "own-data", "exec"), {})
+    (corrected,) = re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    for shown in re.findall(r"^\$ fl-dpbayes (.*\n.*)", page, flags=re.MULTILINE):
+        line, _, answer = shown.partition("\n")
+        engine = ["--engine", "inline"] if line.startswith("simulate") else []
+        with pytest.raises(SystemExit) as end:
+            cli.commands()(shlex.split(line) + engine)
+        printed = " ".join(capsys.readouterr().out.split())
+        assert (end.value.code or 0) == 0, printed
+        assert " ".join(answer.replace("engine flower", "engine inline").split(", writing")[0].split()) in printed
+        if line.startswith("init"):
+            scenario = Path("patients.toml").read_text(encoding="utf-8")
+            for key in corrected.splitlines():
+                scenario, found = re.subn(rf"^{key.split(' =')[0]} = .*$", key, scenario, flags=re.MULTILINE)
+                assert found == 1, key
+            Path("patients.toml").write_text(scenario, encoding="utf-8")
+    assert "n = 246" in Path("runs/first/report.html").read_text(encoding="utf-8")
+
+
 def test_commands_that_pages_list_are_all_there_are() -> None:
     group = typer.main.get_command(cli.app)
     assert isinstance(group, typer.core.TyperGroup)
@@ -86,3 +114,13 @@ def test_commands_that_pages_list_are_all_there_are() -> None:
         listed -= {"verify", "export", "repair"}
         assert listed <= set(group.commands)
     assert listed == set(group.commands), "docs/commands.md lists every command"
+
+
+@pytest.mark.slow
+def test_pages_build_as_a_site_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the site needs the extra docs: pip install 'fl-dpbayes[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    shown = (tmp_path / "api" / "python.html").read_text(encoding="utf-8")
+    assert [name for name in fl_dpbayes.__all__ if f'id="fl_dpbayes.{name}"' not in shown] in ([], ["strategies"])

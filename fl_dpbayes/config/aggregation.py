@@ -77,7 +77,7 @@ class FALD(AveragingRule):
     """Federated averaging of Langevin chains: the states are averaged after every round."""
 
     own_rounds = True
-    rule: Literal["fald"]
+    rule: Literal["fald"] = "fald"
 
     def site_plan(self, plan: TrainingPlan) -> TrainingPlan:
         """Let sites send their last state only: burn-in and thinning are those of the averaged chain."""
@@ -96,13 +96,13 @@ class FedAvg(AveragingRule):
 
     makes_point = True
     shows_mixing = False
-    rule: Literal["fedavg"]
+    rule: Literal["fedavg"] = "fedavg"
 
 
 class FedBE(Rule):
     """The sites' means, their average, and `draws` around it with `spread` times the sites' standard deviation."""
 
-    rule: Literal["fedbe"]
+    rule: Literal["fedbe"] = "fedbe"
     site_weights: SiteWeights = "units"
     largest_share: LargestShare = None
     draws: Annotated[int, Field(ge=0, le=10_000)] = 10
@@ -169,7 +169,7 @@ class FedPA(Rule):
     own_rounds = True
     shows_mixing = False
     needs_temperature = True
-    rule: Literal["fedpa"]
+    rule: Literal["fedpa"] = "fedpa"
     shrinkage: Annotated[float, Field(ge=0)] = 1.0
     learning_rate: PositiveFloat | None = None
 
@@ -202,7 +202,7 @@ class DistillingRule(Rule):
 class Distillation(DistillingRule):
     """The mixture of the sites' samples, distilled: as cautious as the mixture, with the cost of one network."""
 
-    rule: Literal["distillation"]
+    rule: Literal["distillation"] = "distillation"
     site_weights: SiteWeights = "units"
     largest_share: LargestShare = None
 
@@ -213,7 +213,7 @@ class PredBayes(DistillingRule):
     `fitted` chooses the beta with the least loss on public records with labels.
     """
 
-    rule: Literal["predbayes"]
+    rule: Literal["predbayes"] = "predbayes"
     beta: Beta = 0.25
 
     @property

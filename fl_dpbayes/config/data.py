@@ -98,8 +98,8 @@ class Shift(Config):
 class DataSpec(Config):
     """Where a scenario's records come from; `source = "digits"` is short for `source = {kind = "digits"}`.
 
-    A relative path in a source starts at the working directory of the command that reads the scenario; the scenario
-    that a run writes into its directory holds it as an absolute one.
+    A relative path in a source starts at the folder of the scenario's file; the scenario that a run writes into its
+    directory holds it as an absolute one.
     `test_fraction` is the share of each training site's units that is kept for testing. `records`: use only that many
     records of the part `train`, drawn by the scenario's seed in whole units. `prevalence` declares the shares of the
     classes among the training records, public by declaration, for sites that declare their own.

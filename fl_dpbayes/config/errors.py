@@ -9,8 +9,11 @@ class UserError(Exception):
     """A mistake that a user can correct.
 
     The text names the value, what is allowed and the remedy; the command line prints it without a traceback and ends
-    with status 2.
+    with status 2, and a notebook shows nothing else.
     """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"UserError: {self}"]  # IPython's hook
 
 
 class Stopped(Exception):  # noqa: N818

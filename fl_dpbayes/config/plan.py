@@ -122,8 +122,8 @@ class NoPrivacyPlan(Config):
     two ablations of private training.
     """
 
-    kind: Literal["none"]
-    sampling_rate: SamplingRate
+    kind: Literal["none"] = "none"
+    sampling_rate: SamplingRate = 0.5
     clip_norm: Annotated[float, Field(ge=MIN_CLIP_NORM)] | None = None
     clipping: Clipping = FlatClipping()
     noise_standard_deviation: Annotated[float, Field(ge=0)] = 0.0

@@ -6,9 +6,9 @@ module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import BeforeValidator, Field, PositiveFloat
 
 from fl_dpbayes.config.base import Config
 
@@ -39,7 +39,16 @@ class PolynomialStepSize(Config):
     power: Annotated[float, Field(ge=0, le=2)] = 0.33
 
 
-StepSizeSchedule = Annotated[ConstantStepSize | ExponentialStepSize | PolynomialStepSize, Field(discriminator="kind")]
+def _constant(value: Any) -> Any:
+    return {"kind": "constant", "initial": value} if isinstance(value, int | float) else value
+
+
+# A number is short for a constant step size.
+StepSizeSchedule = Annotated[
+    ConstantStepSize | ExponentialStepSize | PolynomialStepSize,
+    Field(discriminator="kind"),
+    BeforeValidator(_constant),
+]
 
 
 class GaussianPrior(Config):
@@ -86,7 +95,7 @@ class SamplerSettings(Config):
     draws_samples: ClassVar[bool] = False
     needs_hidden_units: ClassVar[bool] = False
 
-    step_size: StepSizeSchedule
+    step_size: StepSizeSchedule = ConstantStepSize(initial=0.2)
     prior: Prior = GaussianPrior()
     kind: str
 
@@ -151,7 +160,7 @@ class SGD(SamplerSettings):
 
     has_temperature = True
     only_descends = True
-    kind: Literal["sgd", "dp-sgd"]
+    kind: Literal["sgd", "dp-sgd"] = "dp-sgd"
     momentum: Decay = 0.0
 
 
@@ -160,7 +169,7 @@ class Adam(SamplerSettings):
 
     only_descends = True
     rescales = True
-    kind: Literal["adam", "dp-adam"]
+    kind: Literal["adam", "dp-adam"] = "dp-adam"
     first_decay: Decay = 0.9
     second_decay: Decay = 0.999
     stability: PositiveFloat = 1e-8
@@ -178,7 +187,7 @@ class SGHMC(SamplerSettings):
     """
 
     has_temperature = True
-    kind: Literal["sghmc", "dp-sghmc"]
+    kind: Literal["sghmc", "dp-sghmc"] = "dp-sghmc"
     friction: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     @property
@@ -205,7 +214,7 @@ class BayesByBackprop(SamplerSettings):
 
     position = ("parameters", "spread")
     draws_samples = True
-    kind: Literal["bbp", "dp-bbp"]
+    kind: Literal["bbp", "dp-bbp"] = "dp-bbp"
     draws: Annotated[int, Field(ge=1, le=64)] = 1
     initial_scale: PositiveFloat = 0.05
 
@@ -225,7 +234,7 @@ class MCDropout(SamplerSettings):
 
     draws_samples = True
     needs_hidden_units = True
-    kind: Literal["mc-dropout", "dp-mc-dropout"]
+    kind: Literal["mc-dropout", "dp-mc-dropout"] = "dp-mc-dropout"
     rate: Annotated[float, Field(gt=0, le=0.99)] = 0.5
     momentum: Decay = 0.0
 

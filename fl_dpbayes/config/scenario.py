@@ -17,7 +17,7 @@ from fl_dpbayes.config.names import EvaluationRelease, SiteName
 from fl_dpbayes.config.plan import AnyPrivacyPlan, TrainingPlan, check_temperature
 from fl_dpbayes.config.recalibration import AnyRecalibration
 from fl_dpbayes.config.sampler import Sampler
-from fl_dpbayes.config.task import LogisticModel, Model
+from fl_dpbayes.config.task import LogisticModel, Model, ModuleModel
 from fl_dpbayes.config.validation_text import SWITCHES, drop_keys_of_other_kinds, explain, read_record, read_toml
 
 STUDY_PREFIX = "study-"
@@ -114,6 +114,11 @@ class Scenario(Config):
     def _rule_by_default(cls, content: Any) -> Any:
         return with_default_rule(content)
 
+    @property
+    def named_code(self) -> tuple[str, ...]:
+        """The code beside this package that a run needs at every site."""
+        return (self.model.factory,) if isinstance(self.model, ModuleModel) else ()
+
     def _check_keys(self) -> None:
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]
         if not training_sites:
@@ -138,6 +143,8 @@ class Scenario(Config):
             )
         if self.sampler.needs_hidden_units:
             drops = f"sampler.kind {self.sampler.kind!r} drops hidden units, and"
+            if isinstance(self.model, ModuleModel):
+                raise ValueError(f"{drops} those of a module of one's own are not known: choose another sampler")
             if isinstance(self.model, LogisticModel):
                 raise ValueError(f"{drops} model.kind 'logistic' has none: choose 'mlp' or 'cnn', or another sampler")
             if self.model.frozen_body is not None:
@@ -190,13 +197,19 @@ def load_scenario(name_or_path: str, overrides: list[str] | tuple[str, ...] = ()
     UserError if there is no such scenario, it is not TOML, or a key is unknown, missing or out of range; the text
     names the key and the remedy.
     """
+    content = scenario_content(name_or_path)
+    apply_overrides(content, overrides)
+    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+
+
+def scenario_content(name_or_path: str) -> dict[str, Any]:
+    """Return what a scenario's file says, with its name and absolute paths, not yet validated; UserError as above."""
     path = _find(name_or_path)
     content = place_paths(read_toml(path, "scenario"), path.parent)
     if STUDY_TABLES & content.keys():
         raise UserError(f"{name_or_path!r} is a study, not one scenario: run it with  fl-dpbayes study {name_or_path}")
-    apply_overrides(content, overrides)
     content.setdefault("name", path.stem)
-    return with_absolute_paths(read_scenario(content, f"scenario {name_or_path!r}"))
+    return content
 
 
 def read_shipped(name: str) -> dict[str, Any]:
@@ -220,6 +233,8 @@ def place_paths(content: Any, folder: Path) -> Any:
     for key, value in list(items):
         if key in PATH_KEYS and isinstance(value, str):
             content[key] = str((folder / value).resolve())
+        elif key in PATH_KEYS and isinstance(value, list):
+            content[key] = [str((folder / one).resolve()) if isinstance(one, str) else one for one in value]
         else:
             place_paths(value, folder)
     return content

@@ -74,7 +74,8 @@ class Policy(Config):
     too: for simulation. `max_parameters` bounds the trained numbers of a model, times its weight draws, and those of
     its frozen body. `allow_downloads` lets a request name a frozen network whose weights torchvision fetches.
     `max_test_records_per_unit` caps what one patient can add to a noised evaluation table, or to the counts of isotonic
-    recalibration; further records of that unit are left out of it.
+    recalibration; further records of that unit are left out of it. `allowed_code`: installed code beside this package
+    that a request may name, with any settings: factories of own modules, `package.module:function`.
     """
 
     max_run_epsilon: PositiveOrInfinite
@@ -86,6 +87,7 @@ class Policy(Config):
     evaluation_release: EvaluationRelease = "none"
     min_evaluation_noise_multiplier: PositiveFloat = 1.0
     max_test_records_per_unit: PositiveInt = 1
+    allowed_code: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
 
 
 class SiteFile(Config):

@@ -52,7 +52,10 @@ class SourceConfig(Config):
     def with_place(self, change: Callable[[Path], Path | None]) -> Self:
         """Change the path or folder where the source lies, if it has one."""
         places = {key: place for key in ("path", "folder") if (place := getattr(self, key, None)) is not None}
-        return self.model_copy(update={key: change(place) for key, place in places.items()})
+        return self.model_copy(update={
+            key: tuple(map(change, place)) if isinstance(place, tuple) else change(place)
+            for key, place in places.items()
+        })  # fmt: skip
 
     def located(self, data_dir: Path | None) -> Self:
         """Resolve where the source lies; `data_dir` is where built-in ones do."""
@@ -117,7 +120,7 @@ def _check_constants(features: int, centers: tuple[float, ...], scales: tuple[fl
 
 
 class Table(SourceConfig):
-    """A CSV or Parquet table with a label column, numeric features and categories.
+    """A CSV or Parquet table, or several of the same columns, with a label column, numeric features and categories.
 
     A feature is (value - center) / scale, by constants that are public: known beforehand, not computed from the table.
     Without them values stay as they are. `constants` says "from_records" where they were proposed after a look at
@@ -125,12 +128,13 @@ class Table(SourceConfig):
     in where a value is missing, and one more feature that is 1 there. `categories` gives a column of text one
     feature per declared value, which is 1 where a row has it. `class_names`: the labels as the table writes them,
     in the order of the classes; else labels are the numbers 0 to classes - 1. `site_column` names the hospital, for
-    a natural partition; `unit_column` the privacy unit, for example the patient; `group_columns` attributes such as
+    a natural partition ("file", of several files, is each one's name); `unit_column` the privacy unit, for example the
+    patient; `group_columns` attributes such as
     sex by whose values calibration is measured too.
     """
 
     kind: Literal["table"] = "table"
-    path: Path
+    path: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
     label: str
     classes: Annotated[int, Field(ge=2, le=1000)]
     class_names: tuple[GroupText, ...] = ()
@@ -143,6 +147,11 @@ class Table(SourceConfig):
     site_column: ColumnName | None = None
     unit_column: ColumnName | None = None
     group_columns: Annotated[tuple[GroupText, ...], Field(max_length=5)] = ()
+
+    @property
+    def place(self) -> str:
+        """What errors call it."""
+        return ", ".join(map(str, self.path)) if isinstance(self.path, tuple) else str(self.path)
 
     @property
     def feature_columns(self) -> tuple[str, ...]:
@@ -302,6 +311,24 @@ class HuggingFace(SourceConfig):
         _check_constants(len(self.columns), self.centers, self.scales)
 
 
+class Arrays(SourceConfig):
+    """A NumPy archive: `features` (N, *input_shape), `labels` (N,) from 0, and `sites` and `units` (N,) where known.
+
+    Whole numbers of one byte are grey levels, which become 0 to 1. `class_names` are what predictions call the classes.
+    """
+
+    kind: Literal["arrays"] = "arrays"
+    path: Path
+    input_shape: Annotated[tuple[Annotated[int, Field(gt=0, le=4096)], ...], Field(min_length=1, max_length=3)]
+    classes: Annotated[int, Field(ge=2, le=1000)]
+    class_names: tuple[GroupText, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        """As stated."""
+        return Task(input_shape=self.input_shape, classes=self.classes)
+
+
 class SyntheticSites(SourceConfig):
     """Records of natural sites `site-1`, `site-2`, ..., of equal size, with known p(y | x) at each.
 
@@ -368,4 +395,6 @@ class Radiographs(SyntheticSites):
                 raise ValueError(f"{key} is {count}: at side {self.side} at most {most} are made")
 
 
-Source = Annotated[BuiltIn | Table | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")]
+Source = Annotated[
+    BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")
+]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.base import Config, canonical_json
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import EvaluationRelease
 
@@ -119,7 +119,56 @@ class CNNModel(Config):
     frozen_body: FrozenBody | None = None
 
 
-Model = Annotated[LogisticModel | MLPModel | CNNModel, Field(discriminator="kind")]
+# What an own module's name begins with where it is an object of the process that runs it.
+PROVIDED = "object:"
+MAX_SETTINGS, MAX_SETTINGS_DEPTH, MAX_SETTINGS_TEXT = 256, 4, 1000
+
+
+def _counted(key: str, value: Any, depth: int) -> int:
+    if isinstance(value, dict | list):
+        if depth > MAX_SETTINGS_DEPTH:
+            raise ValueError(f"{key[:60]!r} lies more than {MAX_SETTINGS_DEPTH} tables or lists deep: flatten it")
+        items = value.items() if isinstance(value, dict) else ((key, item) for item in value)
+        return 1 + sum(_counted(str(name), item, depth + 1) for name, item in items)
+    number = isinstance(value, int | float) and abs(value) < 2**63
+    if not (number or (isinstance(value, str) and len(value) <= MAX_SETTINGS_TEXT)) or len(key) > 100:
+        raise ValueError(
+            f"{key[:60]!r} is no number, true, false or text of up to {MAX_SETTINGS_TEXT} characters, by a name of up "
+            "to 100: give one, or lists and tables of them"
+        )
+    return 1
+
+
+def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    if (found := _counted("settings", settings, 0)) > MAX_SETTINGS:
+        raise ValueError(f"settings hold {found} values: give at most {MAX_SETTINGS}")
+    return settings
+
+
+class ModuleModel(Config):
+    """A torch module of one's own, records (N, *shape) -> logits (N, classes), no record of which depends on another.
+
+    `factory`: `package.module:function` of an installed package, called with `settings`; it returns the module. A
+    hospital's site imports it only if its policy lists it. `trainable`: patterns of parameter names, as `head.*`;
+    empty: all that require a gradient. Everything else is a public constant: what the factory makes at `seed`, or the
+    file in `backbone_folder` whose SHA-256 is `weights`, which may hold all parameters and buffers by name, or some.
+    """
+
+    kind: Literal["module"] = "module"
+    factory: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+(\.\w+)*$")]
+    settings: Annotated[dict[str, Any], AfterValidator(_check_settings)] = Field(default_factory=dict)
+    trainable: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
+    weights: WeightsDigest | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    features: Features | None = None
+    frozen_body: Annotated[None, _absent("model.kind 'module' has none: name the trained part by trainable")] = None
+
+    def __hash__(self) -> int:
+        """Hash the settings by what is in them."""
+        return hash(canonical_json(self))
+
+
+Model = Annotated[LogisticModel | MLPModel | CNNModel | ModuleModel, Field(discriminator="kind")]
 
 
 MAX_DEVIATION = 1e-6

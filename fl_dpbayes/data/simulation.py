@@ -18,13 +18,13 @@ from fl_dpbayes.config.rule import PublicFile
 from fl_dpbayes.config.scenario import Scenario, training_plan, write_scenario
 from fl_dpbayes.config.site_file import LedgerSettings, Policy, Selection, SiteFile, Split, write_site_file
 from fl_dpbayes.config.sources import BuiltIn
-from fl_dpbayes.config.task import BackboneFeatures, Model, Task, check_prevalence_classes
+from fl_dpbayes.config.task import BackboneFeatures, Model, ModuleModel, Task, check_prevalence_classes
 from fl_dpbayes.data.public_records import read_public_records
 from fl_dpbayes.data.site import most_declared, most_in_part
 from fl_dpbayes.data.site_ledger import prepare_simulated_ledger
 from fl_dpbayes.data.virtual_sites import PlannedSite, SitePlan, dealt_sites
 from fl_dpbayes.models.backbone import stored_weights
-from fl_dpbayes.models.build import model_input_shape, model_shapes
+from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.frozen_body import frozen_body
 
 SITES_FOLDER, TRACES_FOLDER = "sites", "traces"
@@ -153,6 +153,8 @@ def _most_units(site: PlannedSite, plan: SitePlan) -> float:
 def _check_weights(model: Model, task: Task, folder: Path | None) -> None:
     if isinstance(model.features, BackboneFeatures) and model.features.weights is not None:
         stored_weights(model.features.weights, folder, "model.features.weights")
+    if isinstance(model, ModuleModel):
+        build_model(model, task, model.seed, folder)
     body = model.frozen_body
     if body is not None and body.weights is not None:
         shape = model_input_shape(model.model_copy(update={"frozen_body": None}), task)
@@ -169,6 +171,7 @@ def _policy(scenario: Scenario) -> Policy:
         max_steps=max(training.chains * training.rounds * training.steps_per_round, fit),
         evaluation_release=scenario.evaluation.release,
         min_evaluation_noise_multiplier=scenario.evaluation.noise_multiplier or 1.0,
+        allowed_code=scenario.named_code,
     )
 
 

@@ -3,26 +3,33 @@
 import itertools
 import math
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Model, Task
+from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Model, ModuleModel, Task
 from fl_dpbayes.models.feature_map import feature_shape
+from fl_dpbayes.models.own_module import checked_shapes, own_module
 from fl_dpbayes.models.parameters import parameter_shapes
 
 
-def build_model(model: Model, task: Task, seed: int) -> nn.Module:
+def build_model(model: Model, task: Task, seed: int, weights_folder: Path | None = None) -> nn.Module:
     """Build a module (N, *model_input_shape) -> logits (N, classes) with repeatable initial parameters.
 
     Hidden weights are uniform on [-b, b], b = sqrt(6 / fan_in) (He et al. 2015, eq. 10); biases and the output layer
     are zero, so every model starts at the uniform prediction. torch's global generator is neither read nor moved.
     Of a model with a frozen body only the last layer is built: it has the names that it has in the whole network.
 
-    `task`: shape of a record and number of classes. Returns the module, on the CPU, in float32, in training mode.
-    Raises UserError if the architecture cannot take records of this shape.
+    An own module starts at what its factory draws at the seed, or at the values of its file of weights.
+
+    `task`: shape of a record and number of classes. `weights_folder`: where the weights of an own module lie. Returns
+    the module, on the CPU, in float32; its parameters are those that are trained. Raises UserError if the architecture
+    cannot take records of this shape, or an own module cannot be made.
     """
+    if isinstance(model, ModuleModel):
+        return own_module(model, seed, weights_folder)
     module = _trained_layers(model, task).to_empty(device="cpu")
     _draw_hidden_weights(module[:-1], seed)
     for parameter in module[-1].parameters():
@@ -39,10 +46,13 @@ def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequ
 
 @lru_cache(maxsize=64)
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a model's trained parameters by name, in the order of the flat vector, allocating none.
+    """Return the shapes of a model's trained parameters by name, in the order of the flat vector.
 
-    Raises UserError if the architecture cannot take records of this shape.
+    None is allocated but for an own module, which is checked too. Raises UserError if the architecture cannot take
+    records of this shape.
     """
+    if isinstance(model, ModuleModel):
+        return checked_shapes(model, _body_input_shape(model, task), task.classes)
     return parameter_shapes(_trained_layers(model, task))
 
 
@@ -72,6 +82,8 @@ def body_layers(model: Model, input_shape: tuple[int, ...]) -> tuple[nn.Sequenti
                 return nn.Sequential(nn.Flatten(), *dense), model.hidden[-1]
             case CNNModel():
                 return _cnn_body(model, input_shape), model.hidden
+            case ModuleModel():
+                raise UserError("model.kind 'module' has no frozen_body: name the trained part by model.trainable")
 
 
 def _body_input_shape(model: Model, task: Task) -> tuple[int, ...]:

@@ -95,14 +95,18 @@ def logits_at(
 
     def function(parameters: Mapping[str, npt.NDArray]) -> tuple[npt.NDArray[np.float64], Pullback]:
         values = {name: torch.tensor(array, dtype=torch.float64) for name, array in parameters.items()}
+        # What is not trained joins in the same precision.
+        fixed = {name: value.double() for name, value in module.named_buffers() if value.is_floating_point()}
         with torch.no_grad():
-            logits = np.concatenate([functional_call(module, values, (part.double(),)).numpy() for part in parts])
+            logits = np.concatenate(
+                [functional_call(module, fixed | values, (part.double(),)).numpy() for part in parts]
+            )
 
         def pullback(cotangent: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
             leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
             totals = {name: torch.zeros_like(value) for name, value in values.items()}
             for part, weights in zip(parts, torch.from_numpy(cotangent).split(INPUTS_PER_PASS), strict=True):
-                output: Tensor = functional_call(module, leaves, (part.double(),))
+                output: Tensor = functional_call(module, fixed | leaves, (part.double(),))
                 gradients = torch.autograd.grad(output, list(leaves.values()), weights)
                 for total, gradient in zip(totals.values(), gradients, strict=True):
                     total += gradient

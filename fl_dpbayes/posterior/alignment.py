@@ -26,9 +26,12 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     `first`: parameters, shape (d,). `second`: parameters of the same model, shape (d,). `shapes`: parameter name ->
     shape, in the order of the vectors.
     """
-    named = []
+    named: list[str] = []
     start = 0
     outputs = _last_module(shapes)
+    if not outputs.replace(".", "").isdigit():
+        # The names of a module of one's own do not tell which of its layers is the last.
+        return ()
     for name, shape in shapes.items():
         end = start + math.prod(shape)
         if len(shape) >= 2 and shape[0] >= 2 and _module(name) != outputs:

@@ -1,6 +1,7 @@
 """The stored posterior of a run: one safetensors file, which holds no code."""
 
 import shlex
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +15,7 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.array_file import DAMAGED, check_seal, seal, sealable
 from fl_dpbayes.config.files.atomic_file import replaced_atomically
 from fl_dpbayes.config.recalibration import RecalibrationMap, parameter_count
-from fl_dpbayes.config.task import Model, Task
+from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel, Task
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.sample_file import write_samples
 from fl_dpbayes.posterior.samples import AnySamples, PosteriorSamples
@@ -49,6 +50,10 @@ class StoredPosterior:
     metadata: PosteriorMetadata
 
 
+class CodeNotAllowedError(UserError):
+    """The file names code that nobody here has allowed."""
+
+
 def save_posterior(
     path: Path,
     samples: AnySamples,
@@ -69,10 +74,12 @@ def save_posterior(
         seal(partial)
 
 
-def load_posterior(path: Path) -> StoredPosterior:
+def load_posterior(path: Path, allowed_code: Collection[str] = ()) -> StoredPosterior:
     """Read a file of `save_posterior`, taking nothing in it on trust; its samples fit their model and are finite.
 
-    Raises UserError if the file is absent, or its metadata, names, shapes, types or values are not as they must be.
+    `allowed_code`: factories of own modules that the file may name, since reading it imports what it names. Raises
+    UserError if the file is absent, names another factory, or its metadata, names, shapes, types or values are not as
+    they must be.
     """
     if not path.is_file():
         raise UserError(f"posterior file {path} does not exist: give the run directory of a finished run")
@@ -80,6 +87,7 @@ def load_posterior(path: Path) -> StoredPosterior:
         check_seal(path)
         with safe_open(path, framework="numpy") as file:
             metadata = PosteriorMetadata.model_validate_json((file.metadata() or {}).get(_KEY, ""))
+            _check_code(metadata.model, path, allowed_code)
             expected = _expected_shapes(metadata, int(np.prod(file.get_slice("weights").get_shape())))
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             if found != expected:
@@ -97,6 +105,8 @@ def load_posterior(path: Path) -> StoredPosterior:
         if len(weights) == 0:
             raise ValueError("it holds no sample")
         return StoredPosterior(PosteriorSamples(samples, weights, temperatures), metadata)
+    except CodeNotAllowedError:
+        raise
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -109,6 +119,14 @@ def load_posterior(path: Path) -> StoredPosterior:
         f"fl-dpbayes simulate --resume {shlex.quote(str(path.parent))}  (for one of an older version, run its scenario "
         "again)"
     )
+
+
+def _check_code(model: Model, path: Path, allowed: Collection[str]) -> None:
+    if isinstance(model, ModuleModel) and not model.factory.startswith(PROVIDED) and model.factory not in allowed:
+        raise CodeNotAllowedError(
+            f"{path} names the code {model.factory!r}, which would be imported and run here: if you trust it, allow it "
+            f"with  --allow-code {model.factory}"
+        )
 
 
 def _expected_shapes(metadata: PosteriorMetadata, samples: int) -> dict[str, tuple[int, ...]]:

@@ -67,7 +67,7 @@ def prepare_student(public: PublicInputs, task: Task, model: Model, *, labelled:
     if model.frozen_body is not None:
         body = frozen_body(model, model.frozen_body, inputs.shape[1:], weights_folder=backbone_folder(None))
         inputs = body(inputs)
-    return Student(build_model(model, task, seed=0), inputs, labels, description)
+    return Student(build_model(model, task, 0, backbone_folder(None)), inputs, labels, description)
 
 
 def _check_size(count: int, shape: tuple[int, ...]) -> None:

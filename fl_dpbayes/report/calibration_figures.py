@@ -43,7 +43,7 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     axes = figure.add_axes((0.085, 0.325, 0.865, 0.515))
     histogram = figure.add_axes((0.085, 0.105, 0.865, 0.135))
     quiet_grid(axes, "y")
-    _draw_bins(axes, row, 4.2)
+    draw_bins(axes, row, 4.2)
     axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
     axes.text(0.03, 0.955, "above the line: too cautious", size=7.5, color=MUTED, va="top")
     axes.text(0.985, 0.03, "below: too sure of itself", size=7.5, color=MUTED, ha="right")
@@ -61,7 +61,7 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     return figure
 
 
-def _draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
+def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     """Draw the band of a calibrated model, the diagonal, and accuracy against confidence in every bin."""
     for part in row.bins:
         if part.band_low is not None and part.band_high is not None:
@@ -99,7 +99,7 @@ def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Fi
         bottom = height - TITLE_INCHES - HEAD_INCHES - panel - line * step
         axes = figure.add_axes((left / WIDTH_INCHES, bottom / height, panel / WIDTH_INCHES, panel / height))
         quiet_grid(axes, "y")
-        _draw_bins(axes, row, 2.6)
+        draw_bins(axes, row, 2.6)
         axes.set_xticks(SITE_TICKS, SITE_PERCENT if number + columns >= len(rows) else [""] * len(SITE_TICKS))
         axes.set_yticks(SITE_TICKS, SITE_PERCENT if column == 0 else [""] * len(SITE_TICKS))
         records = f"{ROLE_WORDS[row.role]}, n = {count(sum(part.n for part in row.bins))}"

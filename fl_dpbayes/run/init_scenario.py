@@ -74,7 +74,7 @@ constants = "from_records"
 
 
 @dataclass(frozen=True)
-class _Features:
+class ProposedFeatures:
     """Columns by what they hold: center and scale, values of words, what fills gaps, and why one is left out."""
 
     numbers: dict[str, tuple[float, float]]
@@ -103,7 +103,7 @@ def init_scenario(data: Path, label: str, columns: tuple[str, str | None], out: 
             raise UserError(
                 f"{option} {name}: {empty} of {len(table)} rows have no value there: fill in or remove them"
             )
-    found = _features(table.drop(columns=[name for name in (label, site, unit) if name is not None]))
+    found = proposed_features(table.drop(columns=[name for name in (label, site, unit) if name is not None]))
     # As text, in the letters that a simulation will meet.
     words = read_table(data, tuple(found.categories))
     for name in found.categories:
@@ -124,8 +124,8 @@ def init_scenario(data: Path, label: str, columns: tuple[str, str | None], out: 
             f'[sites.{json.dumps(name)}]   # {count} {unit_name}s\nrole = "{role}"\n' for name, role, count in roles
         ),
         unit=unit_name,
-        delta=f"1e-{int(np.ceil(np.log10(2 * sizes.max())))}",
-        clip_norm=float(f"{np.sqrt(1 + features / 2):.1g}"),
+        delta=proposed_delta(int(sizes.max())),
+        clip_norm=proposed_clip_norm(features),
     )
     write_atomically(out, text)
     load_scenario(str(out))
@@ -137,8 +137,9 @@ def init_scenario(data: Path, label: str, columns: tuple[str, str | None], out: 
     )  # fmt: skip
 
 
-def _features(table: pandas.DataFrame) -> _Features:
-    found = _Features({}, {}, {}, {})
+def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
+    """Look at each column: numbers get a round center and scale, words their values; a useless one is left out."""
+    found = ProposedFeatures({}, {}, {}, {})
     for name, column in table.items():
         column, values = column.convert_dtypes(), column.nunique()
         gaps = bool(column.isna().any())
@@ -162,6 +163,16 @@ def _features(table: pandas.DataFrame) -> _Features:
     return found
 
 
+def proposed_delta(most_units: int) -> str:
+    """Return the largest power of ten that is below half of one over the largest site's number of units."""
+    return f"1e-{int(np.ceil(np.log10(2 * most_units)))}"
+
+
+def proposed_clip_norm(features: int) -> float:
+    """Return about the length of a record's gradient in logistic regression on centred and scaled features."""
+    return float(f"{np.sqrt(1 + features / 2):.1g}")
+
+
 def _rounded(value: float) -> float:
     return float(f"{value:.0e}")
 
@@ -179,39 +190,47 @@ def _roles(sizes: pandas.Series, names: dict[str, str], data: Path) -> list[tupl
     return [(name, "train" if place < last else "held_out", count) for place, (name, count) in enumerate(large)]
 
 
-def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None], found: _Features) -> str:
+def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None], found: ProposedFeatures) -> str:
     """Write the keys of `data.source` after its path, each column that is left out with the reason."""
     site, unit = columns
-    classes = sorted(set(map(str, column_texts(table[label]))))
-    if not 2 <= len(classes) <= MOST_CLASSES:
-        raise UserError(f"--label {label}: it has {len(classes)} values, a class needs 2 to {MOST_CLASSES}: group them")
-    lines = [f"label = {_toml(label)}", f"classes = {len(classes)}"]
+    classes = class_texts(table[label], f"--label {label}")
+    lines = [f"label = {toml_value(label)}", f"classes = {len(classes)}"]
     if classes != [str(number) for number in range(len(classes))]:
-        lines.append(f"class_names = {_toml(classes)}   # in the order of the classes; of two, risks are of the second")
-    lines.append(f"site_column = {_toml(site)}")
+        lines.append(
+            f"class_names = {toml_value(classes)}   # in the order of the classes; of two, risks are of the second"
+        )
+    lines.append(f"site_column = {toml_value(site)}")
     if unit is None:
         lines.append(
             "# unit_column: every row is taken for another patient. If patients have several rows, name theirs."
         )
     else:
-        lines.append(f"unit_column = {_toml(unit)}")
+        lines.append(f"unit_column = {toml_value(unit)}")
     lines += [f"# left out: {json.dumps(name)}, {why}" for name, why in found.left_out.items()]
     lines.append(CONSTANTS.rstrip())
     if found.numbers:
         centers, scales = zip(*found.numbers.values(), strict=True)
         names = (("features", list(found.numbers)), ("centers", centers), ("scales", scales))
-        lines += [f"{key} = {_toml(values)}" for key, values in names]
+        lines += [f"{key} = {toml_value(values)}" for key, values in names]
     if found.missing:
         lines.append("# What stands in where a value is missing; one more feature says that it was.")
-        lines.append(f"missing = {_toml(found.missing)}")
+        lines.append(f"missing = {toml_value(found.missing)}")
     if found.categories:
         lines.append("# One feature for each value; a value that is not named here is refused.")
-        lines.append(f"categories = {_toml(found.categories)}")
+        lines.append(f"categories = {toml_value(found.categories)}")
     return "\n".join(lines)
 
 
-def _toml(value: object) -> str:
+def class_texts(column: pandas.Series, where: str) -> list[str]:
+    """Return the values of a label column as sorted text, 2 to MOST_CLASSES, or raise UserError, begun by `where`."""
+    classes = sorted(set(map(str, column_texts(column))))
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise UserError(f"{where}: it has {len(classes)} values, a class needs 2 to {MOST_CLASSES}: group them")
+    return classes
+
+
+def toml_value(value: object) -> str:
     """Write a value as inline TOML, whose strings, numbers and lists are those of JSON."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(one)}" for name, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(name)} = {toml_value(one)}" for name, one in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)

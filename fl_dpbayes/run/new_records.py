@@ -1,8 +1,9 @@
 """Records from outside a run, brought to the shape that its model takes."""
 
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,9 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.sources.images import image_pixels
-from fl_dpbayes.data.sources.table import features_of, labels_of, read_table
+from fl_dpbayes.data.sources.table import BadRows, features_of, labels_of, read_table, row_place
 
+NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
@@ -24,30 +26,47 @@ class NewRecords:
     """Records of a task, with labels where the file has them.
 
     `features`: float32, (N, *task.input_shape). `labels`: int64, (N,), or None. `names`: what to call each record
-    in the output, (N,). `units`: the name of the column of privacy units and its values, where a table has it.
+    in the output, (N,), by what they are numbered: `line` of a CSV, `row` of a Parquet file, else `record`. `units`:
+    the name of the column of privacy units and its values, where a table has it. `bad`: which rows of a table were left
+    out, by their numbers from 0 among all, and where each stands.
     """
 
     features: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | None
     names: list[str]
     units: tuple[str, npt.NDArray] | None = None
+    numbered: str = "record"
+    bad: dict[int, str] = field(default_factory=dict)
 
 
-def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) -> NewRecords:
-    """Read records from a table, a NumPy archive or a folder of images.
+def read_new_records(
+    data: NewData, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool = False
+) -> NewRecords:
+    """Read records from a table, a NumPy archive or a folder of images; a table's bad rows end it, or are left out.
 
     Tables (.csv, .parquet): the columns that the run's own table names, centred and scaled as there; else every column
     but `label`, in order, one per input. Archives (.npz): `features` (N, *input_shape) and, if known, `labels`.
-    Folders: images, in one folder per class where labels are known (alphabetical order).
+    Folders: images, in one folder per class where labels are known (alphabetical order). From Python also a DataFrame,
+    as a table, or an array (N, *input_shape), whose columns are those of the run's own table in their order.
 
     Raises UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
-    if not path.exists():
+    if not isinstance(data, Path | str | pandas.DataFrame):
+        data = np.asarray(data)
+    if isinstance(data, np.ndarray) and isinstance(source, Table) and data.shape[1:] == (len(source.feature_columns),):
+        data = pandas.DataFrame(data, columns=list(source.feature_columns))
+    path = Path("the table of new records") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
+    if isinstance(data, pandas.DataFrame):
+        frame = data.reset_index(drop=True)
+        records = _framed(frame, path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
+    elif isinstance(data, np.ndarray):
+        records = NewRecords(data.astype(np.float32), None, list(map(str, range(len(data)))))
+    elif not path.exists():
         raise UserError(f"{path} does not exist: {FORMS}")
-    if path.is_dir():
+    elif path.is_dir():
         records = _images(path, task, labelled=labelled)
     elif path.suffix in (".csv", ".parquet"):
-        records = _table(path, source, labelled=labelled)
+        records = _table(path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
     elif path.suffix == ".npz":
         records = _archive(path, labelled=labelled)
     else:
@@ -55,27 +74,50 @@ def read_new_records(path: Path, task: Task, source: object, *, labelled: bool) 
     return _checked(records, task, source, path)
 
 
-def _table(path: Path, source: object, *, labelled: bool) -> NewRecords:
+def _table(path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool) -> NewRecords:
     named = source if isinstance(source, Table) else None
     if isinstance(source, HuggingFace) and source.columns:
         keys = source.model_dump(include={"label", "classes", "features", "centers", "scales"})
         named = Table(path=path, **keys)
     table = read_table(path, () if named is None else named.text_columns)
-    label = LABEL if named is None else named.label
-    columns = [name for name in table.columns if name != label] if named is None else named.feature_columns
-    missing = [name for name in columns if name not in table.columns]
-    if missing:
-        raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(map(str, table.columns))}")
-    numbers = list(map(str, range(len(table))))
-    has_labels = labelled and label in table.columns
+    return _framed(table, path, task, named, labelled=labelled, skip_bad_rows=skip_bad_rows)
+
+
+def _framed(
+    table: pandas.DataFrame, path: Path, task: Task, source: object, *, labelled: bool, skip_bad_rows: bool
+) -> NewRecords:
+    named = source if isinstance(source, Table) else None
+    table.columns = table.columns.map(str)
     if named is None:
-        features = table[columns].apply(pandas.to_numeric, errors="coerce").to_numpy(dtype=np.float32)
-        return NewRecords(features, table[label].to_numpy(dtype=object) if has_labels else None, numbers)
+        columns = tuple(name for name in table.columns if name != LABEL) or ("",)
+        named = Table(path=path, label=LABEL, classes=task.classes, features=columns)
     named = named.model_copy(update={"path": path})
-    labels = labels_of(table, named) if has_labels else None
+    if missing := [name for name in named.feature_columns if name not in table.columns]:
+        raise UserError(f"{path} has no column {missing[0]!r}: its columns are {', '.join(table.columns)}")
+    labels = labels_of(table, named) if labelled and named.label in table.columns else None
+    features, bad = _features(table, named, skip=skip_bad_rows)
     unit = named.unit_column
     units = (unit, table[unit].to_numpy(dtype=object)) if unit is not None and unit in table.columns else None
-    return NewRecords(features_of(table, named), labels, numbers, units)
+    return NewRecords(features, labels, [*map(str, table.index)], units, table.index.name or "row", bad)
+
+
+def _features(table: pandas.DataFrame, source: Table, *, skip: bool) -> tuple[npt.NDArray[np.float32], dict[int, str]]:
+    """Return the features of each row, 0 in bad ones, and where those stand."""
+    good = np.arange(len(table))
+    bad: dict[int, str] = {}
+    while True:
+        try:
+            found = features_of(table.iloc[good], source)
+        except BadRows as error:
+            if not skip:
+                remedy = "correct or remove such rows (predict --skip-bad-rows gives them no prediction)"
+                raise UserError(f"{error.said}: {remedy}") from None
+            bad |= {row: f"{row_place(table, row)} ({error.column})" for row in good[error.rows].tolist()}
+            good = np.delete(good, error.rows)
+        else:
+            features = np.zeros((len(table), found.shape[1]), dtype=np.float32)
+            features[good] = found
+            return features, bad
 
 
 def _archive(path: Path, *, labelled: bool) -> NewRecords:

@@ -49,7 +49,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
                 "--resume alone, which goes on with the run's own"
             )
         check_machine(own.resources)
-        if _is_finished(folder):
+        if _is_finished(folder, own):
             console.print(f"the run in {folder} is finished: nothing is left to do", soft_wrap=True, markup=False)
         else:
             if checkpoint is None:
@@ -63,7 +63,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
     return folder
 
 
-def _is_finished(folder: Path) -> bool:
+def _is_finished(folder: Path, scenario: Scenario) -> bool:
     """Tell whether a run has ended and its results are whole; else the last stage is to be done again."""
     end_of_events(folder / EVENTS_FILE)
     events = EventReader(folder / EVENTS_FILE).new_events()
@@ -71,7 +71,7 @@ def _is_finished(folder: Path) -> bool:
         return False
     try:
         read_summary(folder)
-        load_posterior(folder / POSTERIOR_FILE)
+        load_posterior(folder / POSTERIOR_FILE, scenario.named_code)
     except UserError:
         return False
     return True

@@ -1,5 +1,6 @@
 """The work behind `fl-dpbayes simulate`: prepare, run on an engine, show."""
 
+import contextvars
 import csv
 import shlex
 import shutil
@@ -36,7 +37,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     """
     check_machine(scenario.resources)
     plan = plan_sites(scenario, data_dir)
-    folder = _new_folder(run_folder, scenario.name)
+    folder = new_folder(run_folder, scenario.name)
     with folder_lock(folder):
         prepare_simulation(scenario, plan, folder)
         run_prepared(scenario, engine, folder, console)
@@ -137,7 +138,8 @@ def _run_and_follow(
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    # With its context: a module object that was given to this run is in it.
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
     thread.start()
     try:
         follow(reader, rounds, console, thread.is_alive)
@@ -167,7 +169,8 @@ def _raise_failure(failure: BaseException | None, reader: EventReader, folder: P
         raise UserError(f"the run ended without a result: see the logs in {folder}")
 
 
-def _new_folder(given: Path | None, name: str) -> Path:
+def new_folder(given: Path | None, name: str) -> Path:
+    """Make a run directory, `runs/<name>-<time>` where none is given; UserError if it is not empty."""
     folder = (given or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}").resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder} is not empty: give a folder that does not exist yet")

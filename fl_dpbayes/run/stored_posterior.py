@@ -1,11 +1,13 @@
 """The work behind `predict` and `evaluate`: a run's stored posterior on new records, on this machine alone."""
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas
 from rich.console import Console
 from rich.table import Table
@@ -33,8 +35,9 @@ from fl_dpbayes.protocol.evaluate import RECALIBRATED
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.warnings import sentence
-from fl_dpbayes.run.new_records import NewRecords, read_new_records
+from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
+MOST_NAMED = 10
 METRICS = {
     "accuracy": "accuracy", "nll": "negative log likelihood (nats)", "brier": "Brier score (0 to 2)",
     "ece": "ECE, 15 bins", "ece_if_calibrated": "ECE of a calibrated model at this n",
@@ -44,36 +47,48 @@ METRICS = {
 
 
 def predict_records(
-    run_dir: Path, data: Path, out: Path | None, console: Console, data_dir: Path | None = None
+    run_dir: Path,
+    data: Path,
+    out: Path | None,
+    console: Console,
+    data_dir: Path | None = None,
+    allowed_code: Collection[str] = (),
+    *,
+    skip_bad_rows: bool = False,
 ) -> None:
-    """Write class probabilities and uncertainty for new records as CSV.
+    """Write class probabilities and uncertainty for new records as CSV, one row for each, in their order.
 
-    Columns: record, its privacy unit where the table has that column, predicted class, one probability per class (by
-    their names, where the run's table has some), total, aleatoric and epistemic uncertainty in nats.
+    Columns: `line` (of a CSV), `row` or `record`, its privacy unit where the table has that column, predicted class,
+    one probability per class (by their names, where the run's source has some), total, aleatoric and epistemic
+    uncertainty in nats.
     Where the run recalibrated its posterior (and not mostly by noise), the probabilities are the recalibrated ones and
     the total uncertainty is theirs; a map of averaged probabilities does not tell aleatoric from epistemic, and neither
     does a point estimate, so these cells are then empty.
 
     `data`: the records, see `read_new_records`. `out`: the CSV file; None prints it. `data_dir`: the data folder,
-    where frozen weights lie in `backbones`; None: the run's own or the environment's. Raises UserError if the run
-    or the data cannot be read, or do not fit, or `out` exists: nothing is overwritten.
+    where frozen weights lie in `backbones`; None: the run's own or the environment's. `allowed_code`: as
+    `load_posterior` has it. `skip_bad_rows`: rows with a value that is missing or not allowed keep their place, with
+    empty cells, and are named on the error stream; else the first one ends it. Raises UserError if the run or the data
+    cannot be read, or do not fit, or `out` exists: nothing is overwritten.
     """
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already: give another name, nothing is overwritten")
-    found = _predict(run_dir, data, data_dir, labelled=False)
-    records, prediction, mapping = found.records, found.prediction, found.mapping
-    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
+    found = _predict(run_dir, data, data_dir, allowed_code, labelled=False, skip_bad_rows=skip_bad_rows)
+    records, (probabilities, uncertainty) = found.records, _with_uncertainty(found)
     classes = np.array(found.class_names or range(probabilities.shape[1]))
     units = {} if records.units is None else dict([records.units])
-    table = pandas.DataFrame({"record": records.names, **units, "predicted": classes[probabilities.argmax(axis=1)]})
+    table = pandas.DataFrame(
+        {records.numbered: records.names, **units, "predicted": classes[probabilities.argmax(axis=1)]}
+    )
     for number, name in enumerate(classes):
         table[f"probability_{name}"] = probabilities[:, number]
-    if mapping is None and not found.point:
-        uncertainty = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
-    else:
-        uncertainty = {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
     for name, values in uncertainty.items():
         table[f"{name}_uncertainty"] = values
+    if bad := records.bad:
+        table = table.astype({"predicted": object})
+        table.iloc[list(bad), 1 + len(units) :] = np.nan
+        shown = ", ".join(list(bad.values())[:MOST_NAMED]) + (", ..." if len(bad) > MOST_NAMED else "")
+        _say(f"warning: {len(bad)} of {len(table)} rows have no prediction: {shown}", style="yellow")
     if out is None:
         print(table.to_csv(index=False, float_format="%.6f"), end="")
         return
@@ -82,14 +97,32 @@ def predict_records(
     except OSError as error:
         remedy = "" if out.parent.is_dir() else f"; create the folder {out.parent} first"
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}{remedy}") from None
-    console.print(f"{len(table)} predictions written to {out}", soft_wrap=True, markup=False)
+    console.print(f"{len(table) - len(bad)} predictions written to {out}", soft_wrap=True, markup=False)
+
+
+def predicted_table(
+    run_dir: Path, data: NewData, classes: Sequence[object], allowed_code: Collection[str]
+) -> pandas.DataFrame:
+    """Return probabilities, a column per class of these names, and `total_` and `epistemic_uncertainty` in nats.
+
+    Recalibrated and undefined where those of `predict_records` are.
+    """
+    probabilities, uncertainty = _with_uncertainty(_predict(run_dir, data, None, allowed_code, labelled=False))
+    table = pandas.DataFrame(probabilities, columns=pandas.Index(classes))
+    return table.assign(**{f"{name}_uncertainty": uncertainty[name] for name in ("total", "epistemic")})
 
 
 def evaluate_records(
-    run_dir: Path, data: Path, console: Console, data_dir: Path | None = None, *, as_json: bool
+    run_dir: Path,
+    data: Path,
+    console: Console,
+    data_dir: Path | None = None,
+    allowed_code: Collection[str] = (),
+    *,
+    as_json: bool,
 ) -> None:
     """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so."""
-    found = _predict(run_dir, data, data_dir, labelled=True)
+    found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:
         raise UserError(
@@ -137,17 +170,34 @@ class _Predicted:
     class_names: tuple[str, ...]
 
 
-def _predict(run_dir: Path, data: Path, data_dir: Path | None, *, labelled: bool) -> _Predicted:
+def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
+    prediction, mapping = found.prediction, found.mapping
+    if mapping is None and not found.point:
+        parts = {name: getattr(prediction, name) for name in ("total", "aleatoric", "epistemic")}
+        return prediction.probabilities, parts
+    probabilities = prediction.probabilities if mapping is None else recalibrate(prediction.probabilities, mapping)
+    return probabilities, {"total": entr(probabilities).sum(axis=1), "aleatoric": np.nan, "epistemic": np.nan}
+
+
+def _predict(
+    run_dir: Path,
+    data: NewData,
+    data_dir: Path | None,
+    allowed_code: Collection[str],
+    *,
+    labelled: bool,
+    skip_bad_rows: bool = False,
+) -> _Predicted:
     path = run_dir / POSTERIOR_FILE
     if not path.is_file():
         check_not_cut_off(run_dir)
-    stored = load_posterior(path)
+    stored = load_posterior(path, allowed_code)
     scenario = _scenario_of(run_dir, stored.metadata.scenario_hash)
     source = scenario.data.source
-    records = read_new_records(data, stored.metadata.task, source, labelled=labelled)
+    records = read_new_records(data, stored.metadata.task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)
     samples, model, inputs = stored.samples, stored.metadata.model, records.features
-    module = build_model(model, stored.metadata.task, seed=0)
     backbones = backbone_folder(data_dir or (source.folder if isinstance(source, BuiltIn) else None))
+    module = build_model(model, stored.metadata.task, 0, backbones)
     if model.features is not None:
         inputs = feature_map(model.features, inputs.shape[1:], backbone_folder=backbones)(inputs)
     if model.frozen_body is not None:

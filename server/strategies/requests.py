@@ -9,6 +9,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import warning
 from fl_dpbayes.config.scenario import site_plan
 from fl_dpbayes.models.build import build_model
@@ -53,7 +54,8 @@ class RoundRequests(Strategy):
     def initial_state(self, chain: int) -> Arrays:
         """Return where every site's chain of this number starts."""
         scenario = self.federation.scenario
-        module = build_model(scenario.model, self.federation.roster.task, scenario.seed + chain)
+        task, seed = self.federation.roster.task, scenario.seed + chain
+        module = build_model(scenario.model, task, seed, backbone_folder(None))
         return state_arrays(initial_vectors(scenario.sampler, to_vector(module)), module)
 
     def summary(self) -> None:

@@ -92,11 +92,11 @@ def test_labels_of_an_archive_matter_only_where_asked_for(tmp_path):
 def test_labels_of_a_table_matter_only_where_asked_for(tmp_path):
     path = tmp_path / "new.csv"
     source = Table(path=path, label="label", classes=3, features=("x", "y"))
-    for label, said in (("9", "not a whole number"), ("unknown", "text"), ("", "missing"), ("1.5", "not a whole")):
+    for label, said in (("9", "no whole number"), ("unknown", "text"), ("", "missing"), ("1.5", "no whole")):
         path.write_text(f"x,y,label\n1,7,0\n2,40,{label}\n")
         records = read_new_records(path, NUMBERS, source, labelled=False)
         assert (records.labels, records.features.tolist()) == (None, [[1, 7], [2, 40]])
-        with pytest.raises(UserError, match=rf"column 'label' has 1 values that are {said}.*\(first in data row 2\)"):
+        with pytest.raises(UserError, match=rf"line 3, column 'label': {said}"):
             read_new_records(path, NUMBERS, source, labelled=True)
 
 
@@ -116,6 +116,19 @@ def test_pixels_from_0_to_1_and_unscaled_table_values_pass(tmp_path):
     assert read_new_records(path, PIXELS, DIGITS, labelled=False).features.shape == (1, 1, 2, 2)
     path = archive(tmp_path, [[-3.0, 200.0]])
     assert len(read_new_records(path, NUMBERS, BuiltIn(kind="heart"), labelled=False).names) == 1
+
+
+def test_bad_rows_are_named_by_line_and_column_or_left_out(tmp_path):
+    path = tmp_path / "new.csv"
+    # A blank line, and a cell of two lines.
+    path.write_text('note,x,y\n\n"a\nb",1,7\nc,,8\nd,2,high\ne,3,9\n')
+    source = Table(path="elsewhere.csv", label="label", classes=3, features=("x", "y"))
+    with pytest.raises(UserError, match=r"line 5, column 'x': missing.* --skip-bad-rows"):
+        read_new_records(path, NUMBERS, source, labelled=False)
+    records = read_new_records(path, NUMBERS, source, labelled=False, skip_bad_rows=True)
+    assert records.features[[0, 3]].tolist() == [[1, 7], [3, 9]]
+    assert (records.numbered, records.names) == ("line", ["3", "5", "6", "7"])
+    assert records.bad == {1: "line 5 (x)", 2: "line 6 (y)"}
 
 
 def test_images_of_unknown_classes_are_predicted(tmp_path):

@@ -1,5 +1,7 @@
 """An institution's own CSV or Parquet table."""
 
+import codecs
+import csv
 import io
 import re
 from pathlib import Path
@@ -17,10 +19,19 @@ from fl_dpbayes.protocol.evaluate import MAX_GROUPS
 MAX_VALUES = 10
 MISSING = "missing"
 SEPARATORS = ",;\t|"
+FILE = "file"
 FILL = (
     "give the column a constant in source.missing, remove such rows, or fill them in by a rule that does not look at "
     "other rows"
 )
+
+
+class BadRows(UserError):  # noqa: N818
+    """Rows with a value in `column` that is not allowed: their numbers, from 0, (R,), and what is `said` of them."""
+
+    def __init__(self, said: str, remedy: str, rows: npt.NDArray, column: str) -> None:
+        super().__init__(f"{said}: {remedy}")
+        self.said, self.rows, self.column = said, rows, column
 
 
 def load(source: Table, part: OfficialPart) -> Records:
@@ -52,15 +63,40 @@ def framed_records(table: pandas.DataFrame, source: Table) -> Records:
     )
 
 
-def read_table(path: Path, texts: tuple[str, ...] = ()) -> pandas.DataFrame:
-    r"""Read a CSV or Parquet file, with the columns `texts` as text.
+def read_table(path: Path | tuple[Path, ...], texts: tuple[str, ...] = ()) -> pandas.DataFrame:
+    r"""Read a CSV or Parquet file, or several of the same columns, with the columns `texts` as text.
 
     Of a CSV the separator is the one of `,;\t|` that is most frequent in its first line; after `;` decimals may have a
-    comma. It is in UTF-8, or else in Windows-1252. Raises UserError if there is no such file, or it is no table.
+    comma. It is in UTF-8 or UTF-16, or else in Windows-1252. Several files get a column `file`, their names without
+    ending, unless they have one. The index says where a row stands: `line` of a CSV, `row` of a Parquet file.
+    Raises UserError if there is no such file, it is no table, or the columns differ.
     """
+    if isinstance(path, Path):
+        return _read_file(path, texts)
+    tables = {one: _read_file(one, texts) for one in path}
+    columns = set(tables[path[0]].columns)
+    for one, table in tables.items():
+        if odd := columns ^ set(table.columns):
+            raise UserError(
+                f"tables {path[0]} and {one}: only one has a column {min(map(str, odd))!r}: make them alike"
+            )
+    return pandas.concat(
+        {one: table.assign(**({} if FILE in columns else {FILE: one.stem})) for one, table in tables.items()}
+    )
+
+
+def row_place(table: pandas.DataFrame, row: int) -> str:
+    """Say where a row of `read_table` stands: "line 4", "row 3", "line 4 of north.csv"."""
+    *files, number = label if isinstance(label := table.index[row], tuple) else (label,)
+    name = table.index.names[-1]
+    return f"{name or 'row'} {number if name or files else number + 1}{''.join(f' of {file.name}' for file in files)}"
+
+
+def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
     try:
         if path.suffix == ".parquet":
-            return pandas.read_parquet(path)
+            table = pandas.read_parquet(path)
+            return table.set_axis(pandas.RangeIndex(1, len(table) + 1, name="row"))
         if path.suffix != ".csv":
             raise UserError(f"table {path}: the name must end in .csv or .parquet")
         content = path.read_bytes()
@@ -69,7 +105,7 @@ def read_table(path: Path, texts: tuple[str, ...] = ()) -> pandas.DataFrame:
     except (ValueError, OSError) as error:
         raise UserError(f"table {path} cannot be read: {error}") from None
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("cp1252", errors="replace")
     header = text.split("\n", 1)[0]
@@ -78,11 +114,27 @@ def read_table(path: Path, texts: tuple[str, ...] = ()) -> pandas.DataFrame:
     separator = max(SEPARATORS, key=header.count)
     decimal = "," if separator == ";" and re.search(r"\d,\d", text) else "."
     try:
-        return pandas.read_csv(io.StringIO(text), sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
-    except ValueError as error:
+        table = pandas.read_csv(io.StringIO(text), sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
+        if not isinstance(table.index, pandas.RangeIndex):
+            raise ValueError("its lines have more cells than the first has names: remove separators at their ends")
+        return _numbered(table, text, separator)
+    except (ValueError, csv.Error) as error:
         found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         problem = "line {1} has {2} cells, and those before {0}".format(*found.groups()) if found else str(error)
         raise UserError(f"table {path} cannot be read: {problem}") from None
+
+
+def _numbered(table: pandas.DataFrame, text: str, separator: str) -> pandas.DataFrame:
+    """Number each row by its line: cells may hold line ends, and blank lines are no rows."""
+    lines: list[int] | range = range(2, len(table) + 2)
+    if '"' in text or re.search(r"\n\s*\n", text):
+        reader, lines, first = csv.reader(io.StringIO(text), delimiter=separator), [], 1
+        for cells in reader:
+            lines += [first] if len(cells) > 1 or any(map(str.strip, cells)) else []
+            first = reader.line_num + 1
+        lines = lines[1:]
+    # Where the two readers do not agree, rows are counted.
+    return table.set_axis(pandas.Index(lines, name="line")) if len(lines) == len(table) else table
 
 
 def features_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.float32]:
@@ -106,12 +158,12 @@ def labels_of(table: pandas.DataFrame, source: Table) -> npt.NDArray[np.int64]:
     if (words := pandas.to_numeric(column, errors="coerce").isna() & column.notna()).any():
         names = ", ".join(repr(value[:60]) for value in sorted(set(column[words].astype(str)))[: source.classes])
         remedy = f"name the classes in source.class_names, in the order that you want, for example [{names}]"
-        raise _bad(source, source.label, np.flatnonzero(words), "text", remedy)
+        raise _bad(table, source, source.label, np.flatnonzero(words), "text, no number", remedy)
     values = _numbers(table, source, source.label)
     bad = np.flatnonzero((values != np.round(values)) | (values < 0) | (values >= source.classes))
     if len(bad):
-        what = f"not a whole number from 0 to {source.classes - 1}"
-        raise _bad(source, source.label, bad, what, "recode them, or correct source.classes")
+        what = f"no whole number from 0 to {source.classes - 1}"
+        raise _bad(table, source, source.label, bad, what, "recode them, or correct source.classes")
     return values.astype(np.int64)
 
 
@@ -121,9 +173,9 @@ def _read(source: Table) -> pandas.DataFrame:
     absent = [name for name in wanted if name not in table.columns]
     if absent:
         there = ", ".join(map(str, table.columns))
-        raise UserError(f"table {source.path} has no column {absent[0]!r}: its columns are {there}")
+        raise UserError(f"table {source.place} has no column {absent[0]!r}: its columns are {there}")
     if not len(table):
-        raise UserError(f"table {source.path} has no rows")
+        raise UserError(f"table {source.place} has no rows")
     return table
 
 
@@ -136,7 +188,7 @@ def _numbers(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray[n
     values = pandas.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        raise _bad(source, name, bad, "missing or not finite numbers", FILL)
+        raise _bad(table, source, name, bad, "missing, or no finite number", FILL)
     return values
 
 
@@ -151,19 +203,20 @@ def _places(
     texts = column_texts(table[name])
     found = pandas.Index(values).get_indexer(texts)
     if len(bad := np.flatnonzero(found < 0)):
-        raise _bad(source, name, bad, f"not declared, such as {texts[bad[0]][:60]!r}", f"add them to {key}")
+        raise _bad(table, source, name, bad, f"{texts[bad[0]][:60]!r}, which is not declared", f"add them to {key}")
     return found.astype(np.int64)
 
 
-def _bad(source: Table, name: str, rows: npt.NDArray, what: str, remedy: str) -> UserError:
-    values = f"{len(rows)} values that are {what} (first in data row {rows[0] + 1})"
-    return UserError(f"table {source.path}: column {name!r} has {values}: {remedy}")
+def _bad(table: pandas.DataFrame, source: Table, name: str, rows: npt.NDArray, what: str, remedy: str) -> BadRows:
+    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    place = f"table {source.place}, {row_place(table, rows[0])}, column {name!r}"
+    return BadRows(f"{place}: {what}{more}", remedy, rows, name)
 
 
 def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     missing = np.flatnonzero(table[name].isna())
     if len(missing):
-        raise _bad(source, name, missing, "missing", "every row needs one")
+        raise _bad(table, source, name, missing, "missing", "every row needs one")
     return column_texts(table[name])
 
 
@@ -183,7 +236,7 @@ def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
 
 def _sites(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
     given = _names(table, source, name)
-    names = site_names(given, f"table {source.path}: column {name!r}")
+    names = site_names(given, f"table {source.place}: column {name!r}")
     return np.array([names[str(value)] for value in given])
 
 
@@ -192,7 +245,7 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
     groups = {name: column_texts(table[name]) for name in source.group_columns}
     counts = {name: len(np.unique(values)) for name, values in groups.items()}
     for name, count in counts.items():
-        column = f"table {source.path}: column {name!r} of group_columns has"
+        column = f"table {source.place}: column {name!r} of group_columns has"
         if count > MAX_VALUES:
             raise UserError(f"{column} {count} values: at most {MAX_VALUES}; join values, for example ages to groups")
         for value in map(str, np.unique(groups[name])):
@@ -200,7 +253,7 @@ def _groups(table: pandas.DataFrame, source: Table) -> dict[str, npt.NDArray]:
                 raise UserError(f"{column} the value {value[:80]!r}: give 1 to {MAX_GROUP_TEXT} printable characters")
     if (total := sum(counts.values())) > MAX_GROUPS:
         raise UserError(
-            f"table {source.path}: group_columns have {total} values together: at most {MAX_GROUPS}; name fewer columns"
+            f"table {source.place}: group_columns have {total} values together, at most {MAX_GROUPS}: name fewer"
         )
     return groups
 

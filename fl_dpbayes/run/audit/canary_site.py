@@ -60,7 +60,7 @@ class CanarySite:
 def canary_task(scenario: Scenario) -> Task:
     """Return the task of the audited sites: the scenario's, its records flattened where the model flattens them."""
     task, model = scenario.data.source.task, scenario.model
-    flattens = model.kind != "cnn" and model.features is None and model.frozen_body is None
+    flattens = model.kind in ("logistic", "mlp") and model.features is None and model.frozen_body is None
     size = math.prod(task.input_shape)
     return task.model_copy(update={"input_shape": (size,)}) if flattens and size <= MOST_COLUMNS else task
 
@@ -81,8 +81,9 @@ def write_canary_site(
     )  # fmt: skip
     file = SiteFile(
         name=folder.name, role="train", source=_write_records(folder, records), units=units, ledger=ledger,
-        split=split or whole_for_training(), policy=policy or willing(), device=scenario.resources.device,
-        threads=scenario.resources.threads_per_site, insecure_seed=scenario.simulation.insecure_seed,
+        split=split or whole_for_training(), policy=_with_code(policy or willing(), scenario),
+        device=scenario.resources.device, threads=scenario.resources.threads_per_site,
+        insecure_seed=scenario.simulation.insecure_seed,
     )  # fmt: skip
     path = folder / "site.toml"
     write_site_file(file, path)
@@ -94,6 +95,10 @@ def willing(**changes: object) -> Policy:
     """Return a policy that allows whatever the scenario asks for, with changes."""
     policy = Policy(max_run_epsilon=UNLIMITED, max_clip_norm=UNLIMITED, max_steps=10**6, allow_downloads=True)
     return policy.model_copy(update=changes)
+
+
+def _with_code(policy: Policy, scenario: Scenario) -> Policy:
+    return policy.model_copy(update={"allowed_code": scenario.named_code})
 
 
 def whole_for_training() -> Split:

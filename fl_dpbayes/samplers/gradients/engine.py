@@ -1,7 +1,6 @@
 """Chooses how the clipped sum of a module's gradients is computed."""
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +32,8 @@ def gradient_engine(module: nn.Module, input_shape: tuple[int, ...]) -> Gradient
     """Choose the book-keeping engine where it is exact for this module, else `torch.func.vmap`.
 
     Whether a layer is used twice, or its weight is read by other code, cannot be seen from the module's parts. Book-
-    keeping is therefore chosen only if its sum over two synthetic records equals the gradient that autograd gives.
+    keeping is therefore chosen only if its sum over two synthetic records equals that of their gradients by autograd,
+    each clipped.
     Raises UserError if the module mixes the records of a batch.
     """
     validate_module(module)
@@ -57,11 +57,14 @@ def _agrees_with_autograd(
     targets = torch.zeros(2, device=records.device)
     probe, records = resampled(probe, records, np.random.default_rng(0))
     try:
-        found = clipped_sum(probe, records, targets, clip_norm=math.inf, loss=_summed_squares)
-    except ValueError:
+        losses = [_summed_squares(probe(record[None]), targets) for record in records]
+        alone = [torch.cat([part.reshape(-1).double() for part in torch.autograd.grad(x, parameters)]) for x in losses]
+        # Both are clipped: a layer whose rows are no records would have the right sum and the wrong norms.
+        norm = float(min(gradient.norm() for gradient in alone)) / 2
+        found = clipped_sum(probe, records, targets, clip_norm=norm, loss=_summed_squares)
+    except (ValueError, RuntimeError):
         return False
-    gradients = torch.autograd.grad(_summed_squares(probe(records), targets), parameters)
-    expected = torch.cat([gradient.reshape(-1).double() for gradient in gradients])
+    expected = torch.stack([gradient * (norm / gradient.norm()) for gradient in alone]).sum(0)
     return bool((found.total - expected).norm() <= _PROBE_TOLERANCE * expected.norm())
 
 

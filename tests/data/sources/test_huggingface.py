@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_named(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize(("column", "values", "message"), [
-    ("age", [1.0, None, 2.0], "column 'age' has 1 values that are missing.*data row 2"),
+    ("age", [1.0, None, 2.0], "row 2, column 'age': missing"),
     ("site", ["rome", None, "rome"], "column 'site' has missing values"),
 ])  # fmt: skip
 def test_a_bad_value_is_named(tmp_path, column, values, message):

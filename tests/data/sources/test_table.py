@@ -46,12 +46,12 @@ def test_without_a_unit_column_a_row_is_a_unit(tmp_path, table):
 
 
 @pytest.mark.parametrize(("column", "values", "message"), [
-    ("bp", [120, None, 118, 99], r"column 'bp' has 1 values that are missing .*row 2"),
-    ("age", [50, 61, "old", 33], r"column 'age' has 1 values .*row 3"),
-    ("age", [50, 61, float("inf"), 33], r"column 'age' has 1 values .*row 3"),
-    ("sick", [0, 1, 0, 3], r"column 'sick' has 1 values .*0 to 2.*row 4"),
-    ("sick", [0, 1, 0.5, 2], r"column 'sick' has 1 values .*row 3"),
-    ("patient", ["a", None, "c", "d"], r"column 'patient' has 1 values that are missing .*row 2"),
+    ("bp", [120, None, 118, 99], r"line 3, column 'bp': missing"),
+    ("age", [50, 61, "old", 33], r"line 4, column 'age'"),
+    ("age", [50, 61, float("inf"), 33], r"line 4, column 'age'"),
+    ("sick", [0, 1, 0, 3], r"line 5, column 'sick': no whole number from 0 to 2"),
+    ("sick", [0, 1, 0.5, 2], r"line 4, column 'sick'"),
+    ("patient", ["a", None, "c", "d"], r"line 3, column 'patient': missing"),
 ])  # fmt: skip
 def test_a_bad_value_names_its_column(tmp_path, table, column, values, message):
     table[column] = values
@@ -106,7 +106,7 @@ def test_group_columns_are_read_as_text(tmp_path, table, suffix):
     ({"age": range(11)}, r"column 'age' of group_columns has 11 values: at most 10"),
     ({"ward": ["a" * 61] * 11}, "give 1 to 60 printable"),
     ({"ward": ["a\u202eb"] * 11}, "give 1 to 60 printable"),
-    ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together: at most 20"),
+    ({"a": [*range(9), 0, 0], "b": [*range(9), 0, 0], "c": [*range(9), 0, 0]}, "27 values together, at most 20"),
 ])  # fmt: skip
 def test_group_columns_of_too_many_or_odd_values_are_refused(tmp_path, columns, message):
     frame = pandas.DataFrame({"x": range(11), "sick": 0} | {name: list(values) for name, values in columns.items()})
@@ -137,9 +137,9 @@ def test_words_become_classes_sites_and_categories(tmp_path, table):
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"label": "outcome", "classes": 2}, r"column 'outcome' .*text.*class_names.*\['alive', 'dead'\]"),
-    ({"label": "outcome", "class_names": ("alive", "ill"), "classes": 2}, r"such as 'dead' \(first in data row 2\)"),
-    ({"categories": {"smoker": ("never",)}}, r"such as 'former' .*add them to source.categories"),
+    ({"label": "outcome", "classes": 2}, r"line 2, column 'outcome': text.*class_names.*\['alive', 'dead'\]"),
+    ({"label": "outcome", "class_names": ("alive", "ill"), "classes": 2}, "line 3, .*'outcome': 'dead'"),
+    ({"categories": {"smoker": ("never",)}}, r"line 3, .*'smoker': 'former'.*and 1 more.*add them"),
     ({"features": ("bp",)}, "source.missing"),
 ])  # fmt: skip
 def test_a_word_that_was_not_declared_is_named(tmp_path, table, changes, message):
@@ -169,3 +169,25 @@ def test_separators_and_encodings_are_told_apart(tmp_path, table, separator, dec
 def test_keys_that_do_not_fit_are_refused(changes):
     with pytest.raises(ValidationError, match=r"class_names has 2|'weight', which is none|both empty"):
         source("t.csv", **changes)
+
+
+def test_several_files_are_one_table_and_their_names_may_be_the_sites(tmp_path, table):
+    paths = tmp_path / "St. Mary.csv", tmp_path / "nord.csv"
+    for path, rows in zip(paths, (table[:2], table[2:]), strict=True):
+        rows.to_csv(path, index=False)
+    spec = source(paths, site_column="file", unit_column="patient")
+    records = load_source(spec, "train")
+    assert records.natural_site.tolist() == ["St.-Mary", "St.-Mary", "nord", "nord"]
+    assert records.units.tolist() == ["007", "7", "007", "b"]
+    refused(
+        "line 2 of nord.csv, column 'age': missing",
+        load_source,
+        written(paths[1], table.assign(age=None), spec),
+        "train",
+    )
+    refused("only one has a column 'age'", load_source, written(paths[1], table.drop(columns="age"), spec), "train")
+
+
+def written(path, table, spec):
+    table.to_csv(path, index=False)
+    return spec

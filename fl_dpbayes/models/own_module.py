@@ -1,0 +1,206 @@
+"""A torch module of one's own as a model: where it comes from, which part of it is trained, what it may not do.
+
+What is not trained becomes a buffer, so that `named_parameters()` is the trained part for everything downstream.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.task import PROVIDED, ModuleModel
+from fl_dpbayes.models.backbone import stored_state
+from fl_dpbayes.models.parameters import Shapes, parameter_shapes
+from fl_dpbayes.models.rows import drawn_modules, validate_module
+
+# Far beyond the rounding of one record's logits beside others.
+_MIXES = 1e-3
+_provided: ContextVar[Mapping[str, nn.Module] | None] = ContextVar("provided", default=None)
+
+
+@contextmanager
+def provided(module: nn.Module, trainable: Sequence[str] = ()) -> Iterator[str]:
+    """Let this process build copies of a module object while the context lasts, under the name that it yields.
+
+    The name, `model.factory` of a scenario, is `object:` and a SHA-256 of what the module is made of and of all values
+    that are not trained. Another process cannot have the object: only engine `inline` runs it. `trainable`: as in
+    `ModuleModel`.
+    """
+    trained = {id(value) for value in _trained(module, trainable).values()}
+    known = hashlib.sha256(f"{type(module).__qualname__}\n{module!r}".encode())
+    for name, value in (*module.named_parameters(), *module.named_buffers()):
+        known.update(f"\n{name} {tuple(value.shape)}".encode())
+        if id(value) not in trained:
+            known.update(value.detach().cpu().contiguous().numpy().tobytes())
+    name = PROVIDED + known.hexdigest()
+    token = _provided.set({**(_provided.get() or {}), name: module})
+    try:
+        yield name
+    finally:
+        _provided.reset(token)
+
+
+def own_module(model: ModuleModel, seed: int, weights_folder: Path | None = None) -> nn.Module:
+    """Make the module: its trained part at what the factory draws at `seed`, all else a public constant in buffers.
+
+    Values that the file of weights holds are as there. Layers of which nothing is trained are in evaluation mode.
+    Raises UserError if there is no such factory, it does not return a module, or the weights are missing or do not fit.
+    """
+    module = _made(model, model.seed)
+    trained = _trained(module, model.trainable)
+    if seed != model.seed:
+        drawn = dict(_made(model, seed).named_parameters())
+        for name, value in trained.items():
+            value.data = drawn[name].data
+    if model.weights is not None:
+        _load(module, *stored_state(model.weights, weights_folder, "model.weights"))
+    kept = {id(value) for value in trained.values()}
+    for layer in list(module.modules()):
+        own = list(layer.parameters())
+        if own and not any(id(value) in kept for value in own):
+            layer.eval()
+        for name, value in list(layer.named_parameters(recurse=False)):
+            value.requires_grad_(id(value) in kept)
+            if id(value) not in kept:
+                delattr(layer, name)
+                layer.register_buffer(name, value.detach())
+    return module.float()
+
+
+def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: int) -> Shapes:
+    """Return the shapes of the trained parameters by name, of a module that computes each record by itself.
+
+    `input_shape`: of what the module is given of one record. Raises UserError as `own_module`, or, with the remedy,
+    if a layer mixes records or draws random numbers, or the module does not return (N, classes).
+    """
+    module = own_module(model.model_copy(update={"weights": None}), model.seed)
+    validate_module(module)
+    for name, layer in module.named_modules():
+        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+            raise UserError(
+                f"layer {name!r} ({type(layer).__name__}) draws masks that no generator of the site's repeats: give it "
+                "p = 0 or leave it out; for dropout by sampler.kind 'dp-mc-dropout' choose model.kind 'mlp' or 'cnn'"
+            )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        _outputs(model, module, torch.zeros((1, *input_shape)), classes)
+        records = torch.randn((3, *input_shape), generator=torch.Generator().manual_seed(0))
+        for drawn in drawn_modules(module):
+            together, again = (_outputs(model, drawn, records, classes) for _ in range(2))
+            alone = torch.cat([_outputs(model, drawn, record[None], classes) for record in records])
+            apart = (together - alone).abs().max() > _MIXES * together.abs().max()
+            if not torch.equal(together, again):
+                raise UserError(
+                    f"model.factory {model.factory!r}: the module gives the same records different logits when it is "
+                    "called again: leave out what draws random numbers (dropout) or changes the module"
+                )
+            if apart:
+                raise UserError(
+                    f"model.factory {model.factory!r}: the module gives a record other logits when other records are "
+                    "beside it, so clipping per record bounds nothing: compute each row by itself"
+                )
+    return parameter_shapes(module)
+
+
+def _outputs(model: ModuleModel, module: nn.Module, records: Tensor, classes: int) -> Tensor:
+    expected = (len(records), classes)
+    try:
+        found = module(records)
+    except Exception as error:
+        raise UserError(
+            f"model.factory {model.factory!r}: the module fails on records of shape {list(records.shape)}: "
+            f"{_said(error)}; it must take (N, *input_shape) and return logits (N, classes)"
+        ) from None
+    if not isinstance(found, Tensor) or tuple(found.shape) != expected:
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise UserError(
+            f"model.factory {model.factory!r}: the module returns {what} for records of shape "
+            f"{list(records.shape)}: it must return logits of shape {list(expected)}, one row per record"
+        )
+    return found
+
+
+def _made(model: ModuleModel, seed: int) -> nn.Module:
+    if model.factory.startswith(PROVIDED):
+        found = (_provided.get() or {}).get(model.factory)
+        if found is None:
+            raise UserError(
+                f"model.factory {model.factory[:19]}... is a module object of the program that made it, which no other "
+                "process has: name a factory 'package.module:function', or give the object to the inline engine"
+            )
+        return copy.deepcopy(found)
+    factory = _imported(model.factory)
+    try:
+        # The CPU's generator alone: torch.manual_seed would move those of other devices for good.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            made = factory(**model.settings)
+    except Exception as error:
+        raise UserError(
+            f"model.factory {model.factory!r} fails with model.settings {str(model.settings)[:200]}: {_said(error)}"
+        ) from None
+    if not isinstance(made, nn.Module):
+        raise UserError(
+            f"model.factory {model.factory!r} returns a {type(made).__name__}: it must return a torch.nn.Module"
+        )
+    return made
+
+
+def _imported(name: str) -> Callable[..., object]:
+    place, _, attribute = name.partition(":")
+    try:
+        found = reduce(getattr, attribute.split("."), import_module(place))
+    except Exception as error:
+        raise UserError(
+            f"model.factory {name!r} cannot be imported: {_said(error)}; install the package that has it (or set "
+            "PYTHONPATH to its folder) here and at every site, or correct the name"
+        ) from None
+    if not callable(found):
+        raise UserError(f"model.factory {name!r} is a {type(found).__name__}: name a function or a class")
+    return found
+
+
+def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Find the parameters that are trained, each once; a shared one is if any of its names matches."""
+    every = list(module.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in every):
+            names = ", ".join(name for name, _ in every[:20])
+            raise UserError(f"model.trainable {pattern!r} matches no parameter: the module has {names or 'none'}")
+    chosen = {
+        id(value)
+        for name, value in every
+        if (any(fnmatchcase(name, pattern) for pattern in patterns) if patterns else value.requires_grad)
+    }
+    found = {name: value for name, value in module.named_parameters() if id(value) in chosen}
+    if not found:
+        raise UserError("the module of model.factory has no parameter that requires a gradient: nothing to train")
+    return found
+
+
+def _load(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
+    own = module.state_dict()
+    for name, value in state.items():
+        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
+            found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            expects = f"has shape {list(own[name].shape)} there" if name in own else "is not the module's"
+            raise UserError(
+                f"{origin} holds {name[:100]!r} of {found}, which {expects}: give weights of this module, by its own "
+                "names, or correct model.weights"
+            )
+        if not torch.isfinite(value).all():
+            raise UserError(f"{origin} holds a value of {name!r} that is not a finite number: give other weights")
+    module.load_state_dict(state, strict=False)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:300]}"

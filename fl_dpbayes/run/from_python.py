@@ -1,0 +1,183 @@
+"""A simulation from Python: records in memory, a model object, and every part of a scenario as a record."""
+
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from pydantic import BaseModel
+from rich.console import Console
+from torch import nn
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import counted
+from fl_dpbayes.config.plan import AnyPrivacyPlan, NoPrivacyPlan, PrivacyPlan
+from fl_dpbayes.config.rule import Rule
+from fl_dpbayes.config.sampler import SamplerSettings
+from fl_dpbayes.config.scenario import apply_overrides, read_scenario, scenario_content, with_absolute_paths
+from fl_dpbayes.config.task import Model, ModuleModel
+from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.models.own_module import provided
+from fl_dpbayes.run.finished_run import Run
+from fl_dpbayes.run.folder_lock import folder_lock
+from fl_dpbayes.run.frames import SiteRecords
+from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_delta, toml_value
+from fl_dpbayes.run.simulate import check_machine, new_folder, run_prepared
+
+EXAMPLES = {
+    "model": "MLP(hidden=[32]), or an instance of a torch module", "sampler": "DPSGLD(step_size=0.3)",
+    "privacy": "Privacy(epsilon=4, delta=1e-3)", "rule": "FALD()",
+}  # fmt: skip
+
+
+class Parts(TypedDict, total=False):
+    """What `simulate` takes by name; see there."""
+
+    model: Model | nn.Module
+    sampler: SamplerSettings
+    privacy: AnyPrivacyPlan
+    rule: Rule
+    held_out: Sequence[str]
+    rounds: int
+    out: Path | str
+    engine: Literal["inline", "flower"]
+    data_dir: Path | str
+    quiet: bool
+
+
+def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None = None, **parts: Unpack[Parts]) -> Run:
+    """Run a simulated federation and return it, finished.
+
+    What is not given is as `fl-dpbayes init` proposes it: 10 rounds of 20 steps of DP-SGLD, of which every tenth after
+    the first half is kept, at epsilon 4, a sampling rate of 0.5, and a fifth of the records of each site for testing.
+    The run directory holds the records themselves (`records.parquet` or `records.npz`): it is as confidential as they.
+
+    Args:
+        data: the records of `sites_from_frame` or `sites_from_arrays`; or the name of a scenario that comes with the
+            package, or the path of one.
+        settings: key of a scenario -> value, such as `{"privacy.epsilon": 2, "sites.north.shift.kind": "tilt"}`.
+        **parts: by name,
+            `model`: a record such as `MLP(hidden=[32])`, or a torch module (N, *shape) -> logits (N, classes);
+            `sampler`: such as `DPSGLD(step_size=0.3)`; `privacy`: `Privacy(epsilon=4, delta=1e-3)` or `NoPrivacy()`;
+            `rule`: how sites' samples become one posterior, such as `FALD()`;
+            `held_out`: sites that do not train but test; `rounds`: of messages, half of them burn-in;
+            `out`: the run directory, empty or absent (default: `runs/<name>-<time>`);
+            `engine`: "inline" (default, this process) or "flower" (processes of their own, no module object);
+            `data_dir`: the folder of data sets; `quiet`: whether to show no progress.
+
+    Raises:
+        UserError: a part does not fit, or the run failed; the text says what is allowed and what to do.
+
+    Example:
+        >>> run = simulate("digits", {"training.rounds": 2, "training.burn_in": 0})  # doctest: +SKIP
+        >>> run.calibration.query("site == 'pooled:train'")  # doctest: +SKIP
+    """
+    if unknown := parts.keys() - Parts.__annotations__.keys():
+        raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
+    if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
+        raise UserError(
+            f"simulate was given a {type(data).__name__} and a {type(settings).__name__}: give records of "
+            "sites_from_frame or sites_from_arrays, or a scenario's name, and settings as a dictionary"
+        )
+    engine, model = parts.get("engine", "inline"), parts.get("model")
+    if engine not in ("inline", "flower"):
+        raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
+    if isinstance(model, nn.Module) and engine == "flower":
+        raise UserError(
+            "model is a module object, and engine 'flower' runs sites in other processes: use engine 'inline', "
+            "or name a factory of an installed package, ModuleModel(factory='package.module:function')"
+        )
+    name = "own" if isinstance(data, SiteRecords) else Path(data).stem
+    with ExitStack() as stack:
+        content = _content(data, parts)
+        if isinstance(model, nn.Module):
+            content["model"] = {"kind": "module", "factory": stack.enter_context(provided(model))}
+        apply_overrides(content, [f"{key}={'' if value is None else toml_value(value)}"
+                                  for key, value in (settings or {}).items()])  # fmt: skip
+        out, data_dir = parts.get("out"), parts.get("data_dir")
+        folder = new_folder(None if out is None else Path(out), content.get("name", name))
+        stack.enter_context(folder_lock(folder))
+        try:
+            if isinstance(data, SiteRecords):
+                content["data"]["source"]["path"] = str(data.write(folder))
+            scenario = with_absolute_paths(read_scenario(content, "simulate"))
+            check_machine(scenario.resources)
+            plan = plan_sites(scenario, None if data_dir is None else Path(data_dir))
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        prepare_simulation(scenario, plan, folder)
+        run_prepared(scenario, engine, folder, Console(quiet=parts.get("quiet", False)))
+    named = [scenario.model.factory] if isinstance(scenario.model, ModuleModel) else []
+    return Run(folder, model if isinstance(model, nn.Module) else None, named)
+
+
+def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
+    """Return the scenario's content with every part that was given."""
+    content = _of_records(data) if isinstance(data, SiteRecords) else scenario_content(str(data))
+    for key, section in (("sampler", "sampler"), ("privacy", "privacy"), ("rule", "aggregation"), ("model", "model")):
+        given: Any = parts.get(key)
+        if given is None or (key == "model" and isinstance(given, nn.Module)):
+            continue
+        if not isinstance(given, BaseModel):
+            raise UserError(f"{key} is {str(given)[:60]!r}: give an object such as {EXAMPLES[key]}")
+        switch = "rule" if key == "rule" else "kind"
+        own = given.model_dump(mode="json", exclude_unset=True) | {switch: getattr(given, switch)}
+        if own.get("temperature") == 1.0 and not _has_temperature(parts):
+            del own["temperature"]  # the default of Privacy
+        content[section] = _inherited(content.get(section, {}), given, has_temperature=_has_temperature(parts)) | own
+    if content["privacy"].get("kind") == "none":
+        content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
+    training, rounds = content["training"], parts.get("rounds")
+    if rounds is not None:
+        training["rounds"] = rounds  # validated below
+    if isinstance(rounds, int):
+        steps = rounds * training["steps_per_round"]
+        training |= {"burn_in": steps // 2, "thinning": max(1, min(training["thinning"], steps // 4))}
+    held_out = parts.get("held_out", ())
+    for name in [held_out] if isinstance(held_out, str) else held_out:
+        known = data.names.get(str(name), str(name)) if isinstance(data, SiteRecords) else str(name)
+        if known not in content["sites"]:
+            raise UserError(f"held_out names {name!r}: choose among the sites {', '.join(content['sites'])}")
+        content["sites"][known]["role"] = "held_out"
+    for name, spec in content["sites"].items():
+        if isinstance(data, SiteRecords) and spec["role"] == "train" and data.sizes[name] < LEAST_UNITS:
+            raise UserError(
+                f"site {name!r} has {counted(data.sizes[name], data.source.unit)}, a site that trains needs "
+                f"{LEAST_UNITS}: name it in held_out, join small sites, or leave out its rows"
+            )
+    return content
+
+
+def _of_records(data: SiteRecords) -> dict[str, Any]:
+    """Return what `init` proposes for records like these."""
+    keys = dict.fromkeys(("file", "source", "sites", "unit"), "")
+    content = tomllib.loads(TEMPLATE.format(
+        **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),
+        clip_norm=data.clip_norm,
+    ))  # fmt: skip
+    del content["aggregation"]  # by default the rule that fits the sampler
+    content["data"]["source"] = data.source.model_dump(mode="json", exclude_none=True)
+    content["sites"] = {name: {"role": "train"} for name in data.sizes}
+    return content
+
+
+def _inherited(before: dict[str, Any], given: BaseModel, *, has_temperature: bool) -> dict[str, Any]:
+    """Return what a part that was given takes over from the proposal: nothing where it makes another kind of it."""
+    if isinstance(given, SamplerSettings):
+        names = {"step_size", "prior"}
+    elif isinstance(given, NoPrivacyPlan):
+        names = {"sampling_rate", *(["temperature"] if has_temperature else [])} - given.model_fields_set
+    elif isinstance(given, PrivacyPlan):
+        names = set(before)
+        if "coupling" in given.model_fields_set or not has_temperature:
+            names -= {"coupling", "temperature", "noise_multiplier"}
+    else:
+        names = set()
+    return {name: before[name] for name in names & before.keys()}
+
+
+def _has_temperature(parts: Parts) -> bool:
+    return (sampler := parts.get("sampler")) is None or sampler.has_temperature

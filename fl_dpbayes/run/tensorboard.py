@@ -1,0 +1,46 @@
+"""A run's events for TensorBoard: what its folder holds already, as scalars by round; nothing else is read."""
+
+import time
+from pathlib import Path
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.report.run_files import ROUND_COLUMNS, ROUNDS_FILE, read_csv
+from fl_dpbayes.run.progress import EVENTS_FILE, POLL_SECONDS, EventReader
+
+CALIBRATION_SCALARS = ("accuracy", "nll", "brier", "ece", "rms_debiased")
+
+
+def write_tensorboard(run_dir: Path, log_dir: Path, *, follow: bool = False) -> Path:
+    """Write epsilon by site and round, each round's counts and the calibration table as TensorBoard scalars.
+
+    `follow`: goes on until the run has ended. Returns the folder, `log_dir` with the run's name. Raises UserError if
+    the package tensorboard or the run's events are missing, or the folder holds something.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("TensorBoard is not installed: pip install 'fl-dpbayes[tensorboard]'") from None
+    if not (run_dir / EVENTS_FILE).is_file():
+        raise UserError(f"{run_dir} holds no {EVENTS_FILE}: give the folder that a run says it is writing")
+    folder = log_dir / run_dir.resolve().name
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty: give another folder, or remove it")
+    reader, last, ended = EventReader(run_dir / EVENTS_FILE), 0, False
+    with SummaryWriter(str(folder)) as writer:
+        while True:
+            for event in reader.new_events():
+                if event["event"] == "site" and event.get("epsilon") is not None:
+                    writer.add_scalar(f"epsilon/{event['site']}", event["epsilon"], event["round"], event["time"])
+                ended = ended or event["event"] in ("finished", "failed")
+            for row in read_csv(run_dir / ROUNDS_FILE)[last:]:
+                last += 1
+                for column in ROUND_COLUMNS[1:]:
+                    writer.add_scalar(f"round/{column}", float(row[column]), int(row["round"]))
+            if ended or not follow:
+                break
+            time.sleep(POLL_SECONDS)
+        for row in read_csv(run_dir / "calibration.csv"):
+            for name in filter(row.get, CALIBRATION_SCALARS):
+                place = row["site"].replace(":", " of ")
+                writer.add_scalar(f"calibration {row['predictor']}/{name} {place}", float(row[name]), last)
+    return folder
