@@ -22,7 +22,7 @@ from fl_dpbayes.report.run_files import (
 # Of the keys of a run's own `summary.json`.
 ORDER = [
     "scenario", "description", "seed", "run", "resumed_after", "versions", "adjacency", "seeded", "private",
-    "class_names", "settings", "sampler", "chains", "aggregation", "aggregation_inputs", "sites", "clipped",
+    "class_names", "settings", "sampler", "chains", "aggregation", "aggregation_inputs", "sites", "clipped", "coupling",
     "averaged_temperature", "privacy", "small_delta", "participation", "recalibration", "calibration", "reliability",
     "subgroups", "shift_detection", "conformal", "evaluation_privacy", "releases", "bytes", "seconds",
     "configurations_tried", "convergence", "warnings", "heterogeneity", "feature_total_variation",
