@@ -62,9 +62,10 @@ class Records:
 
 def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
     """Name the numeric features of a table whose values are all below .1, or mostly above 10: what a site keeps."""
-    names = source.features if isinstance(source, Table) and len(records) else ()
-    values = np.abs(records.features[:, : len(names)].astype(np.float64)) if names else np.empty((0, 0))
-    sizes = zip(names, np.sqrt((values**2).mean(axis=0)), values.max(axis=0, initial=0.0), strict=False)
+    if not isinstance(source, Table) or not source.features or not len(records):
+        return []
+    values = np.abs(records.features[:, : len(source.features)].astype(np.float64))
+    sizes = zip(source.features, np.sqrt((values**2).mean(axis=0)), values.max(axis=0), strict=True)
     return [
         warning("magnitude", feature=name, size=f"{float(f'{size:.1g}'):,g}")
         for name, size, largest in sizes
