@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError, warning
 from fl_dpbayes.config.scenario import Scenario
-from fl_dpbayes.data.simulation import PARTITION_FILE, check_task, run_identifier
+from fl_dpbayes.data.simulation import BASELINES_FILE, PARTITION_FILE, check_task, run_identifier
 from fl_dpbayes.models.build import model_shapes
 from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, save_posterior
@@ -136,6 +136,8 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         )
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
+    if (folder / BASELINES_FILE).is_file():
+        partition["baselines"] = json.loads((folder / BASELINES_FILE).read_text(encoding="utf-8"))
     stages = {"recalibration": strategy.recalibration, "evaluation": strategy.evaluation}
     record.add_costs({name: stage.statements for name, stage in stages.items() if stage})
     summary = summarise_run(strategy, record, partition)

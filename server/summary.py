@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,10 +12,13 @@ import torch
 
 import fl_dpbayes
 from fl_dpbayes.config.errors import RunWarning, warning
+from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.summary import (
     AggregationInputs,
+    Baselines,
     CalibrationRecord,
+    CodeRecord,
     ConformalRecord,
     EvaluationPrivacyRecord,
     ParticipationRecord,
@@ -55,8 +59,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     """Gather everything that a run shows for itself.
 
     `partition` holds what was measured of the sites' data in a simulation: `label_total_variation`, the mean total
-    variation between training sites' labels and the pooled ones, `feature_total_variation`, where known, and
-    `warnings`.
+    variation between training sites' labels and the pooled ones, and, where known, `feature_total_variation`,
+    `baselines` and `warnings`.
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, cards = federation.scenario, [member.card for member in federation.roster.members]
@@ -75,16 +79,27 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         "numpy": np.__version__, "flwr": importlib.metadata.version("flwr"),
     }  # fmt: skip
     sites = tuple(
-        SiteRecord(name=c.name, role=c.role, n=c.units, unit=c.unit, shift=c.shift, test_n=tested.get(c.name))
+        SiteRecord(
+            name=c.name,
+            role=c.role,
+            n=c.units,
+            unit=c.unit,
+            shift=c.shift,
+            test_n=tested.get(c.name),
+            shares=evaluation.class_shares(c.name) if evaluation else None,
+        )
         for c in cards
     )
     return Summary(
         scenario=scenario.name,
         description=scenario.description,
+        data=scenario.data.source.origin,
+        finished=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         seed=scenario.seed,
         run=federation.run,
         resumed_after=tuple(record.resumed_after),
         versions=versions,
+        code=tuple(CodeRecord(**found.model_dump()) for name in scenario.named_code if (found := installed_code(name))),
         adjacency=scenario.privacy.adjacency,
         seeded=any(card.seeded for card in cards) or any(statement.seeded for statement in record.statements.values()),
         private=scenario.privacy.kind == "dp",
@@ -103,6 +118,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         participation=tuple(ParticipationRecord(site=name, statuses=record.participation(name)) for name in trainers),
         recalibration=_recalibration(recalibration),
         calibration=_all(CalibrationRecord, calibration),
+        baselines=_optional(Baselines, partition.get("baselines")),
         reliability=_all(ReliabilityRecord, reliability),
         subgroups=_all(SubgroupRecord, evaluation.subgroup_rows() if evaluation else []),
         shift_detection=_all(ShiftDetectionRecord, evaluation.shift_detection_rows() if evaluation else []),

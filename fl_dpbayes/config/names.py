@@ -14,11 +14,13 @@ UNPRINTABLE = "?"
 CUT = "…"
 PREDICTORS = {
     "last": "last iterate",
-    "posterior": "averaged posterior",
+    "posterior": "average of posterior samples",
     "recalibrated": "recalibrated posterior",
     "prior_corrected": "posterior corrected for prevalence",
+    "majority": "majority class",
     "site_only": "one site alone",
-    "central": "pooled data",
+    "central": "all records in one place",
+    "published": "published score",
 }
 
 

@@ -7,13 +7,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data_folder import known_folder
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.installed_code import SOURCES, extended
 from fl_dpbayes.config.names import GroupText
 from fl_dpbayes.config.task import Task
 
@@ -27,7 +28,13 @@ ONLY_TRAIN: dict[OfficialPart, str] = {"train": "train"}
 
 
 class SourceConfig(Config):
-    """What every source says of itself, beside its keys, without loading a record."""
+    """What every source says of itself, beside its keys, without loading a record.
+
+    `implemented_by`: the module with `load`, in a package that registers the source by an entry point of
+    `fl_dpbayes.sources`.
+    """
+
+    implemented_by: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -43,6 +50,12 @@ class SourceConfig(Config):
     def unit(self) -> str:
         """What a privacy unit is called: a table's unit column, patient, image or record."""
         return "record"
+
+    @property
+    def origin(self) -> str:
+        """What the records are and under which licence, as far as the source says."""
+        place = getattr(self, "path", None) or getattr(self, "kind", "table")
+        return f"{Path(str(place)).name}; its licence is not known to the run"
 
     @property
     def looked_at(self) -> bool:
@@ -66,17 +79,28 @@ class _Known(NamedTuple):
     shape: tuple[int, ...]
     classes: int
     parts: tuple[OfficialPart, ...]
+    origin: str
     unit: str = "record"
     class_names: tuple[str, ...] = ()
 
 
 _KNOWN = {
-    "digits": _Known((1, 8, 8), 10, ("train",)),
-    "mnist": _Known((1, 28, 28), 10, ("train", "test")),
-    "pneumonia": _Known((1, 28, 28), 2, ("train", "validation", "test"), class_names=("normal", "pneumonia")),
-    "heart": _Known((15,), 2, ("train",), "patient", ("no heart disease", "heart disease")),
-    "stroke": _Known((25,), 2, ("train",), "patient", ("independent", "dead or dependent")),
-}
+    "digits": _Known((1, 8, 8), 10, ("train",), "handwritten digits of scikit-learn (Alpaydin and Kaynak, UCI 1998)"),
+    "mnist": _Known((1, 28, 28), 10, ("train", "test"), "MNIST digits (LeCun et al. 1998), CC BY-SA 3.0"),
+    "pneumonia": _Known(
+        (1, 28, 28), 2, ("train", "validation", "test"),
+        "PneumoniaMNIST, chest radiographs of children (Kermany et al. 2018; Yang et al. 2023), CC BY 4.0",
+        class_names=("normal", "pneumonia"),
+    ),
+    "heart": _Known(
+        (15,), 2, ("train",), "UCI heart disease of four hospitals (Detrano et al. 1989), CC BY 4.0", "patient",
+        ("no heart disease", "heart disease"),
+    ),
+    "stroke": _Known(
+        (25,), 2, ("train",), "International Stroke Trial (Sandercock et al., Trials 12:101, 2011), ODC-By 1.0",
+        "patient", ("independent", "dead or dependent"),
+    ),
+}  # fmt: skip
 
 
 class BuiltIn(SourceConfig):
@@ -94,6 +118,11 @@ class BuiltIn(SourceConfig):
     def parts(self) -> tuple[OfficialPart, ...]:
         """Those of the data set."""
         return _KNOWN[self.kind].parts
+
+    @property
+    def origin(self) -> str:
+        """Its authors and licence."""
+        return _KNOWN[self.kind].origin
 
     @property
     def unit(self) -> str:
@@ -398,3 +427,5 @@ class Radiographs(SyntheticSites):
 Source = Annotated[
     BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")
 ]
+if not TYPE_CHECKING:
+    __getattr__ = extended(globals(), "Source", SOURCES, SourceConfig)

@@ -14,7 +14,9 @@ def spoken(record: type[RecordT], name: str) -> type[RecordT]:
     """Give a record a name of its own and make a call of it that does not fit a UserError of one sentence."""
 
     class Spoken(BaseModel):
-        def __init__(self, **keys: Any) -> None:
+        def __init__(self, *values: Any, **keys: Any) -> None:
+            if values:
+                raise UserError(f"{name} takes its values by name: {', '.join(record.model_fields)}")
             try:
                 super().__init__(**keys)
             except ValidationError as error:

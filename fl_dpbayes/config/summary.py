@@ -44,7 +44,7 @@ class SummaryPart(BaseModel):
 
 
 class SiteRecord(SummaryPart):
-    """One site: `n` privacy units declared, `test_n` records tested."""
+    """One site: `n` privacy units declared, `test_n` records tested, `shares` of the classes among them, if exact."""
 
     name: Text
     role: Role
@@ -52,6 +52,16 @@ class SiteRecord(SummaryPart):
     unit: Text = "record"
     shift: Text = ""
     test_n: int | None = None
+    shares: tuple[float, ...] | None = None
+
+
+class CodeRecord(SummaryPart):
+    """Code beside this package that the run used, as it stands at the server and at every site that took part."""
+
+    name: Text
+    distribution: Text = ""
+    version: Text = ""
+    digest: Text
 
 
 class PrivacyRecord(SummaryPart):
@@ -114,9 +124,13 @@ class EvaluationPrivacyRecord(SummaryPart):
 
 
 class NetBenefitRecord(SummaryPart):
-    """Net benefit of treating above a threshold, beside treating all and none."""
+    """Net benefit of treating above a threshold, beside treating all and none.
+
+    `counts`: true and false positives, false and true negatives.
+    """
 
     threshold: float
+    counts: tuple[int, int, int, int] | None = None
     model: Number = None
     interval: Interval = None
     all: Number = None
@@ -195,6 +209,19 @@ class CalibrationRecord(CalibrationValues):
         """What the row is over its role's sites; empty for one site's own."""
         kinds: tuple[Literal["pooled", "mean", "median"], ...] = ("pooled", "mean", "median")
         return next((kind for kind in kinds if self.site == f"{kind}:{self.role}"), "")
+
+
+class BaselineRecord(CalibrationRecord):
+    """How a simpler predictor did on the same test records; `trained_at` is the site of one that trained alone."""
+
+    trained_at: Text = ""
+
+
+class Baselines(SummaryPart):
+    """What simpler predictors reach without privacy; `missing` says why one was not computed."""
+
+    rows: tuple[BaselineRecord, ...] = ()
+    missing: dict[str, Text] = Field(default_factory=dict)
 
 
 class SubgroupRecord(CalibrationRecord):
@@ -316,10 +343,13 @@ class Summary(SummaryPart):
 
     scenario: Text
     description: Text = ""
+    data: Text = ""
+    finished: Text = ""
     seed: int | None
     run: Text = ""
     resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
+    code: tuple[CodeRecord, ...] = ()
     adjacency: Text
     seeded: bool = False
     private: bool = True
@@ -338,6 +368,7 @@ class Summary(SummaryPart):
     participation: tuple[ParticipationRecord, ...] = ()
     recalibration: RecalibrationRecord | None = None
     calibration: tuple[CalibrationRecord, ...]
+    baselines: Baselines | None = None
     reliability: tuple[ReliabilityRecord, ...] = ()
     subgroups: tuple[SubgroupRecord, ...] = ()
     shift_detection: tuple[ShiftDetectionRecord, ...] = ()

@@ -29,6 +29,7 @@ class Records:
         unit: what a privacy unit is called, for example "record" or "patient".
         truth: float64, (N, classes), the probabilities that each label was drawn from, where the records are made up;
             None where nobody knows them.
+        published: float64, (N,), the risk of class 1 by a score that was published with the records; None without one.
         groups: attribute -> (N,) text, the subgroup of each record, for example {"sex": ["female", ...]}.
         feature_names: the names of a table's features, in their order; empty where they have none.
     """
@@ -40,6 +41,7 @@ class Records:
     task: Task
     unit: str
     truth: npt.NDArray[np.float64] | None = None
+    published: npt.NDArray[np.float64] | None = None
     groups: Mapping[str, npt.NDArray] = field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
 
@@ -48,7 +50,9 @@ class Records:
 
     def subset(self, indices: npt.NDArray) -> "Records":
         """Return the records at `indices` (integers in [0, N) or a boolean mask), in that order."""
-        values = {key: getattr(self, key) for key in ("features", "labels", "units", "natural_site", "truth")}
+        values = {
+            key: getattr(self, key) for key in ("features", "labels", "units", "natural_site", "truth", "published")
+        }
         groups = {name: value[indices] for name, value in self.groups.items()}
         chosen: dict[str, Any] = {key: None if value is None else value[indices] for key, value in values.items()}
         return replace(self, groups=groups, **chosen)
@@ -88,5 +92,6 @@ def load_unscaled(source: Source, part: OfficialPart) -> Records:
             f"source {source.kind!r} has no part {part!r}: choose {' or '.join(source.parts)}"
             + ("; for held-out records give the site a number of records" if source.parts == ("train",) else "")
         )
-    records: Records = implementation("fl_dpbayes.data.sources", source.kind).load(source, part)
+    code = implementation("fl_dpbayes.data.sources", source.kind, source.implemented_by)
+    records: Records = code.load(source, part)
     return records

@@ -28,7 +28,7 @@ from fl_dpbayes.models.build import build_model, model_input_shape, model_shapes
 from fl_dpbayes.models.frozen_body import frozen_body
 
 SITES_FOLDER, TRACES_FOLDER = "sites", "traces"
-SCENARIO_FILE, PARTITION_FILE = "scenario.toml", "partition.json"
+SCENARIO_FILE, PARTITION_FILE, BASELINES_FILE = "scenario.toml", "partition.json", "baselines.json"
 
 
 def plan_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:

@@ -100,6 +100,7 @@ class SiteSplit:
         unit_index: int64, (N,), each record's unit as a number in 0 .. unit_count - 1.
         unit_count: how many privacy units the part holds.
         truth: float64, (N, classes), the labels' own probabilities where records are synthetic, else None.
+        published: float64, (N,), the risk of class 1 by a published score, else None.
         groups: attribute -> (N,) text, each record's subgroup.
         unit_names: (unit_count,), the names of the units, as the source has them; None where nobody asks.
     """
@@ -111,6 +112,7 @@ class SiteSplit:
     truth: npt.NDArray[np.float64] | None = None
     groups: Mapping[str, npt.NDArray] = field(default_factory=dict)
     unit_names: npt.NDArray | None = None
+    published: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -234,4 +236,5 @@ def _check_records(records: Records) -> None:
 def _part(records: Records) -> SiteSplit:
     distinct, unit_index = np.unique(records.units, return_inverse=True)
     index = unit_index.astype(np.int64)
-    return SiteSplit(records.features, records.labels, index, len(distinct), records.truth, records.groups, distinct)
+    shared = (records.truth, records.groups, distinct, records.published)
+    return SiteSplit(records.features, records.labels, index, len(distinct), *shared)

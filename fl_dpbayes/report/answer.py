@@ -1,4 +1,4 @@
-"""What a run found: the rows that are read first, the largest numbers, and the sentences that open the report.
+"""What a run found: the rows that are read first, and the sentences that open the report.
 
 The rows are those of sites that never trained, where there are any.
 """
@@ -8,16 +8,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, Summary
+from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, SiteRecord, Summary
 from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up, significant
-from fl_dpbayes.report.wording import ROLES, neighbours, predictor_name
+from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
 LEAST_SITES = 3
 # How many sites are told of in words, and from which area on the order of patients is called kept.
 MOST_IN_WORDS = 4
 GOOD_ORDER = 0.7
-SITE_ROLES = {"held_out": "held out", "shifted": "shifted"}
 
 
 def headline_rows(run: Summary, role: Role) -> dict[str, CalibrationRecord]:
@@ -74,33 +73,6 @@ def headline_predictor(run: Summary) -> str:
     return "posterior" if any(row.predictor == "posterior" for row in run.places) else "last"
 
 
-def key_figures(run: Summary) -> list[tuple[str, str]]:
-    """Return the few numbers that stand largest, each with what it is."""
-    role, noise = headline_role(run), run.recalibration_noise
-    rows = headline_rows(run, role)
-    place = _place(role, rows)
-    figures = []
-    for predictor in ("posterior", "last", "recalibrated") if noise else ("recalibrated", "posterior", "last"):
-        if row := rows.get(predictor):
-            ends = interval(row.intervals.get("rms_debiased"), points)
-            meaning = f"points off at {place}, {predictor_name(row)} {ends}".rstrip()
-            if predictor == "recalibrated" and noise:
-                meaning += "; its map is mostly privacy noise: do not use it"
-            figures.append((points(row.rms_debiased), meaning))
-    shown = rows.get("posterior") or rows.get("last")
-    if shown is not None and shown.accuracy is not None:
-        figures.append((f"{points(shown.accuracy)}%", f"accuracy at {place}, {predictor_name(shown)}"))
-    spent = [record for record in run.privacy if record.steps and record.largest_epsilon is not None]
-    if spent and not run.private:
-        figures.append((rounded_up(float("inf")), "epsilon: not private"))
-    elif spent:
-        largest = _costliest(spent)
-        meaning = f"largest ε spent, budget {significant(largest.budget)}, δ {probability(largest.delta)}"
-        seeded = "not private (seeded); " if run.seeded else ""
-        figures.append((rounded_up(largest.largest_epsilon), seeded + meaning))
-    return figures
-
-
 def _costliest(rows: Sequence[PrivacyRecord]) -> PrivacyRecord:
     return max(rows, key=lambda row: row.largest_epsilon or 0.0)
 
@@ -116,14 +88,17 @@ STOPPED = {
 class Answer(NamedTuple):
     """What a run found.
 
-    `calibration`: how far the probabilities are off, at sites that never trained where there are any; `elsewhere`: at
-    shifted sites; `sites`: at each such site of two classes, whether risks are too high or too low, with the gravest
-    first. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, the gravest first.
+    `who`: how many trained and were tested, and how often the event happens. `calibration`: how far the probabilities
+    are off, at sites that never trained where there are any; `elsewhere`: at shifted sites, then at training sites;
+    `sites`: at each that did not train, of two classes, whether risks are too high or too low, with the gravest first.
+    `advice`: what to do. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, gravest first.
     """
 
+    who: str
     calibration: str
-    elsewhere: str
+    elsewhere: tuple[str, ...]
     sites: tuple[str, ...]
+    advice: str
     privacy: str
     cautions: tuple[str, ...]
 
@@ -131,18 +106,66 @@ class Answer(NamedTuple):
 def answer(run: Summary) -> Answer:
     """Say what a run found, in sentences that claim no more than its intervals allow."""
     role = headline_role(run)
-    shifted = headline_rows(run, "shifted")
+    others: tuple[Role, ...] = ("shifted", "train")
+    further = {other: headline_rows(run, other) for other in others if other != role}
     return Answer(
+        who=_who(run, role),
         calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
-        elsewhere=_comparison("shifted", shifted, run.recalibration_noise) if shifted else "",
+        elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further.items() if rows),
         sites=tuple(_levels(run)),
+        advice=_advice(run, role),
         privacy=_privacy(run),
         cautions=tuple(_cautions(run)),
     )
 
 
+def _who(run: Summary, role: Role) -> str:
+    """Say how many trained and were tested, and how often the event happens in the second of two classes."""
+    trained = [site for site in run.sites if site.role == "train"]
+    tested = [site for site in run.sites if site.role == role and site.test_n and site.shares]
+    units = _units(trained)
+    text = f"Trained by {_hospitals(len(trained))} on {count(sum(site.n or 0 for site in trained))} {units}"
+    if not tested:
+        return f"{text}."
+    whom = units if all(site.n == site.test_n for site in tested) else "records"
+    text += f"; tested on {count(sum(site.test_n or 0 for site in tested))} {whom} of {_hospitals(len(tested))} "
+    text += "that did not train" if role != "train" else "that trained, kept from training"
+    shares = [100 * share for site in tested if len(share_of := site.shares or ()) == 2 for share in share_of[1:]]
+    if len(shares) != len(tested):
+        return f"{text}."
+    weights = [site.test_n or 0 for site in tested]
+    mean = sum(share * n for share, n in zip(shares, weights, strict=True)) / sum(weights)
+    span = f", {min(shares):.0f}% to {max(shares):.0f}% from hospital to hospital" if len(shares) > 1 else ""
+    return f"{text}. Of these {mean:.0f}% are {event(run)}{span}."
+
+
+def _hospitals(number: int) -> str:
+    return "one hospital" if number == 1 else f"{count(number)} hospitals"
+
+
+def _units(sites: Sequence[SiteRecord]) -> str:
+    unit = {site.unit for site in sites}
+    return f"{unit.pop()}s" if len(unit) == 1 else "units"
+
+
+def _advice(run: Summary, role: Role) -> str:
+    """Say what follows from the intervals for whoever would use the model at another hospital."""
+    first = next(iter(_first(headline_rows(run, role)).values()), None)
+    predictor = headline_predictor(run)
+    rows = [row for row in run.places if not row.over and row.role != "train" and row.predictor == predictor]
+    ends = [found for row in rows if (found := row.intervals.get("calibration_intercept")) and None not in found]
+    wrong = sum(low > 0 or high < 0 for low, high in ends)  # type: ignore[operator]
+    if first is None or (found := first.intervals.get("rms_debiased")) is None or None in found:
+        return "What to do: measure the risks on patients of each hospital before anyone relies on them there."
+    if wrong:
+        where = f"at {wrong} of {len(ends)} hospitals that did not train the level of risk is wrong"
+        return f"What to do: {where}. Recalibrate at each hospital on its own patients before anyone relies on a risk."
+    seen = "the risks are off" if found[0] else f"no error was seen, and one of {points(found[1])} points is possible"
+    return f"What to do: {seen}. Check the risks on patients of each hospital before anyone relies on them there."
+
+
 def _levels(run: Summary) -> Iterator[str]:
-    """Say at each site that did not train what to divide the odds of class 1 by: exp(-calibration intercept)."""
+    """Say at each site that did not train what to divide the odds of the event by: exp(-calibration intercept)."""
     predictor = headline_predictor(run)
     rows = [row for row in run.places if not row.over and row.role != "train" and row.predictor == predictor]
     found = [(row, ends) for row in rows if (ends := row.intervals.get("calibration_intercept"))]
@@ -155,7 +178,7 @@ def _levels(run: Summary) -> Iterator[str]:
         factors = [math.exp(-value) for value in (ends[1], ends[0])]  # type: ignore[operator]
         by = f"{significant(math.exp(-row.calibration_intercept), 2)} [{significant(factors[0], 2)}, "
         by += f"{significant(factors[1], 2)}]"
-        where = f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, class 1 in {100 * share:.0f}%)"
+        where = f"{row.site} ({SITE_ROLES[row.role]}, n = {count(row.n)}, {event(run)} in {100 * share:.0f}%)"
         if factors[0] > 1 or factors[1] < 1:
             wrong = "high" if factors[0] > 1 else "low"
             order = f" It still orders them: AUROC {row.auroc:.2f}." if (row.auroc or 0.0) >= GOOD_ORDER else ""
@@ -194,7 +217,17 @@ def _cautions(run: Summary) -> Iterator[str]:
 
 
 def _error(row: CalibrationRecord, unit: str = "") -> str:
-    return f"{points(row.rms_debiased)}{unit} {interval(row.intervals.get('rms_debiased'), points)}".strip()
+    """Say an error with its interval; an estimate that is cut at 0 says less than its interval, which stands alone."""
+    ends = row.intervals.get("rms_debiased")
+    if not row.rms_debiased and ends is not None and None not in ends:
+        return f"between {points(ends[0])} and {points(ends[1])}{unit}"
+    return f"{points(row.rms_debiased)}{unit} {interval(ends, points)}".strip()
+
+
+def _first(rows: Mapping[str, CalibrationRecord]) -> dict[str, CalibrationRecord]:
+    """Keep the predictor that is read first."""
+    name = next((name for name in ("posterior", "last", *rows) if name in rows), "")
+    return {name: rows[name]} if rows else {}
 
 
 def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -> str:
@@ -205,15 +238,16 @@ def _comparison(role: Role, rows: Mapping[str, CalibrationRecord], noise: str) -
     posterior, last = rows.get("posterior"), rows.get("last")
     first = posterior or last or next(iter(rows.values()))
     name, error = predictor_name(first), _error(first, " percentage points")
-    text = f"At {place} the {name}'s probabilities are off by {error}"
-    measure = f"debiased RMS calibration error, n = {count(first.n)}{' at a site' if first.over == 'median' else ''}"
+    text = f"At {place} the probabilities are off by {error}"
+    size = f"n = {count(first.n)}{' at a site' if first.over == 'median' else ''}"
+    measure = f"{name}; debiased RMS calibration error, {size}"
     recalibrated = rows.get("recalibrated")
     after = f" Recalibrated, they are off by {_error(recalibrated)}." if posterior and recalibrated else ""
     if after and noise:
         after = f"{after[:-1]}, but do not use that: the map is mostly privacy noise."
     if posterior is None or last is None:
         return f"{text} ({measure}).{after}"
-    return f"{text}; the last iterate's by {_error(last)} ({measure}). {_difference(posterior, last)}{after}"
+    return f"{text} ({measure}); those of the last iterate by {_error(last)}. {_difference(posterior, last)}{after}"
 
 
 def _difference(posterior: CalibrationRecord, last: CalibrationRecord) -> str:

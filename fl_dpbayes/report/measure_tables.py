@@ -17,7 +17,7 @@ from fl_dpbayes.config.summary import (
 )
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.numbers import UNDEFINED, count, decimal, interval, points
-from fl_dpbayes.report.page_tables import Cell, PageTable, once, page_table
+from fl_dpbayes.report.page_tables import Cell, PageTable, error_cell, once, page_table, records
 from fl_dpbayes.report.wording import POINT_PREDICTORS, ROLES, in_reading_order, place_name, pool_name, predictor_name
 
 _two = partial(decimal, places=2)
@@ -86,8 +86,8 @@ def _subgroup_table(rows: Sequence[SubgroupRecord]) -> PageTable:
             f"{row.attribute}: {row.value}",
             place_name(row),
             predictor_name(row),
-            count(row.n),
-            (points(row.rms_debiased), interval(row.intervals.get("rms_debiased"), points)),
+            records(row.n),
+            error_cell(row),
             (points(row.ece), f"({points(row.ece_if_calibrated)})"),
             (points(row.accuracy), interval(row.intervals.get("accuracy"), points)),
         )
@@ -106,7 +106,7 @@ def _conformal_table(run: Summary, rows: Sequence[ConformalRecord]) -> PageTable
             (points(row.coverage), interval(row.interval, points)),
             _against_level(row),
             decimal(row.size, 2),
-            count(row.n),
+            records(row.n),
         )
         for row in sorted(rows, key=lambda row: _place_order(row.site, row.role))
     ]
@@ -119,7 +119,7 @@ def _clinical_table(rows: Sequence[CalibrationRecord]) -> PageTable:
         (
             place_name(row),
             predictor_name(row),
-            count(row.n),
+            records(row.n),
             (_signed(row.calibration_intercept), interval(row.intervals.get("calibration_intercept"), _signed)),
             (decimal(row.calibration_slope, 2), interval(row.intervals.get("calibration_slope"), _two)),
             (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
@@ -155,8 +155,8 @@ def _shift_detection_table(run: Summary) -> PageTable:
             (decimal(row.auroc, 2), f"{interval(row.interval, _two)}{_known_to(row)}") if row else (UNDEFINED, "")
             for row in (measures.get("epistemic"), measures.get("total"))
         ]
-        shift = (sites[site].shift or "none") if site in sites else ""
-        cells.append((pool_name(site), shift, *areas, count(next(iter(measures.values())).n)))
+        shift = (sites[site].shift.replace("_", " ") or "none") if site in sites else ""
+        cells.append((pool_name(site), shift, *areas, records(next(iter(measures.values())).n)))
     columns = ("Where", "Shift", "AUROC of epistemic", "AUROC of total", "n")
     return _table(columns, cells, {0, 1})
 
@@ -172,8 +172,8 @@ def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
         (
             place_name(row),
             predictor_name(row),
-            count(row.n),
-            (points(row.rms_debiased), interval(row.intervals.get("rms_debiased"), points)),
+            records(row.n),
+            error_cell(row),
             points(row.rms_true),
             _inside(row),
             points(row.ece),

@@ -7,13 +7,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.report.answer import answer, key_figures
+from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.measure_tables import measure_tables
-from fl_dpbayes.report.page_tables import facts, run_tables
+from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
-from fl_dpbayes.report.template import RUN
+from fl_dpbayes.report.template import CONTENTS, RUN
 from fl_dpbayes.report.wording import account_notes, neighbours, temperature_notes
 
 PAGE = "report.html"
@@ -32,12 +33,13 @@ def write_report(run_dir: Path | str) -> Path:
         title=f"{run.scenario}: privacy and calibration",
         run=run,
         answer=answer(run),
-        key_figures=key_figures(run),
         adjacency=neighbours(run),
         small_delta=account_notes(run),
         approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
         temperatures=temperature_notes(run),
         facts=facts(run),
+        few=FEW,
+        missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
         **run_tables(run),
         **draw_figures(folder, run, read_epsilon_curves(folder)),
         **measure_tables(run),
@@ -52,6 +54,9 @@ def write_page(folder: Path, template: str, **content: object) -> Path:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["unbroken"] = _unbroken
     page = environment.from_string(template).render(stylesheet=Markup(STYLESHEET), **content)
+    headings = re.findall(r'<h2 id="(.+?)">(.+?)</h2>', page)
+    links = [f'<li><a href="#{name}">{title}</a></li>' for name, title in headings]
+    page = page.replace(CONTENTS, "".join(links), 1)
     write_atomically(folder / PAGE, page)
     return folder / PAGE
 

@@ -1,10 +1,12 @@
 """The tables of the report page: header and cells as text, ready to be escaped and shown."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, EvaluationPrivacyRecord, PrivacyRecord, Summary
 from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.numbers import (
@@ -20,9 +22,18 @@ from fl_dpbayes.report.numbers import (
     significant,
 )
 from fl_dpbayes.report.run_files import EpsilonCurve
-from fl_dpbayes.report.wording import in_reading_order, place_name, predictor_name, tempered
+from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, in_reading_order, place_name, predictor_name, tempered
 
 Cell = tuple[str, str]  # value and what stands more quietly behind it
+# Below this a place's differences may well be chance.
+FEW = 100
+MADE_OF = {
+    "majority": "the class shares of all training records, for everybody",
+    "site_only": "a regression on one hospital's records: median, least to most",
+    "central": "a regression on all hospitals' records together",
+    "published": "as published; fitted on these very patients",
+}
+_BESIDE = (("auroc", decimal), ("nll", decimal), ("accuracy", points), ("rms_debiased", points))
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
     over_sites = in_reading_order([*median_rows(run), *(row for row in run.calibration if row.over)])
     settings, releases = run.settings, [(release.item, release.how) for release in run.releases]
     return {
+        "baselines": baselines_table(run),
         "settings": page_table(("Part", "Settings"), [(row.name, row.value) for row in settings], (0, 1)),
         "privacy": privacy_table(run),
         "releases": page_table(("What", "How it left a site"), releases, (0, 1)),
@@ -54,6 +66,48 @@ def run_tables(run: Summary) -> dict[str, PageTable]:
         "participation": _participation_table(run),
         "cost": _cost_table(run),
     }
+
+
+def records(n: int | None) -> Cell:
+    """Write a number of records, and mark those that are too few to tell much."""
+    return count(n), "few" if n is not None and n < FEW else ""
+
+
+def error_cell(row: CalibrationRecord) -> Cell:
+    """Write the debiased error in points; where it is cut at 0, its interval is the number."""
+    value, ends = points(row.rms_debiased), row.intervals.get("rms_debiased")
+    if row.rms_debiased == 0 and ends is not None and None not in ends:
+        return f"{points(ends[0])} to {points(ends[1])}", ""
+    return value, interval(ends, points)
+
+
+def baselines_table(run: Summary) -> PageTable:
+    """Show the run's predictors beside simpler ones on the same pooled test records of each role.
+
+    Of sites that trained alone it shows the median, with the least and the largest behind it.
+    """
+    found = run.baselines.rows if run.baselines else ()
+    cells: list[tuple[str | Cell, ...]] = []
+    for role, words in ROLES.items() if found else ():
+        own = [row for row in run.calibration if row.site == f"pooled:{role}"]
+        groups: dict[str, list[CalibrationRecord]] = {}
+        for row in [*own, *(row for row in found if row.role == role)]:
+            groups.setdefault(row.predictor, []).append(row)
+        for name, rows in groups.items():
+            values = [_across([getattr(row, key) for row in rows], write) for key, write in _BESIDE]
+            if len(rows) == 1:
+                values[-1] = error_cell(rows[0])
+            said = PREDICTORS.get(name, name) if name in MADE_OF else predictor_name(rows[0])
+            cells.append((f"all {words}", (said, MADE_OF.get(name, "this run")), *values))
+    columns = ("Where", "Predictor", "AUROC", "NLL", "Accuracy, %", "RMS debiased")
+    return page_table(columns, once(cells), (0, 1))
+
+
+def _across(values: Sequence[float | None], write: Callable[[float | None], str]) -> Cell:
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return write(known[0] if known else None), ""
+    return write(statistics.median(known)), f"{write(min(known))} to {write(max(known))}"
 
 
 def once(rows: Sequence[tuple[str | Cell, ...]]) -> list[tuple[str | Cell, ...]]:
@@ -134,8 +188,8 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
     return (
         place_name(row),
         predictor_name(row),
-        count(row.n),
-        (points(row.rms_debiased), interval(ends.get("rms_debiased"), points)),
+        records(row.n),
+        error_cell(row),
         (points(row.ece), f"({points(row.ece_if_calibrated)})"),
         (points(row.accuracy), interval(ends.get("accuracy"), points)),
         (decimal(row.nll), interval(ends.get("nll"), decimal)),
@@ -145,13 +199,31 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
 
 
 def _site_table(run: Summary) -> PageTable:
-    words = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
-    units = [(count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit) for site in run.sites]
-    rows = [
-        (site.name, words[site.role], unit, count(site.test_n), site.shift or "none")
-        for site, unit in zip(run.sites, units, strict=True)
+    """Describe each site: size, how often the event happens among its test records, and its subgroups' shares."""
+    groups: dict[str, dict[str, float]] = {}
+    sizes = {site.name: site.test_n for site in run.sites}
+    # Of two subgroups one says it all.
+    of_each = {row.attribute: sorted({other.value for other in run.subgroups if other.attribute == row.attribute})
+               for row in run.subgroups}  # fmt: skip
+    for row in run.subgroups:
+        if len(of_each[row.attribute]) == 2 and row.value == of_each[row.attribute][1]:
+            continue
+        if (whole := sizes.get(row.site)) and row.n is not None:
+            groups.setdefault(f"{row.attribute}: {row.value}, %", {})[row.site] = row.n / whole
+    rows: list[tuple[str | Cell, ...]] = [
+        (
+            site.name,
+            (SITE_ROLES[site.role], site.shift.replace("_", " ")),
+            (count(site.n), f"{site.unit}s" if site.unit and site.n != 1 else site.unit),
+            records(site.test_n),
+            points(max(site.shares) if len(site.shares) > 2 else site.shares[1]) if site.shares else UNDEFINED,
+            *(points(shares.get(site.name)) for shares in groups.values()),
+        )
+        for site in run.sites
     ]
-    return page_table(("Site", "Role", "Units n", "Test records", "Shift"), rows, (0, 1, 4))
+    two = all(len(site.shares or (0, 0)) == 2 for site in run.sites)
+    happens = f"{event(run).capitalize()}, %" if two else "Largest class, %"
+    return page_table(("Site", "Role", "Units n", "Test records", happens, *groups), rows, (0, 1))
 
 
 def _participation_table(run: Summary) -> PageTable:
@@ -195,6 +267,7 @@ def metric_table(rows: Sequence[CalibrationRecord], metric: str) -> PageTable:
     places: dict[str, dict[str, Cell]] = {}
     for row in ordered:
         cell = (write(getattr(row, metric)), interval(row.intervals.get(metric), write))
+        cell = error_cell(row) if metric == "rms_debiased" else cell
         places.setdefault(place_name(row), {})[row.predictor] = cell
     cells = [(place, *(found.get(predictor, UNDEFINED) for predictor in predictors)) for place, found in places.items()]
     return page_table(("Where", *predictors.values()), cells)
@@ -204,6 +277,9 @@ def facts(run: Summary) -> Mapping[str, str]:
     """Return the run's identity: scenario, aggregation, seed, heterogeneity, versions."""
     known = {
         "Scenario": run.scenario,
+        "Data": run.data,
+        "Finished": run.finished,
+        "Duration": duration(sum(filter(None, run.seconds.values()))) if run.seconds else "",
         "Aggregation": run.aggregation,
         **_aggregation_inputs(run),
         "Resumed": ", ".join(f"after round {number}" if number else "before round 1" for number in run.resumed_after),

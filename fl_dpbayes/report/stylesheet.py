@@ -19,10 +19,9 @@ p { margin: .5rem 0 1rem; max-width: 44rem; overflow-wrap: anywhere; }
 .caution { margin: 1rem 0; padding: .8rem 1.1rem; border-left: 3px solid #d55e00; background: #fdf5ee;
   border-radius: 0 6px 6px 0; max-width: 48rem; }
 .caution p { margin: .3rem 0; font-size: .98rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .75rem; margin: 1.5rem 0 0; }
-.tile { padding: .85rem 1rem; border: 1px solid var(--line); border-radius: 8px; }
-.tile b { display: block; font-size: 1.5rem; line-height: 1.2; font-weight: 650; font-variant-numeric: tabular-nums; }
-.tile span { display: block; color: var(--muted); font-size: .84rem; line-height: 1.35; }
+nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: 1.5rem 0 0; padding: 0; list-style: none;
+  font-size: .9rem; }
+a { color: var(--accent); }
 .scroll { overflow: auto; max-height: 38rem; margin: .75rem 0 1.25rem;
   border: 1px solid var(--line); border-radius: 8px; }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem;
@@ -73,7 +72,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
   main { max-width: none; padding: 0; }
   p, .lead, .answer p, .caution, details.guide { max-width: none; }
   h2, h3 { break-after: avoid; }
-  figure, tr, .caution, .tile { break-inside: avoid; }
+  figure, tr, .caution { break-inside: avoid; }
   .scroll { overflow: visible; max-height: none; border: 0; }
   th, td { padding: .35rem .4rem; }
   td.text:first-child, td.text:last-child { min-width: 0; }

@@ -1,5 +1,7 @@
 """The report pages as Jinja templates; every value in them is escaped unless it is one of our own figures."""
 
+# Where the list of contents goes, which is read off the headings.
+CONTENTS = "<!-- contents -->"
 BEGIN = """\
 {%- macro table(content, caption) -%}
 <div class="scroll" tabindex="0" role="region" aria-label="{{ caption }}">
@@ -52,59 +54,40 @@ RUN = (
 <header class="answer">
 <h1>{{ run.scenario }}{% if not run.private %} (not private){% elif run.seeded %} (seeded: not private)\
 {% endif %}</h1>
-<p class="lead">{{ answer.calibration | unbroken }}</p>
-{% if answer.elsewhere %}<p>{{ answer.elsewhere | unbroken }}</p>{% endif %}
-{% if answer.sites %}<ul>{% for text in answer.sites %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif %}
-
+<p class="lead">{{ answer.who }}</p>
+<ul><li>{{ answer.calibration | unbroken }}</li>
+{% for text in answer.elsewhere + answer.sites %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
+<p><strong>{{ answer.advice }}</strong></p>
 <p>{{ answer.privacy | unbroken }}</p>
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>
 {% endif %}
-{% if key_figures %}<div class="tiles">{% for value, meaning in key_figures %}
-<div class="tile"><b>{{ value }}</b><span>{{ meaning | unbroken }}</span></div>{% endfor %}</div>{% endif %}
-
+<nav aria-label="Contents"><ul>"""
+    + CONTENTS
+    + """</ul></nav>
 </header>
 
 {% if run.warnings %}
-<h2>Warnings</h2>
+<h2 id="warnings">Warnings</h2>
 <div class="caution">{% for text in run.warnings %}<p>{{ text }}</p>{% endfor %}</div>
 {% endif %}
 
-{% if settings.rows %}
-<h2 id="settings">What was run</h2>
-{{ table(settings, "What was run") }}
+<h2 id="sites">Hospitals and their patients</h2>
+{{ table(sites, "Sites of the run") }}
+<p class="note">{% if run.data %}Data: {{ run.data }}. {% endif %}
+{% if run.finished %}Finished {{ run.finished }}{% if facts["Duration"] %} after {{ facts["Duration"] }}{% endif %}.
 {% endif %}
-<h2 id="privacy">{{ "Privacy per site" if run.private else "Training per site" }}</h2>
-{% if privacy.rows %}
-{{ table(privacy, "Privacy spent by each site" if run.private else "Training of each site") }}
-{% else %}<p>No site trained.</p>{% endif %}
-<div class="figures">
-{% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
-<div>
-{% if run.private %}
-<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.
-{{ small_delta }}</p>
-<p class="note">ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw,
-the whole plan's ε holds, and always the budget.</p>
-{% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
-{% endif %}
-{% else %}
-<p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
-{% endif %}
-{% if temperatures %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
-{{ temperatures | join("; ") }}.</p>
-{% endif %}
-{% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
-<p class="note">Recalibration used units that
-were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
-{% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
-did not train.</p>{% endif %}
-{% if approximate_mu %}<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
-does not come from it.</p>{% endif %}
-</div></div>
+Units as each site declares them; shares are those of its test records. Few: fewer than {{ few }}, so that a difference
+may well be chance.</p>
 
-<h2 id="releases">What left each site</h2>
-{% if releases.rows %}{{ table(releases, "What left each site") }}
-{% else %}<p>This run kept no list of releases.</p>{% endif %}
+<h2 id="baselines">Beside simpler predictors</h2>
+{% if baselines.rows %}{{ table(baselines, "The run's predictors beside simpler ones") }}
+<p class="note">On the same test records, without any privacy: a simulation holds all records on one machine, real
+hospitals would have to hand them over. Regressions are scikit-learn's logistic regression with an L2 penalty (C = 1) on
+the same features. Lower is better for NLL and RMS. {% for name, why in missing.items() %}Not computed: {{ name }}, for
+{{ why }}. {% endfor %}</p>
+{% else %}
+<p>Not computed: {{ missing.values() | first | default("only fl-dpbayes simulate has all records at hand") }}.</p>
+{% endif %}
 
 <h2 id="calibration">Calibration</h2>
 {% if calibration.rows %}
@@ -190,7 +173,8 @@ best: a hospital that only predicts has no labels, and can take the one that its
 {{ table(shift_detection, "How well uncertainty tells new sites from training sites") }}
 <p class="note">AUROC with its 95% interval and its bounds (the sums leave the order of almost equal uncertainties
 open), against the training sites' test records
-{%- if reference_records %} (n = {{ reference_records }}){% endif %}; averaged posterior.</p>
+{%- if reference_records %} (n = {{ reference_records }}){% endif %}; average of posterior
+samples.</p>
 <details class="guide"><summary>How to read this</summary>
 <p>The chance that a record of the place has a higher uncertainty than a record of the training sites. 0.5: the model
 does not notice that it is elsewhere. Near 1: it is less sure there, as it should be where it was not trained. Below
@@ -210,10 +194,45 @@ truth. The plain ECE lies above it where records are few: it takes chance for er
 </details>
 {% endif %}
 
-<h2 id="sites">Sites</h2>
-{{ table(sites, "Sites of the run") }}
-{% if participation.rows %}{{ table(participation, "Who took part in which round") }}{% endif %}
+{% if settings.rows %}
+<h2 id="settings">What was run</h2>
+{{ table(settings, "What was run") }}
+{% endif %}
+<h2 id="privacy">{{ "Privacy per site" if run.private else "Training per site" }}</h2>
+{% if privacy.rows %}
+{{ table(privacy, "Privacy spent by each site" if run.private else "Training of each site") }}
+{% else %}<p>No site trained.</p>{% endif %}
+<div class="figures">
+{% if epsilon %}{{ figure(epsilon[0]) }}{% endif %}
+<div>
+{% if run.private %}
+<p class="note">Two data sets are neighbours if they differ by {{ adjacency }}. ε and μ are rounded up.
+{{ small_delta }}</p>
+<p class="note">ε after a round holds if the run's end was fixed beforehand. If the server ended it for what it saw,
+the whole plan's ε holds, and always the budget.</p>
+{% if run.chains > 1 %}<p class="note">{{ run.chains }} chains per site: their costs add up to this one account.</p>
+{% endif %}
+{% else %}
+<p class="note">Not private: ε is infinite. What the sites released may show any of their records.</p>
+{% endif %}
+{% if temperatures %}<p class="note">Temperature is the mean over steps, weighted by step size, with its range:
+{{ temperatures | join("; ") }}.</p>
+{% endif %}
+{% if run.private and run.privacy | selectattr("recalibration_epsilon", "number") | list %}
+<p class="note">Recalibration used units that
+were kept from training: each unit pays one of the two ε, so at most the larger.</p>{% endif %}
+{% if run.evaluation_privacy %}<p class="note">Rows of status evaluation: what noised test results cost, on units that
+did not train.</p>{% endif %}
+{% if approximate_mu %}<p class="note">μ marked clt is a central-limit approximation and no upper bound; the ε beside it
+does not come from it.</p>{% endif %}
+</div></div>
 
+<h2 id="releases">What left each site</h2>
+{% if releases.rows %}{{ table(releases, "What left each site") }}
+{% else %}<p>This run kept no list of releases.</p>{% endif %}
+
+{% if participation.rows %}<h3>Who took part in which round</h3>
+{{ table(participation, "Who took part in which round") }}{% endif %}
 
 <h2 id="cost">Cost</h2>
 {{ table(cost, "Bytes and seconds") }}

@@ -39,7 +39,7 @@ def _hot(
     )
 
 
-# `{name:count noun}` writes "1 noun", "2 nouns"; all else is as in `str.format`.
+# `{name:count noun}` writes "1 noun", "2 nouns", `{role:words}` a role as it is said; all else is as in `str.format`.
 SENTENCES: dict[str, str | Callable[..., str]] = {
     # Who takes part.
     "no-card": "a node did not join: {reason}",
@@ -141,12 +141,12 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "no-evaluation-in-time": "{site} sent no evaluation in time",
     "gone": "{site} sent no evaluation: it has been gone since the run was resumed",
     "policy": "{sites}: by policy no evaluation left (NOT_SENT)",
-    "same-records": "{role} sites hold the same records (records_of), so they are not pooled: the same patients would "
-    "count several times, and the interval would be too narrow; compare these sites one by one",
+    "same-records": "{role:words} sites hold the same records (records_of), so they are not pooled: the same patients "
+    "would count several times, and the interval would be too narrow; compare these sites one by one",
     "subgroups-left-out": "{site} left out {left_out} subgroups: a reply holds at most {most}, fewer with many classes",
-    "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of role "
-    "{role!r}, more than all other sites together; its count is its own word: compare the sites' own rows",
-    "decisive": "{site} decides what is pooled over the {sites} {role} sites: their {metric} is {value:.3f} "
+    "dominating": "{site} states {held:.0f} of {all:.0f} test records and has {share:.0%} of the pooled result of "
+    "{role:words} sites, more than all other sites together; its count is its own word: compare the sites' own rows",
+    "decisive": "{site} decides what is pooled over the {sites} {role:words} sites: their {metric} is {value:.3f} "
     "[{low:.3f}, {high:.3f}] with it and {without:.3f} without it; sites may differ that much, or one be broken or "
     "made up: read the sites' own rows",
 }
@@ -156,6 +156,8 @@ class _Words(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec.startswith("count "):
             return counted(value, format_spec.removeprefix("count "))
+        if format_spec == "words":
+            return str({"held_out": "held-out", "train": "training"}.get(value, value))
         # A number that is not finite comes as text.
         return value if isinstance(value, str) else super().format_field(value, format_spec)
 

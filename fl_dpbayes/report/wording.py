@@ -7,6 +7,7 @@ from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summ
 from fl_dpbayes.report.numbers import probability, rounded_up, significant
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
+SITE_ROLES = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
 # Where the posterior is one sample, nothing is averaged.
 POINT_PREDICTORS = PREDICTORS | {
     "posterior": "combined point estimate",
@@ -21,6 +22,11 @@ def predictor_name(row: CalibrationRecord | ReliabilityRecord) -> str:
     """Name a row's predictor in words; an unknown one keeps its own name."""
     names = POINT_PREDICTORS if row.samples == 1 else PREDICTORS
     return names.get(row.predictor, row.predictor)
+
+
+def event(run: Summary) -> str:
+    """Name the second of two classes, of which a risk is the probability."""
+    return run.class_names[1] if len(run.class_names) == 2 else "class 1"
 
 
 def neighbours(run: Summary) -> str:

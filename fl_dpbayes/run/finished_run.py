@@ -20,11 +20,14 @@ from fl_dpbayes.config.names import PREDICTORS, counted
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
+from fl_dpbayes.data.sources.table import site_names
 from fl_dpbayes.models.own_module import provided
+from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.page import PAGE, write_report
 from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, read_summary
 from fl_dpbayes.run.new_records import NewData
+from fl_dpbayes.run.run_posterior import RunPosterior
 from fl_dpbayes.run.stored_posterior import predicted_table
 
 
@@ -73,6 +76,14 @@ class Run:
         names = getattr(source, "class_names", ()) or range(source.task.classes)
         whole = all(str(name).lstrip("-").isdigit() for name in names)
         return np.array([int(name) if whole else name for name in names])
+
+    @cached_property
+    def posterior(self) -> RunPosterior:
+        """The posterior samples; `to_arviz()` gives their chains."""
+        with self._module_at_hand():
+            stored = load_posterior(self.folder / POSTERIOR_FILE, self._allowed_code)
+        sites = tuple(name for name, spec in self.scenario.sites.items() if spec.role == "train")
+        return RunPosterior(stored, self.folder, self.scenario.aggregation, sites)
 
     def predict_proba(self, new: NewData) -> "Probabilities":
         """Return the class probabilities of new records under the posterior, and their uncertainty.
@@ -123,6 +134,8 @@ class Run:
         """
         from fl_dpbayes.report.calibration_figures import draw_bins
 
+        if not site.startswith("pooled:"):
+            site = site_names(np.array([site]), f"site {site!r}")[site]
         rows = [row for row in self.summary.reliability if row.site == site]
         if not rows:
             raise UserError(f"site is {site!r}: choose among {_listed(row.site for row in self.summary.reliability)}")

@@ -78,7 +78,7 @@ def sites_from_frame(
     Args:
         frame: one row per record.
         site: the column that names each record's site.
-        label: the column of classes: numbers from 0, or words, which are classes in alphabetical order.
+        label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical.
         unit: the column of privacy units, such as the patient; without it each row is one.
         features: the columns to predict from. Without them all others are used, and centers, scales and constants for
             missing values are proposed from the records: a simulation's page says so, a hospital would refuse them.
@@ -97,6 +97,10 @@ def sites_from_frame(
     if not isinstance(frame, pandas.DataFrame):
         raise UserError(f"frame is a {type(frame).__name__}: give a pandas DataFrame, or use sites_from_arrays")
     keys = {"label": label, "site": site} | ({} if unit is None else {"unit": unit})
+    if isinstance(features, str):
+        raise UserError(f"features is {features!r}: give a list of columns")
+    if not frame.columns.is_unique:
+        raise UserError(f"the frame has two columns {frame.columns[frame.columns.duplicated()][0]!r}: rename one")
     wanted = keys | {f"features[{place}]": name for place, name in enumerate(features or ())}
     for key, name in wanted.items():
         if name not in frame.columns:
@@ -108,7 +112,7 @@ def sites_from_frame(
             raise UserError(f"{key} {name!r}: {empty} of {len(frame)} rows have no value there: fill in or remove them")
     if not len(frame):
         raise UserError("the frame has no rows: give at least some records of each site")
-    used = frame.drop(columns=list(keys.values())) if features is None else frame[list(features)]
+    used = frame.drop(columns=list(keys.values())) if features is None else frame[list(dict.fromkeys(features))]
     found, left_out = _numbers_and_words(used, looked=features is None)
     given = {"centers": _by_name(centers, "centers", features), "scales": _by_name(scales, "scales", features)}
     for key, values in given.items():
@@ -118,6 +122,8 @@ def sites_from_frame(
     content = {key: [values.get(name, found["numbers"][name][place]) for name in found["numbers"]]
                for place, (key, values) in enumerate(given.items())}  # fmt: skip
     classes = class_texts(_plain(frame[label]), f"label {label!r}")
+    if isinstance(frame[label].dtype, pandas.CategoricalDtype):
+        classes = [name for name in map(str, frame[label].cat.categories) if name in classes]
     table = pandas.DataFrame({name: column_texts(_plain(frame[name])) for name in keys.values()})
     for name in used.columns.difference(list(left_out), sort=False):
         is_word = name in found["categories"]
@@ -157,7 +163,10 @@ def sites_from_arrays(
     Raises:
         UserError: lengths differ, or a value is missing, or no number, class or name.
     """
-    values = np.asarray(features)
+    try:
+        values = np.asarray(features)
+    except ValueError:
+        raise UserError("features are rows of different lengths: give (N, *shape) numbers, a row per record") from None
     if not np.issubdtype(values.dtype, np.number) or values.ndim < 2 or not np.isfinite(values).all():
         raise UserError(
             f"features are of type {values.dtype} and shape {values.shape}: give (N, *shape) finite numbers, a row per "
@@ -224,7 +233,7 @@ def _by_name(given: Constants | None, key: str, features: Sequence[str] | None) 
             f"{key} has {len(given)} values for {len(features or ())} features: give features and one value for each, "
             "or a dictionary by column"
         )
-    return dict(zip(features, map(float, given), strict=True))
+    return dict(zip(features, given, strict=True))
 
 
 def _sizes(sites: npt.NDArray, units: npt.NDArray) -> dict[str, int]:

@@ -26,6 +26,11 @@ from fl_dpbayes.run.frames import SiteRecords
 from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_delta, toml_value
 from fl_dpbayes.run.simulate import check_machine, new_folder, run_prepared
 
+EXAMPLES = {
+    "model": "MLP(hidden=[32]), or an instance of a torch module", "sampler": "DPSGLD(step_size=0.3)",
+    "privacy": "Privacy(epsilon=4, delta=1e-3)", "rule": "FALD()",
+}  # fmt: skip
+
 
 class Parts(TypedDict, total=False):
     """What `simulate` takes by name; see there."""
@@ -71,6 +76,11 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
     """
     if unknown := parts.keys() - Parts.__annotations__.keys():
         raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
+    if not isinstance(data, SiteRecords | str | Path) or not isinstance(settings, Mapping | None):
+        raise UserError(
+            f"simulate was given a {type(data).__name__} and a {type(settings).__name__}: give records of "
+            "sites_from_frame or sites_from_arrays, or a scenario's name, and settings as a dictionary"
+        )
     engine, model = parts.get("engine", "inline"), parts.get("model")
     if engine not in ("inline", "flower"):
         raise UserError(f"engine is {engine!r}: choose 'inline' or 'flower'")
@@ -112,7 +122,7 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
         if given is None or (key == "model" and isinstance(given, nn.Module)):
             continue
         if not isinstance(given, BaseModel):
-            raise UserError(f"{key} is a {type(given).__name__}: give a record of fl_dpbayes, as help(simulate) shows")
+            raise UserError(f"{key} is {str(given)[:60]!r}: give an object such as {EXAMPLES[key]}")
         switch = "rule" if key == "rule" else "kind"
         own = given.model_dump(mode="json", exclude_unset=True) | {switch: getattr(given, switch)}
         if own.get("temperature") == 1.0 and not _has_temperature(parts):
@@ -120,11 +130,14 @@ def _content(data: SiteRecords | str | Path, parts: Parts) -> dict[str, Any]:
         content[section] = _inherited(content.get(section, {}), given, has_temperature=_has_temperature(parts)) | own
     if content["privacy"].get("kind") == "none":
         content["sampler"]["kind"] = content["sampler"]["kind"].removeprefix("dp-")
-    if (rounds := parts.get("rounds")) is not None:
-        training = content["training"]
+    training, rounds = content["training"], parts.get("rounds")
+    if rounds is not None:
+        training["rounds"] = rounds  # validated below
+    if isinstance(rounds, int):
         steps = rounds * training["steps_per_round"]
-        training |= {"rounds": rounds, "burn_in": steps // 2, "thinning": max(1, min(training["thinning"], steps // 4))}
-    for name in parts.get("held_out", ()):
+        training |= {"burn_in": steps // 2, "thinning": max(1, min(training["thinning"], steps // 4))}
+    held_out = parts.get("held_out", ())
+    for name in [held_out] if isinstance(held_out, str) else held_out:
         known = data.names.get(str(name), str(name)) if isinstance(data, SiteRecords) else str(name)
         if known not in content["sites"]:
             raise UserError(f"held_out names {name!r}: choose among the sites {', '.join(content['sites'])}")
@@ -145,6 +158,7 @@ def _of_records(data: SiteRecords) -> dict[str, Any]:
         **keys, name='"own"', description='""', path='""', delta=proposed_delta(max(data.sizes.values())),
         clip_norm=data.clip_norm,
     ))  # fmt: skip
+    del content["aggregation"]  # by default the rule that fits the sampler
     content["data"]["source"] = data.source.model_dump(mode="json", exclude_none=True)
     content["sites"] = {name: {"role": "train"} for name in data.sizes}
     return content

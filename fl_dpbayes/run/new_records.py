@@ -51,9 +51,11 @@ def read_new_records(
 
     Raises UserError if the file is absent, unreadable, or does not fit the task; or if a pixel lies outside [0, 1].
     """
+    if not isinstance(data, Path | str | pandas.DataFrame):
+        data = np.asarray(data)
     if isinstance(data, np.ndarray) and isinstance(source, Table) and data.shape[1:] == (len(source.feature_columns),):
         data = pandas.DataFrame(data, columns=list(source.feature_columns))
-    path = Path("the records") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
+    path = Path("the table of new records") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
     if isinstance(data, pandas.DataFrame):
         frame = data.reset_index(drop=True)
         records = _framed(frame, path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)

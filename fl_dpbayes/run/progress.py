@@ -1,8 +1,10 @@
 """The live display of a run: round, sites, epsilon spent, time left, from the events that the server writes."""
 
+import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,7 @@ class Display:
                 spent = f"{epsilon:.3f} of {budget:g}" if epsilon is not None and budget else ""
                 self._set(event["site"], f"{event['status']} {event['detail']}".strip(), spent)
                 self._bar.advance(self._task)
-                if not self._console.is_terminal:
+                if not self._console.is_terminal and not self._console.is_jupyter:
                     place = f"round {event['round']}/{self._rounds}  {event['site']}"
                     self._console.print(f"{place}  {event['status']}  {event['detail'] or spent}", markup=False)
             case "evaluated":
@@ -112,14 +114,38 @@ def end_of_events(path: Path) -> int:
 def follow(reader: EventReader, rounds: int, console: Console, is_running: Callable[[], bool]) -> None:
     """Show a run's events until it is over."""
     display = Display(console, rounds)
-    with Live(
-        get_renderable=display.render, console=console, refresh_per_second=4, transient=True, redirect_stdout=False,
-        redirect_stderr=False, auto_refresh=console.is_terminal,
-    ):  # fmt: skip
+    with _shown(display, console) as refresh:
         running = True
         while running:
             running = is_running()
             for event in reader.new_events():
                 display.show(event)
+            refresh()
             if running:
                 time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def _shown(display: Display, console: Console) -> Iterator[Callable[[], None]]:
+    """Show a display while the context lasts; yield what brings it up to date."""
+    if not console.is_jupyter or console.quiet:
+        with Live(
+            get_renderable=display.render, console=console, refresh_per_second=4, transient=True, redirect_stdout=False,
+            redirect_stderr=False, auto_refresh=console.is_terminal,
+        ):  # fmt: skip
+            yield lambda: None
+        return
+    from IPython.display import HTML
+    from IPython.display import display as show
+
+    def page() -> HTML:
+        recorder = Console(record=True, file=io.StringIO(), width=100, force_jupyter=False)
+        recorder.print(display.render())
+        return HTML(recorder.export_html(inline_styles=True, code_format="<pre>{code}</pre>"))
+
+    # One cell output that is written anew; rich's own way needs ipywidgets.
+    handle = show(page(), display_id=True)
+    try:
+        yield lambda: handle.update(page())
+    finally:
+        handle.update(page())

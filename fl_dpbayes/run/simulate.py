@@ -20,6 +20,7 @@ from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.data.simulation import PARTITION_FILE, SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
+from fl_dpbayes.run.baselines import write_baselines
 from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
@@ -41,7 +42,7 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     plan = plan_sites(scenario, data_dir)
     folder = new_folder(run_folder, scenario.name)
     with folder_lock(folder):
-        prepare_simulation(scenario, plan, folder)
+        write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
         run_prepared(scenario, engine, folder, console)
     show_run(folder, console)
     return folder

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from fl_dpbayes.config.summary import parse_summary
-from fl_dpbayes.report.answer import Answer, answer, headline_rows, key_figures, median_rows
+from fl_dpbayes.report.answer import Answer, answer, headline_rows, median_rows
 from fl_dpbayes.report.page import write_report
-from fl_dpbayes.report.page_tables import all_metrics_table, facts, metric_table, privacy_table
+from fl_dpbayes.report.page_tables import all_metrics_table, facts, metric_table, privacy_table, run_tables
 from fl_dpbayes.report.run_files import write_summary
 from fl_dpbayes.report.tables import calibration_table
 from fl_dpbayes.report.tables import privacy_table as printed_privacy_table
@@ -25,10 +25,6 @@ def said(summary: dict) -> Answer:
     return answer(parse_summary(summary))
 
 
-def figures(summary: dict) -> list[tuple[str, str]]:
-    return key_figures(parse_summary(summary))
-
-
 def facts_of(summary: dict, **changes: object) -> dict[str, str]:
     return dict(facts(parse_summary(summary | changes)))
 
@@ -40,17 +36,18 @@ def row_of(summary, site, predictor):
 def test_answer_states_held_out_errors_and_privacy(summary):
     found = said(summary)
     assert found.calibration == (
-        "At held-out sites the averaged posterior's probabilities are off by 2.1 percentage points [1.2, 3.0]; the "
-        "last iterate's by 6.4 [5.5, 7.3] (debiased RMS calibration error, n = 450). Averaging over the posterior is "
-        "better calibrated."
+        "At held-out sites the probabilities are off by 2.1 percentage points [1.2, 3.0] (average of posterior "
+        "samples; debiased RMS calibration error, n = 450); those of the last iterate by 6.4 [5.5, 7.3]. Averaging "
+        "over the posterior is better calibrated."
     )
-    assert found.elsewhere.startswith("At shifted sites the averaged posterior's probabilities are off by 8.3")
+    assert found.elsewhere[0].startswith("At shifted sites the probabilities are off by 8.3")
+    assert found.elsewhere[1].startswith("At the median of the training sites")
+    assert "the risks are off. Check" in found.advice
     assert found.privacy == (
         "Every one of the 4 hospitals that trained spent at most epsilon 1.96 at delta 1e-4 (adding or removing one "
         "patient)."
     )
     assert found.cautions == ()
-    assert [value for value, _ in figures(summary)] == ["2.1", "6.4", "94.0%", "1.96"]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +65,26 @@ def test_verdict_follows_the_intervals(summary, posterior, last, verdict):
     row_of(summary, "pooled:held_out", "posterior")["intervals"]["rms_debiased"] = posterior
     row_of(summary, "pooled:held_out", "last")["intervals"]["rms_debiased"] = last
     assert said(summary).calibration.endswith(verdict)
+
+
+def test_an_error_cut_at_zero_is_told_by_its_interval(summary):
+    row = row_of(summary, "pooled:held_out", "posterior")
+    row["rms_debiased"], row["intervals"]["rms_debiased"] = 0.0, [0.0, 0.076]
+    found = said(summary)
+    assert "are off by between 0.0 and 7.6 percentage points (average" in found.calibration
+    assert "no error was seen, and one of 7.6 points is possible" in found.advice
+    shown = [cell for cells in run_tables(parse_summary(summary))["calibration"].rows for cell in cells]
+    assert ("0.0 to 7.6", "") in shown
+
+
+def test_the_first_sentence_says_who_and_how_often(summary):
+    for site in summary["sites"]:
+        site |= {"shares": [0.6, 0.4] if site["name"] == "island" else [0.9, 0.1]}
+    assert said(summary | {"class_names": ["well", "ill"]}).who == (
+        "Trained by 4 hospitals on 4,936 patients; tested on 300 records of 2 hospitals that did not train. Of "
+        "these 25% "
+        "are ill, 10% to 40% from hospital to hospital."
+    )
 
 
 @pytest.mark.parametrize(("intercept", "ends", "verdict"), [
@@ -101,15 +118,14 @@ def test_without_a_held_out_site_training_sites_answer_and_it_is_said(summary, h
 
 def test_what_was_not_measured_is_not_compared(summary):
     text = said(summary | {"calibration": [row for row in summary["calibration"] if row["predictor"] == "last"]})
-    assert "the last iterate's probabilities are off by 6.4 percentage points [5.5, 7.3]" in text.calibration
+    assert "the probabilities are off by 6.4 percentage points [5.5, 7.3] (last iterate;" in text.calibration
     assert not {"better", "posterior"} & set(text.calibration.split())
     nothing = said(summary | {"calibration": []})
-    assert (nothing.calibration, nothing.elsewhere) == ("Calibration at training sites was not measured.", "")
+    assert (nothing.calibration, nothing.elsewhere) == ("Calibration at training sites was not measured.", ())
 
 
 def test_privacy_is_said_of_the_costliest_site_and_never_where_it_is_not_known(summary):
     assert said(summary | {"seeded": True}).cautions[0].startswith("Seeded: not private.")
-    assert "not private (seeded)" in figures(summary | {"seeded": True})[-1][1]
     assert "is not recorded" in said(summary | {"evaluation_privacy": [TESTED | {"epsilon": None}]}).privacy
     assert said(summary | {"privacy": []}).privacy == "No privacy cost is recorded: no site trained."
     summary["privacy"][0]["delta"] = 1e-5
@@ -160,10 +176,8 @@ def test_one_made_up_site_of_three_cannot_move_the_headline_beyond_the_honest_si
 def test_the_median_is_what_is_read_first_of_three_sites_or_more(summary):
     made_up = three_sites(summary, (0.0, 0.9993, 400_000), (0.0, 0.9990, 400_700))
     found = said(made_up).calibration
-    assert found.startswith("At the median of the held-out sites the averaged posterior's probabilities are off by 5.0")
+    assert found.startswith("At the median of the held-out sites the probabilities are off by 5.0")
     assert "n = 400 at a site" in found
-    tiles = {meaning: value for value, meaning in figures(made_up)}
-    assert tiles["accuracy at the median of the held-out sites, averaged posterior"] == "80.0%"
     assert "median of held-out" in "".join(map(str, calibration_table(parse_summary(made_up)).columns[0].cells))
     run = parse_summary(summary)
     assert all(row.over == "pooled" for role in ("held_out", "shifted") for row in headline_rows(run, role).values())
@@ -197,7 +211,6 @@ def test_recalibration_stands_beside_the_posterior_everywhere(summary, tmp_path,
     assert "recalibrated" in shown(calibration_table, with_it, 120)
     assert said(with_it).calibration.endswith("Recalibrated, they are off by 1.1 [0.7, 1.5].")
     assert "Recalibrated" not in said(summary).calibration
-    assert "recalibrated posterior" in figures(with_it)[0][1]
 
 
 def test_cost_of_recalibration_is_a_column_and_the_larger_of_both_is_the_answer(summary, shown):
@@ -214,21 +227,17 @@ def test_cost_of_recalibration_is_a_column_and_the_larger_of_both_is_the_answer(
 
 def test_map_that_is_mostly_noise_does_not_come_first(summary):
     noisy = recalibrated(summary) | {"recalibration": {"method": "temperature", "noise": "it is mostly noise"}}
-    meanings = [meaning for _, meaning in figures(noisy)]
-    assert "averaged posterior" in meanings[0]
-    assert "recalibrated posterior" in meanings[2]
-    assert "mostly privacy noise" in meanings[2]
     assert said(noisy).calibration.endswith("but do not use that: the map is mostly privacy noise.")
 
 
 def test_sentences_tables_and_figures_call_one_sample_a_point_estimate(summary, figures_of, tmp_path):
-    assert "averaged posterior" in said(summary).calibration
+    assert "average of posterior samples" in said(summary).calibration
     for row in (*summary["calibration"], *summary["reliability"]):
         row |= {"samples": 1, "epistemic": None, "aleatoric": None}
-    run, text = parse_summary(summary), said(summary).calibration + said(summary).elsewhere
-    assert "combined point estimate's probabilities are off by" in text
+    run, text = parse_summary(summary), said(summary).calibration + "".join(said(summary).elsewhere)
+    assert "(combined point estimate; debiased" in text
     assert "The combined point estimate is better calibrated." in text
-    words = [text, *(meaning for _, meaning in key_figures(run)), *metric_table(run.calibration, "nll").columns]
+    words = [text, *metric_table(run.calibration, "nll").columns]
     words += [row[1][0] for row in all_metrics_table(run.calibration).rows]
     write_summary(summary, tmp_path)
     words += [figure.description + figure.svg for figure in figures_of(tmp_path).values()]
@@ -266,7 +275,6 @@ def test_a_run_without_privacy_has_no_word_of_an_account(not_private: dict, page
     assert "not private: ε is infinite" in body
     assert not [word for word in (*ACCOUNTING, "temperature", "δ", "μ") if word in body]
     assert said(not_private).privacy.startswith("Not private: epsilon is infinite.")
-    assert figures(not_private)[-1] == ("∞", "epsilon: not private")
     tested = printed(not_private | {"evaluation_privacy": [TESTED]})
     assert "island 0.895 2.00 1e-4 0.350 exact evaluation" in tested
     assert "north-clinic 1,234 200 ∞ ok" in tested

@@ -16,7 +16,7 @@ def test_every_figure_is_saved_its_text_stays_text_and_says_what_it_draws(report
     saved = {path.stem: path.read_text(encoding="utf-8") for path in (reported.parent / "figures").iterdir()}
     assert set(saved) == NAMES
     found = {name: set(texts(svg)) for name, svg in saved.items()}
-    held_out = {"Held-out sites, averaged posterior", "n = 450; off by 2.1 points [1.2, 3.0]"}
+    held_out = {"Held-out sites, average of posterior samples", "n = 450; off by 2.1 points [1.2, 3.0]"}
     assert held_out <= found["reliability-held_out-posterior"]
     assert {"budget 2", "north-clinic", "valley", "round", "epsilon"} <= found["epsilon"]
     assert {"all held-out sites", "island", "last iterate"} <= found["sites-ece"]

@@ -27,7 +27,9 @@ def test_a_warning_comes_back_from_json_and_is_worded_in_one_place() -> None:
         "decisive", "north", sites=3, role="train", metric="ECE", value=0.1, low=0.05, high=0.2, without=0.5
     )
     assert RunWarning.model_validate_json(found.model_dump_json()) == found
-    assert sentence(found).startswith("north decides what is pooled over the 3 train sites: their ECE is 0.100 [0.050,")
+    assert sentence(found).startswith(
+        "north decides what is pooled over the 3 training sites: their ECE is 0.100 [0.050,"
+    )
     assert "nan of inf" in sentence(warning("dominating", "a", held=float("nan"), all=float("inf"), share=0.5, role=""))
     assert "only 1 site took part" in sentence(warning("share-not-kept", sites=1, weight=1.0, share=0.5))
 

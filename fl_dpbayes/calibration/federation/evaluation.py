@@ -19,6 +19,7 @@ from fl_dpbayes.calibration.federation.counts import (
 from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
 from fl_dpbayes.calibration.federation.subgroups import Subgroup, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
+from fl_dpbayes.calibration.prior_shift import prevalence
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
 from fl_dpbayes.calibration.summarise import summarise, summarise_noised
@@ -136,6 +137,13 @@ class Evaluation:
         ]
         sites = [self._row(self._key(*key), statistics) for *key, statistics in self.places]
         return [*self._pooled_rows, *mean_rows(sites), *sites], reliability
+
+    def class_shares(self, site: str) -> tuple[float, ...] | None:
+        """Return the share of each class among a site's test records; None where its sums are noised or absent."""
+        found = next((place.statistics for place in self.places if place.site == site), None)
+        if not isinstance(found, CalibrationStatistics) or not found.count:
+            return None
+        return tuple(map(float, prevalence(found)))
 
     def pooled_metrics(self) -> dict[str, int | float]:
         """Return `<role>/<predictor>/<metric>` of the pooled roles, METRICS as far as they are defined."""

@@ -63,8 +63,9 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
 
     Label 1: dead or dependent at six months. 3 features are centred and scaled by public constants, 14 are indicators,
     8 deficits are 1, 0 or one half. Each patient is one privacy unit; `natural_site` is the hospital, for example
-    `uk-134`; `groups` are country, sex and age. Source: Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011.
-    Raises UserError if the shipped file was changed.
+    `uk-134`; `groups` are sex and age; `published` is the trial's own predicted risk, which was fitted on these
+    patients. Source: Sandercock, Niewada and Czlonkowska, Trials 12:101, 2011. Raises UserError if the shipped file
+    was changed.
     """
     content = _content()
     columns = {name: _column(values) for name, values in content["columns"].items()}
@@ -84,6 +85,7 @@ def load(source: BuiltIn, part: OfficialPart) -> Records:
         task=source.task,
         unit="patient",
         feature_names=FEATURE_NAMES,
+        published=columns["EXPDD"],
         groups={
             "sex": np.where(columns["SEX"] == "M", "male", "female"),
             "age": np.where(columns["AGE"] < 75, "under 75", "75 and over"),

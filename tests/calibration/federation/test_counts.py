@@ -75,7 +75,7 @@ def test_claim_beyond_the_card_is_rejected_and_one_below_it_is_named(federation,
     run.spoil(multiplied, ["evaluate"])
     said = run.run().warnings()
     assert any("south sent no evaluation: rejected: it counts" in text for text in said) == rejected
-    named = [text for text in said if text.startswith("south states") and "pooled result of role 'train'" in text]
+    named = [text for text in said if text.startswith("south states") and "pooled result of training sites" in text]
     assert len(named) == (not rejected)
     rows = [row for row in run.summary()["calibration"] if (row["role"], row["predictor"]) == ("train", "last")]
     n = {row["site"]: row["n"] for row in rows}

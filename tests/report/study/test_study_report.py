@@ -19,7 +19,7 @@ from fl_dpbayes.report.study.results import StudyResults, label_text, read_study
 from fl_dpbayes.report.study.tables import baseline_table, differences_table, figure_table, study_tables
 
 HALF = float(student.ppf(0.975, 2)) * 0.004 / math.sqrt(3)
-COMPARED = "Compared with the last iterate (3 seeds × 2 settings): the averaged posterior"
+COMPARED = "Compared with the last iterate (3 seeds × 2 settings): the average of posterior samples"
 
 
 def figures_of(found: StudyResults) -> dict[str, PanelFigure]:
@@ -39,7 +39,8 @@ def test_the_answer_opens_with_each_method_and_its_interval(study) -> None:
     answer = study_answer(study())
     assert (f"{100 * (0.031 - HALF):.1f}", f"{100 * (0.031 + HALF):.1f}") == ("2.1", "4.1")
     assert answer.lead == (
-        "At held-out sites the last iterate is off by 6.4 points [5.4, 7.4]; the averaged posterior by 3.1 points "
+        "At held-out sites the last iterate is off by 6.4 points [5.4, 7.4]; the average of posterior samples "
+        "by 3.1 points "
         "[2.1, 4.1]."
     )
     assert answer.differences == (f"{COMPARED} lowers the calibration error by 3.3 points [3.3, 3.3].",)
@@ -56,10 +57,13 @@ def test_a_difference_is_said_as_its_interval_allows(study) -> None:
 def test_one_seed_gives_no_interval_and_says_so(study) -> None:
     answer = study_answer(study(seeds=(2,), shifts=True))
     assert (
-        answer.lead == "At held-out sites the last iterate is off by 6.4 points; the averaged posterior by 3.1 points."
+        answer.lead
+        == "At held-out sites the last iterate is off by 6.4 points; the average of posterior samples by 3.1 points."
     )
     basis = "(one seed × 2 settings, hence no interval)"
-    assert answer.differences == (f"Compared with the last iterate {basis}: the averaged posterior -3.3 points.",)
+    assert answer.differences == (
+        f"Compared with the last iterate {basis}: the average of posterior samples -3.3 points.",
+    )
     assert "There is one seed: no interval can be given" in answer.basis
     assert "In the only seed it lies above 5 points first at" in answer.shifts
     assert "[" not in answer.lead + "".join(answer.differences) + answer.shifts
@@ -68,7 +72,8 @@ def test_one_seed_gives_no_interval_and_says_so(study) -> None:
 def test_the_worst_shift_is_named_and_where_the_error_is_surely_large(study) -> None:
     # Means at rotation: 3.1 + 2 severity, half an interval 1.0; gamma: 3.1 + 1.2 severity; noise: 3.1 + .1 severity.
     assert study_answer(study(shifts=True)).shifts == (
-        "Under shift, the averaged posterior is worst at rotation, severity 5: 13.1 points [12.1, 14.1]; unshifted: "
+        "Under shift, the average of posterior samples is worst at rotation, severity 5: 13.1 points [12.1, "
+        "14.1]; unshifted: "
         "3.1 points [2.1, 4.1]. Its whole interval lies above 5 points first at severity 2 of rotation; severity 3 of "
         "gamma. Its mean stays below 5 points at every severity of detector_noise."
     )
@@ -132,20 +137,20 @@ def test_the_table_of_a_figure_holds_its_numbers(study) -> None:
     half = float(student.ppf(0.975, 2)) * 0.01 / math.sqrt(3)
     for name, row in (
         ("methods-predictor", ["Dirichlet α", "100", "last iterate", "5.40", "[4.41, 6.39]", "3", "1"]),
-        ("methods-predictor", ["Dirichlet α", "0.1", "averaged posterior", "4.10", "[3.11, 5.09]", "3", "1"]),
-        ("shift-predictor", ["rotation", "5", "averaged posterior", "13.10", "[12.11, 14.09]", "3", "2"]),
+        ("methods-predictor", ["Dirichlet α", "0.1", "average of posterior samples", "4.10", "[3.11, 5.09]", "3", "1"]),
+        ("shift-predictor", ["rotation", "5", "average of posterior samples", "13.10", "[12.11, 14.09]", "3", "2"]),
         ("shift-predictor", ["gamma", "0", "last iterate", "6.40", "[5.41, 7.39]", "3", "2"]),
         ("conformal-coverage", ["gamma", "5", "as calibrated", "76.0", "[76.0, 76.0]", "3", "2"]),
-        ("subgroups", ["sex", "male", "averaged posterior", "5.10", "[4.11, 6.09]", "3", "2"]),
+        ("subgroups", ["sex", "male", "average of posterior samples", "5.10", "[4.11, 6.09]", "3", "2"]),
         ("shift-detection",
          ["rotation", "5", "epistemic uncertainty", "0.800", f"[{0.8 - half:.3f}, {0.8 + half:.3f}]", "3", "2"]),
-        ("epistemic", ["rotation", "3", "averaged posterior", "25.00", "[25.00, 25.00]", "3", "2"]),
+        ("epistemic", ["rotation", "3", "average of posterior samples", "25.00", "[25.00, 25.00]", "3", "2"]),
         ("seconds", ["Dirichlet α", "100", "seconds of a cell", "22.0", "[19.5, 24.5]", "3", "1"]),
-        ("sites", ["held-out sites", "away", "averaged posterior", "3.10", "[2.11, 4.09]", "3", "2"]),
+        ("sites", ["held-out sites", "away", "average of posterior samples", "3.10", "[2.11, 4.09]", "3", "2"]),
     ):  # fmt: skip
         assert row in rows(name)
     assert len(rows("shift-predictor")) == 3 * 6 * 2
-    (at,) = [row for row in rows("truth") if row[:3] == ["debiased RMS", "away: 2.79", "averaged posterior"]]
+    (at,) = [row for row in rows("truth") if row[:3] == ["debiased RMS", "away: 2.79", "average of posterior samples"]]
     assert at[3] == "3.10"
     (at,) = [row for row in rows("heterogeneity-predictor") if row[1].startswith("0.620") and "last" in row[2]]
     assert at[3] == "7.40"
@@ -200,7 +205,10 @@ def test_the_answer_keeps_to_the_focus_but_where_its_axis_is_compared(study) -> 
 
     found, compared = answer(["predictor", "aggregation"])
     assert found.lead.startswith("At held-out sites, with aggregation rule fald, the last iterate is off by 6.4 points")
-    assert "with aggregation rule fald (3 seeds × 2 settings): the averaged posterior lowers" in found.differences[0]
+    assert (
+        "with aggregation rule fald (3 seeds × 2 settings): the average of posterior samples lowers"
+        in found.differences[0]
+    )
     (predictor,) = [one.value for one in compared if one.axis == "predictor"]
     assert (predictor.mean, predictor.settings) == (pytest.approx(-0.033), 2)
     opening = answer(["aggregation", "predictor"])[0].lead
@@ -215,7 +223,7 @@ def test_tables_of_settings_differences_and_privacy(study) -> None:
     assert settings.columns[:3] == ("Dirichlet α", "ε asked", "Predictor")
     assert len(settings.rows) == 8
     assert settings.rows[0][:4] == (("100", ""), ("1", ""), ("last iterate", ""), ("5.4", "[4.4, 6.4]"))
-    rows, name = texts_of(tables["differences"]), "averaged posterior – last iterate"
+    rows, name = texts_of(tables["differences"]), "average of posterior samples – last iterate"
     assert ["predictor", name, "Calibration error, debiased RMS", "-3.3", "[-3.3, -3.3]", "3", "4"] in rows
     assert ["predictor", name, "Accuracy", "3.3", "[3.3, 3.3]", "3", "4"] in rows
     assert texts_of(tables["spent"]) == [["1.00", "3.96", "1e-4", "22", "6"], ["8.00", "3.96", "1e-4", "22", "6"]]
@@ -281,7 +289,7 @@ def test_a_damaged_folder_is_one_line(study_folder, name: str, content: str, wor
     assert "\n" not in str(caught.value)
 
 
-LANGEVIN = "sampler b, the averaged posterior"
+LANGEVIN = "sampler b, the average of posterior samples"
 
 
 @pytest.fixture
@@ -308,7 +316,7 @@ def beside(study_folder):
 
 def test_each_sampler_is_held_against_averaged_descent_at_each_budget(beside) -> None:
     found = [one for one in differences(read_study(beside), "rms_debiased") if one.method == LANGEVIN]
-    baseline = "sampler a, the averaged posterior"
+    baseline = "sampler a, the average of posterior samples"
     assert [(one.at, one.baseline) for one in found] == [("ε asked 1", baseline), ("ε asked 8", baseline)]
     assert [one.value.mean for one in found] == pytest.approx([0.02, -0.02])
     # Two values of the axis that is neither compared nor kept apart; the focus keeps to one rule.
@@ -318,12 +326,15 @@ def test_each_sampler_is_held_against_averaged_descent_at_each_budget(beside) ->
 def test_the_answer_names_both_directions_pools_neither_and_says_what_was_not_spent(beside) -> None:
     answer = study_answer(read_study(beside))
     assert answer.lead.startswith(
-        "At held-out sites, with rule fald, the baseline, sampler a, the averaged posterior, is off by 3.1 points ["
+        "At held-out sites, with rule fald, the baseline, sampler a, the average of posterior samples, is off "
+        "by 3.1 points ["
     )
     assert answer.lead.count("at ε asked") == 2
     # Three methods against the baseline, and the rules; the baseline's own axes are compared there.
     assert len(answer.differences) == 4
-    langevin = next(text for text in answer.differences if text.startswith("Sampler b, the averaged posterior"))
+    langevin = next(
+        text for text in answer.differences if text.startswith("Sampler b, the average of posterior samples")
+    )
     assert "+2.0 points [2.0, 2.0] at ε asked 1; -2.0 points [-2.0, -2.0] at ε asked 8." in langevin
     rule = next(text for text in answer.differences if text.startswith("Rule mixture against rule fald"))
     assert (rule.count("+10.0 points"), rule.count("-0.5 points")) == (2, 2)
@@ -338,10 +349,10 @@ def test_tables_hold_every_method_by_setting(beside) -> None:
     found = read_study(beside)
     table = texts_of(baseline_table(found))
     assert [row[:2] for row in table][:2] == [
-        ["ε asked 1", "sampler a, the last iterate"], ["ε asked 1", "sampler a, the averaged posterior"],
+        ["ε asked 1", "sampler a, the last iterate"], ["ε asked 1", "sampler a, the average of posterior samples"],
     ]  # fmt: skip
     assert len(table) == 2 * 2 * 2
-    assert [row[3] for row in table if row[1] == "sampler a, the averaged posterior"] == ["baseline"] * 2
+    assert [row[3] for row in table if row[1] == "sampler a, the average of posterior samples"] == ["baseline"] * 2
     assert "At" in differences_table(found).columns
 
 

@@ -1,0 +1,106 @@
+"""What simpler predictors reach on a simulation's test records, without privacy: the page shows them beside the run.
+
+They read the records of every virtual site in this process, which a run of real hospitals cannot.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+
+from fl_dpbayes.calibration.bins import on_grid
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch, merge
+from fl_dpbayes.calibration.summarise import measure
+from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.scenario import Scenario
+from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.summary import BaselineRecord, Baselines
+from fl_dpbayes.data.simulation import BASELINES_FILE
+from fl_dpbayes.data.site import Site, SiteSplit, load_site
+
+SHOWN = ("accuracy", "nll", "auroc", "rms_debiased")
+# A regression on more numbers than this would take longer than the run beside it.
+MOST_NUMBERS = 20_000_000
+Predict = Callable[[SiteSplit], npt.NDArray[np.float64]]
+
+
+def write_baselines(scenario: Scenario, site_files: Sequence[Path], run_folder: Path) -> None:
+    """Measure the baselines on the test records of each role, and write them for the run's summary.
+
+    `site_files`: those of all virtual sites. Raises UserError if a site cannot be loaded or the file not be written.
+    """
+    if scenario.evaluation.release != "public":
+        found = Baselines(missing={"all": "the sites' test records are not declared public (evaluation.release)"})
+    else:
+        found = baselines([load_site(read_site_file(path)) for path in site_files])
+    write_atomically(run_folder / BASELINES_FILE, found.model_dump_json(exclude_unset=True) + "\n")
+
+
+def baselines(sites: Sequence[Site]) -> Baselines:
+    """Fit each baseline to the training records of virtual sites, and measure it on the test records of each role.
+
+    `majority`: the class shares of all training records for everybody. `site_only` and `central`: scikit-learn's
+    logistic regression with an L2 penalty (C = 1) on the features of one training site, and of all of them.
+    `published`: the score that came with the records.
+    """
+    classes, missing = sites[0].task.classes, {}
+    trained = {site.name: (site.train.features, site.train.labels) for site in sites if site.train is not None}
+    features, labels = (np.concatenate(arrays) for arrays in zip(*trained.values(), strict=True))
+    shares = np.bincount(labels, minlength=classes) / len(labels)
+    found: list[tuple[str, str, Predict]] = [("majority", "", lambda part: np.tile(shares, (len(part.labels), 1)))]
+    if features.ndim != 2:
+        missing["site_only"] = missing["central"] = "the features are no vectors of numbers"
+    elif features.size * classes > MOST_NUMBERS:
+        missing["site_only"] = missing["central"] = "there are too many records and features to fit it beside a run"
+    else:
+        found += [("site_only", name, _regression(*own, classes)) for name, own in trained.items()]
+        found.append(("central", "", _regression(features, labels, classes)))
+    if all(site.test.published is not None for site in sites):
+        found.append(("published", "", _published))
+    else:
+        missing["published"] = "the data set has none"
+    rows = [row for name, own, predict in found for row in _rows(sites, name, own, predict)]
+    return Baselines(rows=tuple(rows), missing=missing)
+
+
+def _regression(features: npt.NDArray, labels: npt.NDArray, classes: int) -> Predict:
+    present = np.unique(labels)
+    model = LogisticRegression(max_iter=500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if len(present) > 1:
+            model.fit(features, labels)
+
+    def predict(part: SiteSplit) -> npt.NDArray[np.float64]:
+        probabilities = np.zeros((len(part.labels), classes))
+        if len(probabilities):
+            probabilities[:, present] = model.predict_proba(part.features) if len(present) > 1 else 1.0
+        return probabilities
+
+    return predict
+
+
+def _published(part: SiteSplit) -> npt.NDArray[np.float64]:
+    risk = np.zeros(0) if part.published is None else part.published
+    return np.stack([1 - risk, risk], axis=1)
+
+
+def _rows(sites: Sequence[Site], predictor: str, own: str, predict: Predict) -> Iterator[BaselineRecord]:
+    for role in dict.fromkeys(site.role for site in sites):
+        tested = [site.test for site in sites if site.role == role]
+        sums = reduce(merge, [from_batch(on_grid(predict(part)), part.labels) for part in tested])
+        if sums.count:
+            key = {"site": f"pooled:{role}", "role": role, "predictor": predictor, "trained_at": own}
+            yield BaselineRecord.model_validate(key | _measured(sums))
+
+
+def _measured(sums: CalibrationStatistics) -> dict[str, object]:
+    found = {key: value for key in SHOWN if (value := measure(METRICS[key], sums)) is not None}
+    intervals = {key: value.interval for key, value in found.items() if value.interval is not None}
+    return {"n": int(sums.count), "intervals": intervals} | {key: value.value for key, value in found.items()}

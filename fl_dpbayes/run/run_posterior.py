@@ -1,0 +1,90 @@
+"""The posterior of a finished run: its samples, and its chains as ArviZ takes them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import counted
+from fl_dpbayes.config.rule import Rule
+from fl_dpbayes.posterior.sample_store import PosteriorBank
+from fl_dpbayes.posterior.samples import PosteriorSamples
+from fl_dpbayes.posterior.store import StoredPosterior
+
+
+@dataclass(frozen=True, repr=False)
+class RunPosterior:
+    """The stored posterior of a run.
+
+    Attributes:
+        stored: the samples with their model, as `posterior.safetensors` holds them.
+        folder: the run directory.
+        rule: how it was made of the sites' samples.
+        sites: the sites that trained.
+    """
+
+    stored: StoredPosterior
+    folder: Path
+    rule: Rule
+    sites: tuple[str, ...]
+
+    @property
+    def samples(self) -> PosteriorSamples:
+        """Parameter name -> samples (`.arrays`), their `.weights` and `.temperatures`."""
+        return self.stored.samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __repr__(self) -> str:
+        count = sum(int(np.prod(array.shape[1:])) for array in self.samples.arrays.values())
+        return f"{counted(len(self), 'posterior sample')} of {count} parameters by rule {self.rule.rule!r}"
+
+    def to_arviz(self) -> Any:
+        """Return the chains as `arviz.InferenceData`: variables (chain, draw, *shape), weights and temperatures.
+
+        Chains are the sites', by name (`north`, or `north 1`, `north 2` where each ran several), where the rule keeps
+        them; of a rule that averages the sites in every round they are the averaged ones. Chains of unequal length
+        lose their first draws. ArviZ counts draws alike: `sample_stats.weight` says where the run does not.
+
+        Raises UserError if ArviZ is not installed.
+        """
+        try:
+            import arviz
+        except ImportError:
+            raise UserError("to_arviz needs ArviZ: pip install 'fl-dpbayes[arviz]'") from None
+        chains = self._chains()
+        least = min(map(len, chains.values()))
+        groups: Any = {
+            "posterior": {
+                name: np.stack([chain.arrays[name][-least:] for chain in chains.values()])
+                for name in self.samples.arrays
+            },
+            "sample_stats": {
+                "weight": np.stack([chain.weights[-least:] for chain in chains.values()]),
+                "temperature": np.stack([chain.temperatures[-least:] for chain in chains.values()]),
+            },
+        }
+        return arviz.from_dict(**groups, coords={"chain": list(chains)})
+
+    def _chains(self) -> dict[str, PosteriorSamples]:
+        from server.checkpoint import BANK_FOLDER
+        from server.strategies.fald import AVERAGED
+
+        bank, found = PosteriorBank(self.folder / BANK_FOLDER), {}
+        for name in (AVERAGED,) if self.rule.own_rounds else self.sites:
+            if (stored := bank.stored(name)) is not None:
+                samples, numbers = stored.in_memory(), bank.sample_chains(name)
+                several = len(np.unique(numbers)) > 1
+                for number in np.unique(numbers):
+                    chosen = _chosen(samples, numbers == number)
+                    found[f"{name} {number + 1}" if several else name] = chosen
+        return found or {"posterior": self.samples}
+
+
+def _chosen(samples: PosteriorSamples, rows: npt.NDArray[np.bool_]) -> PosteriorSamples:
+    arrays = {name: array[rows] for name, array in samples.arrays.items()}
+    return PosteriorSamples(arrays, samples.weights[rows], samples.temperatures[rows])

@@ -1,0 +1,73 @@
+"""Baselines beside a simulated run: what they predict, on whose records, and where they are not computed."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+
+from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.site_file import read_site_file
+from fl_dpbayes.config.summary import parse_summary
+from fl_dpbayes.data.simulation import BASELINES_FILE, plan_sites, prepare_simulation
+from fl_dpbayes.data.site import load_site
+from fl_dpbayes.report.page_tables import baselines_table
+from fl_dpbayes.run.baselines import baselines, write_baselines
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    scenario = load_scenario("quickstart")
+    folder = tmp_path_factory.mktemp("run")
+    return scenario, prepare_simulation(scenario, plan_sites(scenario, None), folder), folder
+
+
+@pytest.fixture(scope="module")
+def sites(prepared):
+    return [load_site(read_site_file(path)) for path in prepared[1]]
+
+
+def arrays(sites, role, part):
+    return (np.concatenate([getattr(getattr(s, part), key) for s in sites if s.role == role])
+            for key in ("features", "labels"))  # fmt: skip
+
+
+def test_baselines_are_what_the_page_says_they_are(sites):
+    rows = {(row.predictor, row.role, row.trained_at): row for row in baselines(sites).rows}
+    (x, y), (test_x, test_y) = arrays(sites, "train", "train"), arrays(sites, "held_out", "test")
+    risk = LogisticRegression(max_iter=500).fit(x, y).predict_proba(test_x)[:, 1]
+    central = rows["central", "held_out", ""]
+    assert central.n == len(test_y)
+    assert central.nll == pytest.approx(log_loss(test_y, risk), abs=1e-6)
+    assert central.auroc == pytest.approx(roc_auc_score(test_y, risk), abs=2e-3)
+    assert rows["majority", "held_out", ""].accuracy == pytest.approx(max(test_y.mean(), 1 - test_y.mean()))
+    assert rows["majority", "held_out", ""].nll == pytest.approx(log_loss(test_y, np.full(len(test_y), y.mean())))
+    published = np.concatenate([site.test.published for site in sites if site.role == "held_out"])
+    assert rows["published", "held_out", ""].nll == pytest.approx(log_loss(test_y, published), abs=1e-6)
+    alone = [key[2] for key in rows if key[:2] == ("site_only", "held_out")]
+    assert sorted(alone) == sorted(site.name for site in sites if site.role == "train")
+
+
+def test_what_cannot_be_computed_is_told(sites, prepared, tmp_path):
+    pictures = [replace(site, train=site.train and replace(site.train, features=site.train.features[:, None]),
+                        test=replace(site.test, published=None)) for site in sites]  # fmt: skip
+    found = baselines(pictures)
+    assert set(found.missing) == {"site_only", "central", "published"}
+    assert {row.predictor for row in found.rows} == {"majority"}
+    scenario = prepared[0].model_copy(
+        update={"evaluation": prepared[0].evaluation.model_copy(update={"release": "none"})}
+    )
+    write_baselines(scenario, [], tmp_path)
+    assert "not declared public" in json.loads((tmp_path / BASELINES_FILE).read_text())["missing"]["all"]
+
+
+def test_the_table_shows_one_row_of_all_that_trained_alone(sites):
+    rows = [row.model_dump(mode="json") for row in baselines(sites).rows]
+    summary = {"scenario": "a", "seed": 1, "versions": {}, "adjacency": "", "sites": [], "privacy": [],
+               "calibration": [], "bytes": {}, "seconds": {}, "configurations_tried": 1}  # fmt: skip
+    table = baselines_table(parse_summary(summary | {"baselines": {"rows": rows}}))
+    (alone,) = [row for row in table.rows[:4] if row[1][0] == "one site alone"]
+    areas = [row["auroc"] for row in rows if (row["predictor"], row["role"]) == ("site_only", "held_out")]
+    assert alone[2] == (f"{np.median(areas):.3f}", f"{min(areas):.3f} to {max(areas):.3f}")

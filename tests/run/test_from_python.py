@@ -1,0 +1,204 @@
+"""A simulation from Python, as an analyst writes it: a frame of hospitals, tables, figures, predictions, mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas
+import pytest
+import torch
+from rich.console import Console
+from sklearn.calibration import CalibrationDisplay
+from sklearn.metrics import log_loss, roc_auc_score
+from torch import nn
+
+import fl_dpbayes as fl
+from fl_dpbayes.run.frames import SiteRecords
+from fl_dpbayes.run.progress import EventReader, follow
+
+matplotlib.use("Agg")
+GENERATOR = np.random.default_rng(0)
+COLUMNS, CENTERS, SCALES = ["age", "pressure"], [60, 130], [10, 20]
+PRIVACY = {"epsilon": 4, "delta": 1e-3}
+
+
+def patients(count: int = 400) -> pandas.DataFrame:
+    signs = GENERATOR.normal(size=(count, 2))
+    is_sick = GENERATOR.random(count) < 1 / (1 + np.exp(-4 * signs[:, 0]))
+    return pandas.DataFrame({
+        "hospital": GENERATOR.choice(["St. Mary", "north", "south", "west"], count),
+        "age": 60 + 10 * signs[:, 0], "pressure": 130 + 20 * signs[:, 1], "ward": GENERATOR.choice(["a", "b"], count),
+        "sick": np.where(is_sick, "yes", "no"), "patient": np.arange(count) // 2,
+        "note": [f"note {number}" for number in range(count)],
+    }, index=[f"row {number}" for number in range(count)])  # fmt: skip
+
+
+FRAME = patients()
+
+
+class MyNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, records: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(records)))
+
+
+def sites(frame: pandas.DataFrame = FRAME, **changes: object) -> SiteRecords:
+    given = {"site": "hospital", "label": "sick", "features": COLUMNS, "centers": CENTERS, "scales": SCALES}
+    return fl.sites_from_frame(frame, **given | changes)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> fl.Run:
+    return fl.simulate(
+        sites(unit="patient"), {"training.thinning": 5}, model=MyNet(), sampler=fl.DPSGLD(step_size=0.3),
+        privacy=fl.Privacy(**PRIVACY), held_out=["St. Mary"], rounds=6, rule=fl.FALD(), quiet=True,
+        out=tmp_path_factory.mktemp("frame") / "run",
+    )  # fmt: skip
+
+
+def test_import_is_lazy_and_every_name_is_there() -> None:
+    code = "import sys; import fl_dpbayes; sys.exit(bool({'torch', 'flwr', 'pandas'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert all(getattr(fl, name).__doc__ for name in fl.__all__ if name != "__version__")
+    assert set(fl.__all__) <= set(dir(fl))
+    assert (Path(fl.__file__).parent / "py.typed").is_file()
+
+
+def test_the_run_is_what_was_asked_for(run) -> None:
+    assert set(run.privacy["site"]) == {"west", "north", "south"}
+    assert (run.privacy["epsilon"] <= 4).all()
+    assert set(run.privacy["unit"]) == {"patient"}
+    assert set(run.calibration.query("role == 'held_out'")["site"]) == {"St.-Mary", "pooled:held_out"}
+    scenario = run.scenario
+    assert (scenario.training.rounds, scenario.training.burn_in, scenario.training.thinning) == (6, 60, 5)
+    assert (scenario.privacy.epsilon, scenario.privacy.sampling_rate, scenario.privacy.temperature) == (4, 0.5, 1.0)
+    assert scenario.sampler.step_size.initial == 0.3
+    assert (run.folder / "records.parquet").is_file()
+
+
+def test_it_is_a_classifier_as_scikit_learn_has_them(run) -> None:
+    probabilities = run.predict_proba(FRAME)
+    assert run.classes_.tolist() == ["no", "yes"]
+    assert list(probabilities) == ["no", "yes", "total_uncertainty", "epistemic_uncertainty"]
+    assert (probabilities.index == FRAME.index).all()
+    assert probabilities[["no", "yes"]].sum(axis=1).to_numpy() == pytest.approx(1)
+    assert (probabilities["epistemic_uncertainty"] <= probabilities["total_uncertainty"]).all()
+    assert roc_auc_score(FRAME["sick"], probabilities[:, 1]) > 0.85
+    assert log_loss(FRAME["sick"], probabilities[run.classes_]) < 0.6
+    assert set(run.predict(FRAME)) == {"no", "yes"}
+    display = CalibrationDisplay.from_estimator(run, FRAME, FRAME["sick"])
+    assert display.y_prob == pytest.approx(probabilities["yes"])
+    # An array has the same columns in the same order and units.
+    assert run.predict_proba(FRAME[COLUMNS].to_numpy())[:, 1] == pytest.approx(probabilities[:, 1])
+
+
+def test_figures_page_and_what_it_does_not_overwrite(run, tmp_path) -> None:
+    axes = matplotlib.pyplot.subplots()[1]
+    assert run.plot_reliability("St. Mary", ax=axes) is axes
+    assert "St.-Mary" in axes.get_title()
+    assert run.plot_epsilon().get_ylabel() == "epsilon spent"
+    assert run.plot_sites("ece").get_xlabel() == "ece"
+    matplotlib.pyplot.close("all")
+    assert "<iframe sandbox srcdoc=" in run._repr_html_()
+    page = run.report(tmp_path / "report.html")
+    assert run.report(page).read_text() == (run.folder / "report.html").read_text()
+    (tmp_path / "mine.html").write_text("<!DOCTYPE html>")
+    with pytest.raises(fl.UserError, match="is no page of a run"):
+        run.report(tmp_path / "mine.html")
+
+
+def test_it_is_read_back_with_its_module_only(run) -> None:
+    before = run.predict_proba(FRAME)
+    assert fl.load_run(run.folder, model=MyNet()).predict_proba(FRAME).equals(before)
+    with pytest.raises(fl.UserError, match="is a module object"):
+        fl.load_run(run.folder).predict_proba(FRAME)
+
+
+@pytest.mark.filterwarnings("ignore:.*ArviZ is undergoing:FutureWarning")
+def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path) -> None:
+    pytest.importorskip("arviz")
+    averaged = run.posterior.to_arviz().posterior
+    assert averaged["chain"].to_numpy().tolist() == ["averaged chain"]
+    assert averaged["first.weight"].shape == (1, len(run.posterior), 4, 2)
+    arrays = fl.sites_from_arrays(FRAME[COLUMNS] / 100, FRAME["sick"], FRAME["hospital"])
+    mixed = fl.simulate(
+        arrays,
+        {"training.chains": 2, "training.thinning": 2},
+        rule=fl.Mixture(),
+        rounds=2,
+        quiet=True,
+        out=tmp_path / "run",
+    )
+    assert mixed.classes_.tolist() == ["no", "yes"]
+    assert mixed.predict_proba(FRAME[COLUMNS] / 100)[:, 1].shape == (len(FRAME),)
+    chains = mixed.posterior.to_arviz()
+    assert set(chains.posterior["chain"].to_numpy()) == {
+        f"{site} {number}" for site in ("St.-Mary", "north", "south", "west") for number in (1, 2)
+    }  # fmt: skip
+    weights = chains.posterior["1.weight"].to_numpy().reshape(-1, 2, 2)
+    assert np.allclose(np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0))
+
+
+def test_what_is_not_said_is_proposed_and_marked() -> None:
+    found = fl.sites_from_frame(FRAME.assign(age=FRAME["age"].where(FRAME["age"] < 75)), site="hospital", label="sick")
+    assert found.source.constants == "from_records"
+    assert found.source.categories == {"ward": ("a", "b")}
+    assert "age" in found.source.missing
+    assert "left out: note, 400 values of text" in repr(found)
+    assert sites().source.constants == "public"
+    ordered = FRAME.assign(sick=pandas.Categorical(FRAME["sick"], ["yes", "no"]))
+    assert sites(ordered).source.class_names == ("yes", "no")
+    with pytest.warns(UserWarning, match="feature 'age' is of size"):
+        sites(centers=None, scales=None, features=["age"])
+
+
+MISTAKES = {
+    "the frame has no such column, its columns are hospital": lambda: sites(label="sik"),
+    "1 of 400 rows have no value there": lambda: sites(FRAME.assign(sick=FRAME["sick"].where(FRAME.index != "row 0"))),
+    r"feature 'age': 1 of 400 .* \(first at index 'row 3'\)": lambda: sites(
+        FRAME.assign(age=FRAME["age"].where(FRAME.index != "row 3"))
+    ),
+    "'note' has 400 values of text": lambda: sites(features=["note"], centers=None, scales=None),
+    "which is the label, site or unit": lambda: sites(features=["sick"]),
+    "centers has 1 values for 2 features": lambda: sites(centers=[1]),
+    "held_out names 'east': choose among the sites": lambda: fl.simulate(sites(), held_out=["east"]),
+    "engine 'flower' runs sites in other processes": lambda: fl.simulate(sites(), model=MyNet(), engine="flower"),
+    "simulate takes no 'epochs'": lambda: fl.simulate(sites(), epochs=3),
+    "give records of sites_from_frame": lambda: fl.simulate(FRAME),
+    "give an object such as DPSGLD": lambda: fl.simulate(sites(), sampler=fl.DPSGLD),
+    "did you mean 'privacy'": lambda: fl.simulate(sites(), {"privcy.epsilon": 2}),
+    "needs 20: name it in held_out": lambda: fl.simulate(sites(FRAME[(FRAME["hospital"] != "west")
+                                                                     | (FRAME["patient"] < 20)])),
+    "Privacy: epsilon is -1": lambda: fl.Privacy(epsilon=-1, delta=1e-3),
+    "did you mean 'step_size'": lambda: fl.DPSGLD(stepsize=1),
+    "takes its values by name": lambda: fl.Privacy(4, 1e-3),
+    "give one for each of the 3 records": lambda: fl.sites_from_arrays(np.ones((3, 2)), [0, 1], ["a", "b", "c"]),
+    "is not a run directory": lambda: fl.load_run("nowhere"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_a_mistake_is_told_in_one_sentence_and_leaves_nothing(said, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fl.UserError, match=said) as error:
+        MISTAKES[said]()
+    assert error.value._render_traceback_() == [f"UserError: {error.value}"]
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_notebook_shows_progress_in_one_output(tmp_path, monkeypatch) -> None:
+    shown = []
+
+    class Handle:
+        update = staticmethod(shown.append)
+
+    monkeypatch.setattr("IPython.display.display", lambda page, display_id: shown.append(page) or Handle())
+    (tmp_path / "events").write_text('{"event": "roster", "sites": {"north": "train"}}\n')
+    follow(EventReader(tmp_path / "events"), 3, Console(force_jupyter=True), lambda: False)
+    assert "north" in shown[-1].data
+    assert "0/4" in shown[-1].data
