@@ -361,6 +361,7 @@ class Summary(SummaryPart):
     aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
     clipped: bool = True
+    coupling: Text = ""
     averaged_temperature: Number = None
     privacy: tuple[PrivacyRecord, ...]
     small_delta: SmallDeltaRecord | None = None
