@@ -45,7 +45,7 @@ th { white-space: normal; vertical-align: bottom; background: var(--wash);
 td { border-top: 1px solid var(--grid); }
 tbody tr:first-child td { border-top: 0; }
 .text { text-align: left; }
-td.text { max-width: 22rem; white-space: normal; }
+td.text { min-width: 6.5rem; max-width: 22rem; white-space: normal; }
 td.text:first-child { min-width: 9rem; overflow-wrap: anywhere; }
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
 th { position: sticky; top: 0; z-index: 1; }
