@@ -6,6 +6,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message
 
 from clients.messages import RefusedError
+from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.site_file import SiteFile, read_own_site_file, read_site_file
 from fl_dpbayes.config.task import check_prevalence_classes
 from fl_dpbayes.data.site import shift_label
@@ -53,6 +54,7 @@ def card_of(site_file: SiteFile) -> SiteCard:
         evaluation_release=site_file.policy.evaluation_release,
         prevalence=site_file.prevalence,
         seeded=site_file.insecure_seed is not None,
+        code=tuple(code for name in site_file.policy.allowed_code if (code := installed_code(name)) is not None),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from clients.messages import RefusedError
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.plan import NoPrivacyPlan
+from fl_dpbayes.config.plan import NoPrivacyPlan, TrainingPlan
 from fl_dpbayes.config.recalibration import RecalibrationPlan
 from fl_dpbayes.config.site_file import SiteFile
 from fl_dpbayes.config.task import ModuleModel
@@ -23,8 +23,13 @@ def check_code(site_file: SiteFile, request: Config) -> None:
 
     Raises RefusedError POLICY_DENIED with the field.
     """
-    model, allowed = getattr(request, "model", None), site_file.policy.allowed_code
-    _deny({"model.factory": isinstance(model, ModuleModel) and model.factory not in allowed})
+    model, plan = getattr(request, "model", None), getattr(request, "plan", None)
+    allowed = site_file.policy.allowed_code
+    sampler = plan.sampler if isinstance(plan, TrainingPlan) else None
+    _deny({
+        "model.factory": isinstance(model, ModuleModel) and model.factory not in allowed,
+        "plan.sampler.kind": sampler is not None and bool(sampler.implemented_by) and sampler.kind not in allowed,
+    })  # fmt: skip
 
 
 def check_training_policy(site_file: SiteFile, request: TrainRequest) -> Shapes:

@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CNN", "DPSGD", "DPSGHMC", "DPSGLD", "FALD", "MLP", "Consensus", "DPAdam", "DPBayesByBackprop", "DPMCDropout",
     "Distillation", "FedAvg", "FedBE", "FedPA", "Logistic", "Mixture", "ModuleModel", "NoPrivacy", "PredBayes",
-    "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "private_chain", "simulate",
-    "sites_from_arrays", "sites_from_frame", "strategies",
+    "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "predict_proba",
+    "private_chain", "simulate", "sites_from_arrays", "sites_from_frame", "strategies",
 ]  # fmt: skip
 
 

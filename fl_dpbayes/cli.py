@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-INTERRUPTED = 130  # what typer makes of Ctrl-C
+INTERRUPTED = 130  # what a shell makes of Ctrl-C, and typer
 console = Console()
 errors = Console(stderr=True)
 
@@ -406,19 +406,19 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> None:
-    """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake that the user can correct."""
+    """Run the command line: status 0 for success, 1 for a failure, 2 for a mistake of the user, 130 for a stop."""
     # A terminated command must end the processes that it started, as an interrupted one does.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         status = commands()(standalone_mode=False) or 0
         if status == INTERRUPTED:
             errors.print("stopped", style="red")
-        sys.exit(min(status, 1))
+        sys.exit(status)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
     except Stopped as stop:
-        _fail(f"stopped: {stop}", 1)
+        _fail(f"stopped: {stop}", INTERRUPTED)
     except UserError as error:
         _fail(f"error: {error}", 2)
     except Exception as error:

@@ -11,6 +11,7 @@ from flwr.app import MessageType
 from flwr.serverapp import Grid
 
 from fl_dpbayes.config.errors import RunWarning, UserError, warning
+from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.protocol.card import SiteCard
@@ -225,6 +226,8 @@ def _cards(
                 raise ValueError(card.describe())
             if reason := taken.get(card.name, _taken(card.name) if card.name in members else ""):
                 raise ValueError(reason)
+            if reason := _other_code(card, scenario.named_code):
+                raise ValueError(reason)
             if card.role == "train" and card.units < least_units:
                 raise ValueError(
                     f"{card.name} declares {card.units} units, and at the plan's sampling rate a site that trains "
@@ -252,6 +255,26 @@ def _agreeing(members: dict[str, Member], left_out: list[RunWarning], order: Seq
         if member.card.task != task:
             left_out.append(_differs(member, task))
     return Roster(tuple(member for member in ordered if member.card.task == task), tuple(left_out))
+
+
+def _other_code(card: SiteCard, names: Sequence[str]) -> str:
+    """Say why a site would not run the code that the server runs; an empty text if it would."""
+    theirs = {code.name: code for code in card.code}
+    for name in names:
+        ours, found = installed_code(name), theirs.get(name)
+        if ours is None:
+            # A module object of this process, which only its own simulated sites can have.
+            continue
+        if found is None:
+            return (
+                f"{card.name} does not allow {name!r} (policy.allowed_code of its site file), or has not installed it"
+            )
+        if found.digest != ours.digest:
+            return (
+                f"{card.name} has other code for {name!r}: {found.described()}, the server {ours.described()}: install "
+                "the same version at both"
+            )
+    return ""
 
 
 def _taken(name: str) -> str:

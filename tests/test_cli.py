@@ -60,7 +60,7 @@ WRONG = {
     f"{SOLVE} --schedule {{initial=1}}": "error: --schedule is {initial=1}",
     f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "error: --schedule: initial is -1",
     f'{SOLVE} --schedule {{kind="constant"}}': "error: --schedule: initial: field required",
-    f"{SOLVE} --schedule 3": "error: --schedule is 3",
+    f"{SOLVE} --schedule [3]": "error: --schedule is [3]",
     f"{SOLVE} --temperature 2": "--temperature is 2.0, but --coupling constant has no",
     f"{SOLVE} --coupling langevin --temperature 2": "--coupling langevin finds its own",
     "account --delta 2 --sigma 1 --q 1 --steps 1": "--delta is 2",

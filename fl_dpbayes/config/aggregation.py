@@ -4,10 +4,11 @@ The rules that average weights or precisions rely on hidden units that mean the 
 number start from the same broadcast weights. The mixture needs no such alignment.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
+from fl_dpbayes.config.installed_code import RULES, extended
 from fl_dpbayes.config.plan import TrainingPlan
 from fl_dpbayes.config.rule import LargestShare, PublicInputs, Rule, SiteWeights
 from fl_dpbayes.config.sampler import GaussianPrior, LaplacePrior, Sampler
@@ -230,6 +231,8 @@ Aggregation = Annotated[
     Mixture | FALD | FedAvg | FedBE | FedPA | Consensus | Product | Distillation | PredBayes,
     Field(discriminator="rule"),
 ]
+if not TYPE_CHECKING:
+    __getattr__ = extended(globals(), "Aggregation", RULES, Rule)
 
 
 def with_default_rule(content: Any) -> Any:

@@ -19,7 +19,7 @@ class UserError(Exception):
 class Stopped(Exception):  # noqa: N818
     """A run that the person at the keyboard stopped; the text says what was kept and how to go on.
 
-    The command line prints it and ends with status 1.
+    The command line prints it and ends with status 130.
     """
 
 

@@ -7,9 +7,12 @@ from types import ModuleType
 from fl_dpbayes.config.errors import UserError
 
 
-def implementation(package: str, kind: str) -> ModuleType:
-    """Import what implements a kind, such as `fl_dpbayes.posterior.rules` and `product`."""
-    return import_module(f"{package}.{kind.replace('-', '_')}")
+def implementation(package: str, kind: str, implemented_by: str = "") -> ModuleType:
+    """Import what implements a kind, such as `fl_dpbayes.posterior.rules` and `product`.
+
+    `implemented_by`: the module that a registered record names, which has no place in the package.
+    """
+    return import_module(implemented_by or f"{package}.{kind.replace('-', '_')}")
 
 
 def check_origin(module: ModuleType) -> None:

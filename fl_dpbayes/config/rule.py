@@ -69,6 +69,8 @@ class Rule(Config):
         joins_temperatures: samples keep the temperatures of their sites.
         shows_mixing: the mixing of the sites' chains, or of the averaged one, bears on the result.
         needs_temperature: it uses the spread of samples, which must have a temperature.
+        implemented_by: the module with `combine`, in a package that registers the rule by an entry point of
+            `fl_dpbayes.rules`.
     """
 
     whole_prior: ClassVar[bool] = False
@@ -78,6 +80,7 @@ class Rule(Config):
     joins_temperatures: ClassVar[bool] = False
     shows_mixing: ClassVar[bool] = True
     needs_temperature: ClassVar[bool] = False
+    implemented_by: ClassVar[str] = ""
 
     rule: str
 

@@ -6,11 +6,12 @@ module of that name in `fl_dpbayes/samplers`, and a plan's privacy settings must
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
 from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.installed_code import SAMPLERS, extended
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -85,7 +86,8 @@ class SamplerSettings(Config):
     for a temperature its states are those of an optimiser, not posterior samples. `rescales`: steps are scaled by
     what gradients were before, so that only the first moment is linear in them. `draws_samples`: posterior samples
     are drawn at random from the state, they are not its positions. `needs_hidden_units`: it has nothing to do in a
-    model without hidden units that are trained.
+    model without hidden units that are trained. `implemented_by`: the module with `build`, in a package that registers
+    the sampler by an entry point of `fl_dpbayes.samplers`.
     """
 
     position: ClassVar[tuple[str, ...]] = ("parameters",)
@@ -94,6 +96,7 @@ class SamplerSettings(Config):
     rescales: ClassVar[bool] = False
     draws_samples: ClassVar[bool] = False
     needs_hidden_units: ClassVar[bool] = False
+    implemented_by: ClassVar[str] = ""
 
     step_size: StepSizeSchedule = ConstantStepSize(initial=0.2)
     prior: Prior = GaussianPrior()
@@ -240,6 +243,8 @@ class MCDropout(SamplerSettings):
 
 
 Sampler = Annotated[SGLD | SGD | Adam | SGHMC | BayesByBackprop | MCDropout, Field(discriminator="kind")]
+if not TYPE_CHECKING:
+    __getattr__ = extended(globals(), "Sampler", SAMPLERS, SamplerSettings)
 
 
 def spread_of(scale: float) -> float:

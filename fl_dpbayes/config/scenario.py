@@ -116,8 +116,9 @@ class Scenario(Config):
 
     @property
     def named_code(self) -> tuple[str, ...]:
-        """The code beside this package that a run needs at every site."""
-        return (self.model.factory,) if isinstance(self.model, ModuleModel) else ()
+        """The code beside this package that a run needs at every site: its model's factory, a registered sampler."""
+        factory = (self.model.factory,) if isinstance(self.model, ModuleModel) else ()
+        return factory + ((self.sampler.kind,) if self.sampler.implemented_by else ())
 
     def _check_keys(self) -> None:
         training_sites = [name for name, site in self.sites.items() if site.role == "train"]

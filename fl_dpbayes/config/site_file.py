@@ -75,7 +75,8 @@ class Policy(Config):
     its frozen body. `allow_downloads` lets a request name a frozen network whose weights torchvision fetches.
     `max_test_records_per_unit` caps what one patient can add to a noised evaluation table, or to the counts of isotonic
     recalibration; further records of that unit are left out of it. `allowed_code`: installed code beside this package
-    that a request may name, with any settings: factories of own modules, `package.module:function`.
+    that a request may name, with any settings: factories of own modules, `package.module:function`, and the kinds of
+    samplers that installed packages register.
     """
 
     max_run_epsilon: PositiveOrInfinite

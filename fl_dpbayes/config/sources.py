@@ -7,13 +7,14 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.data_folder import known_folder
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.installed_code import SOURCES, extended
 from fl_dpbayes.config.names import GroupText
 from fl_dpbayes.config.task import Task
 
@@ -27,7 +28,13 @@ ONLY_TRAIN: dict[OfficialPart, str] = {"train": "train"}
 
 
 class SourceConfig(Config):
-    """What every source says of itself, beside its keys, without loading a record."""
+    """What every source says of itself, beside its keys, without loading a record.
+
+    `implemented_by`: the module with `load`, in a package that registers the source by an entry point of
+    `fl_dpbayes.sources`.
+    """
+
+    implemented_by: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -420,3 +427,5 @@ class Radiographs(SyntheticSites):
 Source = Annotated[
     BuiltIn | Table | Arrays | ImageFolder | HuggingFace | Logistic2D | Radiographs, Field(discriminator="kind")
 ]
+if not TYPE_CHECKING:
+    __getattr__ = extended(globals(), "Source", SOURCES, SourceConfig)

@@ -55,6 +55,15 @@ class SiteRecord(SummaryPart):
     shares: tuple[float, ...] | None = None
 
 
+class CodeRecord(SummaryPart):
+    """Code beside this package that the run used, as it stands at the server and at every site that took part."""
+
+    name: Text
+    distribution: Text = ""
+    version: Text = ""
+    digest: Text
+
+
 class PrivacyRecord(SummaryPart):
     """What a run cost one site; `temperature` is the mean over steps weighted by step size.
 
@@ -345,6 +354,7 @@ class Summary(SummaryPart):
     run: Text = ""
     resumed_after: tuple[int, ...] = ()
     versions: dict[str, Text]
+    code: tuple[CodeRecord, ...] = ()
     adjacency: Text
     seeded: bool = False
     private: bool = True
@@ -356,6 +366,7 @@ class Summary(SummaryPart):
     aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
     clipped: bool = True
+    coupling: Text = ""
     averaged_temperature: Number = None
     privacy: tuple[PrivacyRecord, ...]
     small_delta: SmallDeltaRecord | None = None

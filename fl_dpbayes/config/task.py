@@ -145,6 +145,12 @@ def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _factory(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:\w+(\.\w+)*", value) or len(value) > 200:
+        raise ValueError(f"{value[:60]!r} names no factory: write 'package.module:function', in up to 200 characters")
+    return value
+
+
 class ModuleModel(Config):
     """A torch module of one's own, records (N, *shape) -> logits (N, classes), no record of which depends on another.
 
@@ -155,7 +161,7 @@ class ModuleModel(Config):
     """
 
     kind: Literal["module"] = "module"
-    factory: Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+(\.\w+)*$")]
+    factory: Annotated[str, AfterValidator(_factory)]
     settings: Annotated[dict[str, Any], AfterValidator(_check_settings)] = Field(default_factory=dict)
     trainable: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
     weights: WeightsDigest | None = None

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from fl_dpbayes.config.base import Message
+from fl_dpbayes.config.installed_code import InstalledCode
 from fl_dpbayes.config.names import EvaluationRelease, OutsideText, Role, SiteName
 from fl_dpbayes.config.task import SitePrevalence, Task
 
@@ -16,6 +17,7 @@ class SiteCard(Message):
     """Answer to a query: who the site is, its role, its declared size and what it lets out.
 
     `prevalence`: the declared shares of its classes; `estimated` says that the site estimates them and keeps them.
+    `code`: what is installed here of the code that its policy allows.
     """
 
     protocol: Literal[1] = 1
@@ -28,6 +30,7 @@ class SiteCard(Message):
     evaluation_release: EvaluationRelease
     prevalence: SitePrevalence | None = None
     seeded: bool
+    code: Annotated[tuple[InstalledCode, ...], Field(max_length=100)] = ()
 
     @model_validator(mode="after")
     def _trains_on_something(self) -> "SiteCard":

@@ -15,7 +15,7 @@ from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.template import CONTENTS, RUN
-from fl_dpbayes.report.wording import event, neighbours, small_delta_text, temperature_notes
+from fl_dpbayes.report.wording import account_notes, event, neighbours, temperature_notes
 
 PAGE = "report.html"
 
@@ -34,7 +34,7 @@ def write_report(run_dir: Path | str) -> Path:
         run=run,
         answer=answer(run),
         adjacency=neighbours(run),
-        small_delta=small_delta_text(run),
+        small_delta=account_notes(run),
         approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
         temperatures=temperature_notes(run),
         facts=facts(run),

@@ -98,7 +98,10 @@ def _environment(home: Path, resources: Resources) -> dict[str, str]:
     # Ray of its own listens on the loopback address only: it runs the code of whoever reaches its ports.
     address, own = resources.ray_address, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     ray = {"RAY_ADDRESS": address} if address else own
+    # Its processes run in another folder, and import a user's own code as this one does.
+    paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return os.environ | ray | {
+        "PYTHONPATH": os.pathsep.join(paths),
         "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONUNBUFFERED": "1",

@@ -78,7 +78,7 @@ def sites_from_frame(
     Args:
         frame: one row per record.
         site: the column that names each record's site.
-        label: the column of classes: numbers from 0, or words, which are classes in alphabetical order.
+        label: the column of classes: numbers from 0, or words, in alphabetical order or that of a Categorical.
         unit: the column of privacy units, such as the patient; without it each row is one.
         features: the columns to predict from. Without them all others are used, and centers, scales and constants for
             missing values are proposed from the records: a simulation's page says so, a hospital would refuse them.
@@ -122,6 +122,8 @@ def sites_from_frame(
     content = {key: [values.get(name, found["numbers"][name][place]) for name in found["numbers"]]
                for place, (key, values) in enumerate(given.items())}  # fmt: skip
     classes = class_texts(_plain(frame[label]), f"label {label!r}")
+    if isinstance(frame[label].dtype, pandas.CategoricalDtype):
+        classes = [name for name in map(str, frame[label].cat.categories) if name in classes]
     table = pandas.DataFrame({name: column_texts(_plain(frame[name])) for name in keys.values()})
     for name in used.columns.difference(list(left_out), sort=False):
         is_word = name in found["categories"]

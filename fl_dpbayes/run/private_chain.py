@@ -8,6 +8,7 @@ import copy
 import logging
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,16 @@ from torch.utils.data import Dataset
 
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.files.atomic_file import read_sealed_json, write_sealed_json
 from fl_dpbayes.config.plan import Adjacency, PrivacyPlan, TrainingPlan
 from fl_dpbayes.config.sampler import SGLD, ConstantStepSize
-from fl_dpbayes.models.parameters import arrays_to_vector, to_vector, trainable_parameters, vector_to_arrays
+from fl_dpbayes.models.parameters import (
+    arrays_to_vector,
+    parameter_shapes,
+    to_vector,
+    trainable_parameters,
+    vector_to_arrays,
+)
 from fl_dpbayes.models.rows import RowsDependError, repeatable, validate_module
 from fl_dpbayes.posterior.predictive import predictive_probabilities
 from fl_dpbayes.posterior.samples import PosteriorSamples
@@ -28,7 +36,8 @@ from fl_dpbayes.privacy.events import History, history_of_steps
 from fl_dpbayes.privacy.planned_noise import planned_chain
 from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
 from fl_dpbayes.privacy.streams import Streams
-from fl_dpbayes.protocol.arrays import Arrays
+from fl_dpbayes.protocol.arrays import Arrays, SentArray, read_sent_arrays
+from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.samplers.chain import ChainDivergedError, run_chain
 from fl_dpbayes.samplers.minibatch import TrainingRecords
 from fl_dpbayes.samplers.state_vectors import initial_vectors
@@ -89,9 +98,7 @@ class ChainRelease:
         """
         if not len(self.samples):
             raise UserError("this stretch kept no posterior sample: lower burn_in or thinning")
-        device = next(self.module.parameters()).device
-        rows = np.asarray(features, np.float32)
-        return predictive_probabilities(self.module, self.samples.arrays, self.samples.weights, rows, device=device)
+        return predict_proba(self.module, self.samples, features)
 
 
 class PrivateChain:
@@ -105,7 +112,7 @@ class PrivateChain:
         *,
         units: npt.ArrayLike | None = None,
         declared: int | None = None,
-        position: Position | None = None,
+        position: Position | Path | None = None,
         **plan: Any,
     ) -> None:
         """Plan the whole chain; no step is taken.
@@ -114,9 +121,10 @@ class PrivateChain:
         label), or the two as tensors or arrays, labels 0 .. classes - 1. `units`: the privacy unit of each record, such
         as a patient's number, shape (N,); None: each record is one. `declared`: n, a public number of units that need
         not be exact; None counts them, and their number is then public. `position`: where the steps that are spent are
-        written before they are taken, plain numbers and text: the ConfigRecord of a node's `context.state`. `plan`:
-        fields of `TrainingPlan`: rounds (1), steps_per_round (200), burn_in (half), thinning (5), sampler (DP-SGLD at
-        step size 0.1), and prior_share, 1/K where K sites share the prior.
+        written before they are taken: a file in a folder of its own, or a mapping that outlives this object, such as a
+        ConfigRecord of a node's `context.state`. `plan`: fields of `TrainingPlan`: rounds (1), steps_per_round (200),
+        burn_in (half), thinning (5), sampler (DP-SGLD at step size 0.1), and prior_share, 1/K where K sites share the
+        prior.
 
         Raises UserError if module, data, plan and position do not fit each other, or no noise meets the budget.
         """
@@ -142,41 +150,28 @@ class PrivateChain:
         if self._epsilon > privacy.epsilon:
             raise UserError(f"this plan costs epsilon {self._epsilon:.3g}, above {privacy.epsilon}: give more noise")
         self._check_classes()
-        self._position = {} if position is None else position
+        self._position: Position | Path = {} if position is None else position
         self._plan_digest = digest(self._plan) + f" {self.units}"
         self._last: Arrays | None = None
 
-    @property
-    def steps_done(self) -> int:
-        """Number of steps that are spent, as the position has it.
-
-        Raises UserError if the position is that of another plan.
-        """
-        if not self._position:
-            return 0
-        done = self._position.get("steps")
-        if self._position.get("plan") != self._plan_digest or not isinstance(done, int):
-            raise UserError("the position is that of another plan, whose steps are spent: go on with that plan")
-        return done
-
-    def advance(self, start: Mapping[str, npt.NDArray] | None = None) -> ChainRelease:
+    def advance(self, start: Mapping[str, npt.NDArray] | Mapping[str, SentArray] | None = None) -> ChainRelease:
         """Run the next `steps_per_round` steps, whichever round a server believes this is.
 
         They count as spent before the first of them is taken, and stay so if the stretch fails.
 
-        `start`: parameter name -> array, all finite, from which the stretch starts; None: where this object stopped,
-        or the module's own parameters. Raises UserError if every planned step is spent, ValueError if the start does
-        not fit the module, ChainDivergedError if the chain did. The text of an error holds nothing of the records.
+        `start`: parameter name -> array, all finite, or a message's ArrayRecord of them, which is bounded before it is
+        read; None: where this object stopped, or the module's own parameters. Raises UserError if every planned step
+        is spent, ValueError if the start does not fit the module, ChainDivergedError if the chain did. The text of an
+        error holds nothing of the records.
         """
-        first, size = self.steps_done, self._plan.steps_per_round
-        if first + size > self._plan.total_steps:
-            raise UserError(f"all {self._plan.total_steps} planned steps are spent: no further step is taken")
-        begun = self._last if start is None else start
+        begun: Any = self._last if start is None else start
+        if begun is not None and not all(isinstance(array, np.ndarray) for array in begun.values()):
+            layout = {name: (shape, np.dtype(np.float32)) for name, shape in parameter_shapes(self._module).items()}
+            begun = read_sent_arrays(begun, layout)
         vector = to_vector(self._module) if begun is None else arrays_to_vector(begun, self._module)
         if not vector.isfinite().all():
             raise ValueError("the start has a value that is not finite")
-        self._position["plan"] = self._plan_digest
-        self._position["steps"] = first + size
+        first, size = self._reserved(), self._plan.steps_per_round
         module = copy.deepcopy(self._module)
         repeatable(next(iter(trainable_parameters(module).values())).device)
         vectors = initial_vectors(self._plan.sampler, vector)
@@ -197,6 +192,25 @@ class PrivateChain:
             step_size=float(self._chain.step_sizes[first + size - 1]), privacy=self._privacy(first + size),
             module=self._module,
         )  # fmt: skip
+
+    def _reserved(self) -> int:
+        if not isinstance(self._position, Path):
+            return self._first_reserved(self._position)
+        with folder_lock(self._position.parent):
+            kept = read_sealed_json(self._position) if self._position.is_file() else {}
+            first = self._first_reserved(kept)
+            write_sealed_json(self._position, kept)
+        return first
+
+    def _first_reserved(self, position: Position) -> int:
+        """Write down that the next stretch is spent, and return its first step."""
+        first, end = position.get("steps", 0), self._plan.total_steps
+        if position and (position.get("plan") != self._plan_digest or not isinstance(first, int)):
+            raise UserError("the position is that of another plan, whose steps are spent: go on with that plan")
+        if first + self._plan.steps_per_round > end:
+            raise UserError(f"all {end} planned steps are spent: no further step is taken")
+        position["plan"], position["steps"] = self._plan_digest, first + self._plan.steps_per_round
+        return first
 
     def _history(self, steps: int) -> History:
         return history_of_steps(self._chain.noise_multipliers[:steps], self._plan.privacy.sampling_rate)
@@ -230,6 +244,14 @@ def private_chain(
     privacy anew: calls on the same records add up.
     """
     return PrivateChain(module, data, privacy, units=units, **plan).advance()
+
+
+def predict_proba(
+    module: nn.Module, samples: PosteriorSamples, features: npt.ArrayLike | torch.Tensor
+) -> npt.NDArray[np.float64]:
+    """Return a module's class probabilities averaged over posterior samples, shape (N, classes)."""
+    rows, device = np.asarray(features, np.float32), next(module.parameters()).device
+    return predictive_probabilities(module, samples.arrays, samples.weights, rows, device=device)
 
 
 def _arrays(data: Dataset | Pair) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:

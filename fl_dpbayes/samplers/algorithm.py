@@ -46,5 +46,6 @@ class Algorithm:
 
 def build_algorithm(sampler: Sampler, module: nn.Module) -> Algorithm:
     """Put together the sampler that a plan names, around the plain model."""
-    algorithm: Algorithm = implementation("fl_dpbayes.samplers", sampler.algorithm).build(sampler, module)
+    code = implementation("fl_dpbayes.samplers", sampler.algorithm, sampler.implemented_by)
+    algorithm: Algorithm = code.build(sampler, module)
     return algorithm

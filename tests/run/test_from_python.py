@@ -151,6 +151,8 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
     assert "age" in found.source.missing
     assert "left out: note, 400 values of text" in repr(found)
     assert sites().source.constants == "public"
+    ordered = FRAME.assign(sick=pandas.Categorical(FRAME["sick"], ["yes", "no"]))
+    assert sites(ordered).source.class_names == ("yes", "no")
     with pytest.warns(UserWarning, match="feature 'age' is of size"):
         sites(centers=None, scales=None, features=["age"])
 

@@ -56,7 +56,7 @@ def test_it_runs_as_written_and_says_that_it_looked(patients, command, tmp_path)
         assert f"# left out: {left_out}" in text
     scenario = load_scenario(str(out), ["training.rounds=1", "training.burn_in=0"])
     assert {name: site.role for name, site in scenario.sites.items()} == {
-        "St.-Mary": "train", "Nord": "train", "S-d": "held_out",
+        "St.-Mary": "train", "Nord": "train", "Sud": "held_out",
     }  # fmt: skip
     assert scenario.privacy.delta == 1e-2
     prepare_simulation(scenario, plan_sites(scenario, None), tmp_path / "run")

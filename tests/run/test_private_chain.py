@@ -1,5 +1,6 @@
 """A private chain on one's own records, in one go and stretch by stretch from a position that survives."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ LABELS = (FEATURES[:, 0] > 0).long()
 PRIVACY = fl.Privacy(epsilon=2, delta=1e-3, coupling="constant")
 
 
-def planned(position: dict[str, Any] | None = None, **plan: Any) -> fl.PrivateChain:
+def planned(position: dict[str, Any] | Path | None = None, **plan: Any) -> fl.PrivateChain:
     plan = {"rounds": 3, "steps_per_round": 4, "burn_in": 0, "thinning": 2} | plan
     return fl.PrivateChain(nn.Linear(3, 2), (FEATURES, LABELS), PRIVACY, position=position, **plan)
 
@@ -45,8 +46,9 @@ def test_rows_of_one_patient_are_one_unit() -> None:
     assert release.privacy.units == 40
 
 
-def test_the_position_survives_and_a_repeated_round_is_the_next_stretch() -> None:
-    position: dict[str, Any] = {}
+@pytest.mark.parametrize("kept", ["record", "file"])
+def test_the_position_survives_and_a_repeated_round_is_the_next_stretch(kept: str, tmp_path: Path) -> None:
+    position: Any = {} if kept == "record" else tmp_path / "position.json"
     start = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
     released = [planned(position).advance(start) for _ in range(3)]
     assert [release.privacy.steps for release in released] == [4, 8, 12]

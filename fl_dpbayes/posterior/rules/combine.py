@@ -55,7 +55,7 @@ def combine_sites(rule: Rule, released: Released) -> Aggregate:
 
     Raises ValueError if the rule cannot use the samples.
     """
-    return implementation("fl_dpbayes.posterior.rules", rule.code).combine(rule, released)
+    return implementation("fl_dpbayes.posterior.rules", rule.code, rule.implemented_by).combine(rule, released)
 
 
 def posterior_aggregate(

@@ -1,0 +1,112 @@
+"""Code beside this package that a run uses: records that installed packages register, and which code a name means."""
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.metadata import Distribution, distribution, entry_points, packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args
+
+from pydantic import Field
+
+from fl_dpbayes.config.base import Config
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.names import OutsideText
+
+SAMPLERS, RULES, SOURCES = "fl_dpbayes.samplers", "fl_dpbayes.rules", "fl_dpbayes.sources"
+# Kind of a registered record -> the module that implements it.
+_modules: dict[str, str] = {}
+
+
+class InstalledCode(Config):
+    """What a name of code, a factory or a registered sampler's kind, stands for on a machine.
+
+    `digest`: SHA-256 over the .py files of the distribution, by their paths in order; over those of the package's
+    folder where no distribution lists them (an editable installation, PYTHONPATH).
+    """
+
+    name: OutsideText
+    distribution: OutsideText = ""
+    version: OutsideText = ""
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+    def described(self) -> str:
+        """Say distribution, version and the beginning of the digest."""
+        return f"{self.distribution or 'no distribution'} {self.version} (SHA-256 {self.digest[:12]})"
+
+
+@lru_cache(maxsize=256)
+def installed_code(name: str) -> InstalledCode | None:
+    """Find the code that a name stands for here, importing nothing of it; None where it is not installed."""
+    top = _modules.get(name, name).partition(":")[0].partition(".")[0]
+    try:
+        spec = find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    places = [Path(place) for place in spec.submodule_search_locations or [spec.origin or ""]]
+    owners = packages_distributions().get(top, [])
+    owner = distribution(owners[0]) if owners else None
+    files = _listed(owner) if owner else {}
+    if not any(place in (path, *path.parents) for path in files.values() for place in places):
+        found = {path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])}
+        files = {path.relative_to(places[0].parent).as_posix(): path for path in found if path.is_file()}
+    known = hashlib.sha256()
+    for shown, path in sorted(files.items()):
+        content = path.read_bytes()
+        known.update(f"{shown}\n{len(content)}\n".encode() + content)
+    version = owner.version if owner else ""
+    return InstalledCode(name=name, distribution=owners[0] if owners else "", version=version, digest=known.hexdigest())
+
+
+def _listed(owner: Distribution) -> dict[str, Path]:
+    files = [file for file in owner.files or () if file.suffix == ".py"]
+    return {file.as_posix(): path for file in files if (path := Path(str(owner.locate_file(file))).resolve()).is_file()}
+
+
+def extended(namespace: dict[str, Any], name: str, group: str, base: type[Config]) -> Callable[[str], Any]:
+    """Take a union of records out of a module, and give what makes the longer one when it is asked for.
+
+    The records of a group of entry points join those of the union. They are loaded that late since a record's module
+    imports that of its base. `namespace`: of the module, whose `__getattr__` the returned function is to be. Asking
+    raises UserError if an entry point cannot be loaded, names no record of `base` that says what implements it, or
+    takes the kind of another.
+    """
+    shipped, field = get_args(namespace.pop(name))
+
+    def get(asked: str) -> Any:
+        if asked != name:
+            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {asked!r}")
+        records = list(get_args(shipped))
+        taken = {kind for record in records for kind in kinds_of(record)}
+        for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
+            said = f"entry point {point.name!r} of {group} ({point.value})"
+            try:
+                record: Any = point.load()
+            except Exception as error:
+                raise UserError(
+                    f"{said} cannot be loaded: {type(error).__name__}: {str(error)[:200]}; keep the record in a module "
+                    "of its own that imports little but its base, or uninstall the package"
+                ) from None
+            fits = isinstance(record, type) and issubclass(record, base)
+            if not fits or not getattr(record, "implemented_by", ""):
+                raise UserError(f"{said} is no subclass of {base.__name__} with implemented_by, the module of its code")
+            kinds = kinds_of(record)
+            # The private and the other form of a sampler are one algorithm.
+            if both := {f"dp-{kind}" for kind in kinds} & taken | {kind.removeprefix("dp-") for kind in kinds} & taken:
+                raise UserError(f"{said} takes the name {min(both)!r}, which is another's: give it a kind of its own")
+            taken |= kinds
+            _modules.update(dict.fromkeys(kinds, record.implemented_by))
+            records.append(record)
+        namespace[name] = Annotated[Union[tuple(records)], field]  # noqa: UP007
+        return namespace[name]
+
+    return get
+
+
+def kinds_of(record: type[Config]) -> set[str]:
+    """Return the kinds, or rules, that a record may have."""
+    fields = [record.model_fields[key] for key in ("kind", "rule") if key in record.model_fields]
+    return {kind for field in fields for kind in get_args(field.annotation) if isinstance(kind, str)}

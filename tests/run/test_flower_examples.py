@@ -1,0 +1,50 @@
+"""The project of docs/flower.md runs under Flower, with a `server.py` and `clients` of its own."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.run.test_engines import FLWR, ROOT, environment
+
+__all__ = ["environment"]
+PROJECT = ROOT / "docs" / "flower"
+CODE = ("server.py", "clients/app.py")
+
+
+def test_the_page_shows_the_project_and_each_example_is_short() -> None:
+    shown = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "flower.md").read_text(encoding="utf-8"), re.DOTALL)
+    for name in CODE:
+        text = (PROJECT / name).read_text(encoding="utf-8")
+        assert text in shown
+        assert len(text.splitlines()) < 40
+
+
+def test_strategies_and_chain_import_neither_of_our_apps() -> None:
+    code = "import sys, fl_dpbayes as fl; fl.strategies.FALD, fl.PrivateChain; "
+    code += "print({'server', 'clients'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.slow
+def test_flwr_run_of_the_example_project(environment: dict[str, str], tmp_path: Path) -> None:
+    project = tmp_path / "mine"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("__pycache__"))
+    place = tmp_path / "posterior.npz"
+    done = subprocess.run(
+        [FLWR, "run", str(project), "--stream", "--run-config", f"posterior={json.dumps(str(place))}",
+         "--federation-config", "num-supernodes=4"],
+        cwd=project, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert np.load(place)["weight"].shape == (3, 10, 64)
+    said = done.stdout + done.stderr
+    assert float(re.findall(r"'accuracy': '([\d.e+-]+)'", said)[-1]) > 0.85
+    # Each site's position went on from round to round, in the node's own state.
+    assert [float(one) for one in re.findall(r"'steps-max': '([\d.e+-]+)'", said)] == [20, 40, 60, 80, 100]
+    assert "'left-out': '0'" in said
