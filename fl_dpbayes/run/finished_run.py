@@ -125,7 +125,7 @@ class Run:
         )  # fmt: skip
 
     def plot_reliability(self, site: str, predictor: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw accuracy against confidence at one site, with the band in which a calibrated model would lie.
+        """Draw accuracy against confidence, or events against risk, at one site, with the band of a calibrated model.
 
         Args:
             site: a site's name, or `pooled:train`, `pooled:held_out`, `pooled:shifted`.
@@ -146,7 +146,8 @@ class Run:
         ax = _axes(ax)
         draw_bins(ax, chosen[0], 4.2)
         n = sum(part.n for part in chosen[0].bins)
-        ax.set(xlabel="confidence", ylabel="accuracy", title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}")
+        across, upward = ("predicted risk", "observed") if chosen[0].risk else ("confidence", "accuracy")
+        ax.set(xlabel=across, ylabel=upward, title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}")
         return ax
 
     def plot_epsilon(self, ax: Axes | None = None) -> Axes:
