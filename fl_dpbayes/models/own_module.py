@@ -29,18 +29,16 @@ _provided: ContextVar[Mapping[str, nn.Module] | None] = ContextVar("provided", d
 
 
 @contextmanager
-def provided(module: nn.Module, trainable: Sequence[str] = ()) -> Iterator[str]:
+def provided(module: nn.Module) -> Iterator[str]:
     """Let this process build copies of a module object while the context lasts, under the name that it yields.
 
     The name, `model.factory` of a scenario, is `object:` and a SHA-256 of what the module is made of and of all values
-    that are not trained. Another process cannot have the object: only engine `inline` runs it. `trainable`: as in
-    `ModuleModel`.
+    that require no gradient. Another process cannot have the object: only engine `inline` runs it.
     """
-    trained = {id(value) for value in _trained(module, trainable).values()}
     known = hashlib.sha256(f"{type(module).__qualname__}\n{module!r}".encode())
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         known.update(f"\n{name} {tuple(value.shape)}".encode())
-        if id(value) not in trained:
+        if not value.requires_grad:
             known.update(value.detach().cpu().contiguous().numpy().tobytes())
     name = PROVIDED + known.hexdigest()
     token = _provided.set({**(_provided.get() or {}), name: module})
@@ -58,6 +56,10 @@ def own_module(model: ModuleModel, seed: int, weights_folder: Path | None = None
     """
     module = _made(model, model.seed)
     trained = _trained(module, model.trainable)
+    left = [name for name, value in module.named_parameters() if value.requires_grad and name not in trained]
+    if left and model.factory.startswith(PROVIDED):
+        # Its digest would not cover them.
+        raise UserError(f"model.trainable leaves out {left[0]!r} of a module object: call requires_grad_(False) on it")
     if seed != model.seed:
         drawn = dict(_made(model, seed).named_parameters())
         for name, value in trained.items():

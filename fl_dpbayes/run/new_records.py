@@ -54,7 +54,7 @@ def read_new_records(
         data = np.asarray(data)
     if isinstance(data, np.ndarray) and isinstance(source, Table) and data.shape[1:] == (len(source.feature_columns),):
         data = pandas.DataFrame(data, columns=list(source.feature_columns))
-    path = Path("the table of new records") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
+    path = Path("given here") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
     if isinstance(data, pandas.DataFrame):
         frame = data.reset_index(drop=True)
         records = _framed(frame, path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)

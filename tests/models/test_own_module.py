@@ -134,8 +134,11 @@ def test_computation_that_mixes_records_or_draws_is_refused(how, said):
 
 def test_object_is_known_while_it_is_provided_and_to_this_process_only():
     given = Residual()
-    with provided(given, ["head.*"]) as name:
-        model = ModuleModel(factory=name, trainable=("head.*",))
+    given.first.requires_grad_(False)
+    with provided(given) as name:
+        model = ModuleModel(factory=name)
+        with pytest.raises(UserError, match="requires_grad_"):
+            build_model(ModuleModel(factory=name, trainable=("head.*",)), TASK, 0)
         module = build_model(model, TASK, 0)
         assert torch.equal(module.first.weight, given.first.weight)
         arrays = {key: np.zeros((1, *shape), np.float32) for key, shape in model_shapes(model, TASK).items()}
