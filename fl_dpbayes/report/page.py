@@ -15,7 +15,7 @@ from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.template import CONTENTS, RUN
-from fl_dpbayes.report.wording import account_notes, neighbours, temperature_notes
+from fl_dpbayes.report.wording import account_notes, event, neighbours, temperature_notes
 
 PAGE = "report.html"
 
@@ -39,6 +39,7 @@ def write_report(run_dir: Path | str) -> Path:
         temperatures=temperature_notes(run),
         facts=facts(run),
         few=FEW,
+        event=event(run),
         missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
         **run_tables(run),
         **draw_figures(folder, run, read_epsilon_curves(folder)),
