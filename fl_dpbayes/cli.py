@@ -139,13 +139,22 @@ def study(
 
 @app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
 def init(
-    data: Annotated[Path, Option("--from", help="A CSV or Parquet table, one row per record.")],
-    label: Annotated[str, Option(help="The column of what is to be predicted: numbers or words of few values.")],
-    site: Annotated[str, Option(help="The column that says which hospital a row is from.")],
-    unit: Annotated[str | None, Option(help="The column of patients; default: every row is another one.")] = None,
-    out: Annotated[Path | None, Option(help="The file to write; default: the table's name with .toml.")] = None,
+    data: Annotated[
+        list[Path],
+        Option("--from", help="A CSV or Parquet table, or several of the same columns; or images."),
+    ],
+    site: Annotated[
+        str,
+        Option(help="The column of hospitals ('file': each file is one). Images: a pattern for paths, as '^([^/]+)/'."),
+    ],
+    label: Annotated[str | None, Option(help="The column of what is to be predicted; not for images.")] = None,
+    unit: Annotated[
+        str | None,
+        Option("--unit", "--patient", help="The column of patients; images: a pattern for paths, as '/(P[0-9]+)_'."),
+    ] = None,
+    out: Annotated[Path | None, Option(help="The file to write; default: the data's name with .toml.")] = None,
 ) -> None:
-    """Look at a table on this machine and write a complete, commented scenario for it."""
+    """Look at tables or images on this machine and write a complete, commented scenario for them."""
     from fl_dpbayes.run.init_scenario import init_scenario
 
     init_scenario(data, label, (site, unit), out, console)
