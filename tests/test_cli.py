@@ -177,6 +177,13 @@ def test_help_starts_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("command", ["simulate", "study", "audit"])
+def test_an_unknown_name_is_told_before_torch_is_imported(command: str) -> None:
+    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{command}', 'nonsense']\n"
+    code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if 'torch' in sys.modules else end.code)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
+
+
 def test_solve_for_steps_finds_the_largest_number_that_fits(run) -> None:
     from fl_dpbayes.privacy.events import GaussianEvent
     from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon

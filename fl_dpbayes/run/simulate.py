@@ -18,6 +18,7 @@ from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.data.simulation import PARTITION_FILE, SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.baselines import write_baselines
@@ -42,10 +43,15 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     plan = plan_sites(scenario, data_dir)
     folder = new_folder(run_folder, scenario.name)
     with folder_lock(folder):
-        write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
-        run_prepared(scenario, engine, folder, console)
+        run_planned(scenario, plan, engine, folder, console)
     show_run(folder, console)
     return folder
+
+
+def run_planned(scenario: Scenario, plan: SitePlan, engine: str, folder: Path, console: Console) -> None:
+    """Make the sites of a plan in a run directory, measure the baselines on them, and run the scenario."""
+    write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
+    run_prepared(scenario, engine, folder, console)
 
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
