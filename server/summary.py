@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import fl_dpbayes
-from fl_dpbayes.config.errors import warning
+from fl_dpbayes.config.errors import RunWarning, warning
 from fl_dpbayes.config.installed_code import installed_code
 from fl_dpbayes.config.recalibration import COUNTED
 from fl_dpbayes.config.summary import (
@@ -59,8 +59,8 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
     """Gather everything that a run shows for itself.
 
     `partition` holds what was measured of the sites' data in a simulation: `label_total_variation`, the mean total
-    variation between training sites' labels and the pooled ones, and, where known, `feature_total_variation` and
-    `baselines`.
+    variation between training sites' labels and the pooled ones, and, where known, `feature_total_variation`,
+    `baselines` and `warnings`.
     """
     federation, evaluation, recalibration = strategy.federation, strategy.evaluation, strategy.recalibration
     scenario, cards = federation.scenario, [member.card for member in federation.roster.members]
@@ -111,6 +111,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         aggregation_inputs=_optional(AggregationInputs, record.aggregation_inputs),
         sites=sites,
         clipped=scenario.privacy.clip_norm is not None,
+        coupling=getattr(scenario.privacy, "coupling", ""),
         averaged_temperature=strategy.averaged_temperature() if isinstance(strategy, FALDStrategy) else None,
         privacy=_all(PrivacyRecord, privacy),
         small_delta=_optional(SmallDeltaRecord, largest_at_small_delta(privacy, scenario.privacy.adjacency)),
@@ -131,6 +132,7 @@ def summarise_run(strategy: PosteriorStrategy, record: RunRecord, partition: Map
         warnings=(
             *([] if scenario.privacy.kind == "dp" else sentences([warning("not-private")])),
             *(sentences([warning("looked-at")]) if scenario.data.source.looked_at else []),
+            *sentences(map(RunWarning.model_validate, partition.get("warnings", ()))),
             *map(sentence, federation.roster.left_out),
             *sentences(record.warnings),
             *map(sentence, optimiser_warnings(scenario)),

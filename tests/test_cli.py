@@ -60,7 +60,7 @@ WRONG = {
     f"{SOLVE} --schedule {{initial=1}}": "error: --schedule is {initial=1}",
     f'{SOLVE} --schedule {{kind="constant",initial=-1}}': "error: --schedule: initial is -1",
     f'{SOLVE} --schedule {{kind="constant"}}': "error: --schedule: initial: field required",
-    f"{SOLVE} --schedule 3": "error: --schedule is 3",
+    f"{SOLVE} --schedule [3]": "error: --schedule is [3]",
     f"{SOLVE} --temperature 2": "--temperature is 2.0, but --coupling constant has no",
     f"{SOLVE} --coupling langevin --temperature 2": "--coupling langevin finds its own",
     "account --delta 2 --sigma 1 --q 1 --steps 1": "--delta is 2",
@@ -175,6 +175,13 @@ def test_result_of_a_run_that_was_cut_off_is_asked_of_resume(command, tmp_path: 
 def test_help_starts_without_torch() -> None:
     code = "import sys; import fl_dpbayes.cli; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "study", "audit"])
+def test_an_unknown_name_is_told_before_torch_is_imported(command: str) -> None:
+    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{command}', 'nonsense']\n"
+    code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if 'torch' in sys.modules else end.code)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
 
 
 def test_solve_for_steps_finds_the_largest_number_that_fits(run) -> None:

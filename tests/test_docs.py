@@ -137,7 +137,8 @@ def test_tutorial_notebook_runs(tmp_path: Path) -> None:
 
     notebook = nbformat.read(ROOT / "docs" / "tutorial.ipynb", 4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "kept without results: noise is fresh"
+    notebook.cells.append(nbformat.v4.new_code_cell("assert 0.4 < np.mean(display.prob_true) < 0.52  # 46 % of 296"))
     NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    page, figure = notebook.cells[-1].outputs[0], [cell.outputs for cell in notebook.cells if "Display" in cell.source]
+    page, figure = notebook.cells[-2].outputs[0], [cell.outputs for cell in notebook.cells if "Display" in cell.source]
     assert "new-zealand" in page["data"]["text/html"]
     assert "image/png" in str(figure)

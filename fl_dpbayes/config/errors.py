@@ -5,21 +5,25 @@ import math
 from fl_dpbayes.config.base import Config
 
 
-class UserError(Exception):
+class Told(Exception):  # noqa: N818
+    """What a person is told by its text alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]  # what IPython shows in place of a traceback
+
+
+class UserError(Told):
     """A mistake that a user can correct.
 
     The text names the value, what is allowed and the remedy; the command line prints it without a traceback and ends
-    with status 2, and a notebook shows nothing else.
+    with status 2.
     """
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"UserError: {self}"]  # IPython's hook
 
-
-class Stopped(Exception):  # noqa: N818
+class Stopped(Told):
     """A run that the person at the keyboard stopped; the text says what was kept and how to go on.
 
-    The command line prints it and ends with status 1.
+    The command line prints it and ends with status 130.
     """
 
 

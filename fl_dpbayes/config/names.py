@@ -1,11 +1,12 @@
 """The names and texts that scenarios, site files and messages share, and what each may be."""
 
+import re
+import unicodedata
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 Role = Literal["train", "held_out", "shifted"]
-SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 EvaluationRelease = Literal["public", "noised", "none"]
 MAX_GROUP_TEXT = 60
 MOST_CHARACTERS = 80
@@ -21,6 +22,22 @@ PREDICTORS = {
     "central": "all records in one place",
     "published": "published score",
 }
+
+
+def site_name(text: str) -> str:
+    """Return a hospital's own name as a site can bear it: accents are dropped, whatever else is odd becomes a dash."""
+    plain = "".join(letter for letter in unicodedata.normalize("NFKD", text) if not unicodedata.combining(letter))
+    return re.sub(r"[^A-Za-z0-9._]+", "-", plain).strip("-._")[:64]
+
+
+def _check_site_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        hint = f", for example {like!r}" if (like := site_name(text[:200])) else ""
+        raise ValueError(f"a site's name is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', no sign first{hint}")
+    return text
+
+
+SiteName = Annotated[str, AfterValidator(_check_site_name)]
 
 
 def outside_text(text: str, most: int = MOST_CHARACTERS) -> str:

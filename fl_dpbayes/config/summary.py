@@ -268,7 +268,7 @@ class ConformalRecord(SummaryPart):
 
 
 class ReliabilityBin(SummaryPart):
-    """Records whose confidence lies in [low, high); the band is where a calibrated model's accuracy would lie."""
+    """Records whose risk, or confidence, is in [low, high); the band is where a calibrated model would lie."""
 
     low: float
     high: float
@@ -280,12 +280,17 @@ class ReliabilityBin(SummaryPart):
 
 
 class ReliabilityRecord(SummaryPart):
-    """The bins of one reliability diagram."""
+    """The bins of one reliability diagram: of class 1's `risk` where there are two classes, else of confidence.
+
+    `roc`: false and true positive rates at falling thresholds, of two classes.
+    """
 
     site: Text
     role: Role
     predictor: Text
     samples: int | None = None
+    risk: bool = False
+    roc: tuple[tuple[float, float], ...] = ()
     bins: tuple[ReliabilityBin, ...]
 
 
@@ -361,6 +366,7 @@ class Summary(SummaryPart):
     aggregation_inputs: AggregationInputs | None = None
     sites: tuple[SiteRecord, ...]
     clipped: bool = True
+    coupling: Text = ""
     averaged_temperature: Number = None
     privacy: tuple[PrivacyRecord, ...]
     small_delta: SmallDeltaRecord | None = None

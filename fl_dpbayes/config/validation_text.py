@@ -43,7 +43,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Say in one line what is wrong with the first bad key: key, value and remedy."""
     first = min(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
     tags = _union_tags(model)
-    location = [part for index, part in enumerate(first["loc"]) if not (index and part in tags)]
+    location = [part for index, part in enumerate(first["loc"]) if part != "[key]" and not (index and part in tags)]
     key = ".".join(str(part) for part in location)
     kind, value = first["type"], first.get("input")
     if kind == "extra_forbidden":

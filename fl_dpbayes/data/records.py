@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import RunWarning, UserError, warning
 from fl_dpbayes.config.kinds import implementation
-from fl_dpbayes.config.sources import OfficialPart, Source
+from fl_dpbayes.config.sources import OfficialPart, Source, Table
 from fl_dpbayes.config.task import Task
+
+SMALL, LARGE = 0.1, 10.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,19 @@ class Records:
         if self.features.dtype == np.float32:
             return self
         return replace(self, features=self.features.astype(np.float32) / np.float32(255))
+
+
+def magnitude_warnings(records: Records, source: Source) -> list[RunWarning]:
+    """Name the numeric features of a table whose values are all below .1, or mostly above 10: what a site keeps."""
+    if not isinstance(source, Table) or not source.features or not len(records):
+        return []
+    values = np.abs(records.features[:, : len(source.features)].astype(np.float64))
+    sizes = zip(source.features, np.sqrt((values**2).mean(axis=0)), values.max(axis=0), strict=True)
+    return [
+        warning("magnitude", feature=name, size=f"{float(f'{size:.1g}'):,g}")
+        for name, size, largest in sizes
+        if size > LARGE or largest < SMALL
+    ]
 
 
 def load_source(source: Source, part: OfficialPart) -> Records:

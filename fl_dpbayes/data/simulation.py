@@ -103,6 +103,7 @@ def prepare_simulation(
     partition = {
         "label_total_variation": plan.label_total_variation,
         **({} if plan.feature_total_variation is None else {"feature_total_variation": plan.feature_total_variation}),
+        "warnings": [found.model_dump(mode="json") for found in plan.warnings],
         "units": {
             site.name: {"train": site.train_units, "test": site.test_units, "recalibration": site.recalibration_units}
             for site in plan.sites

@@ -1,5 +1,6 @@
 """From a site file to a site: load, select, shift, split, and check the declared number of units."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import Role
 from fl_dpbayes.config.site_file import Selection, SiteFile
 from fl_dpbayes.config.task import Task, check_prevalence_classes
-from fl_dpbayes.data.records import Records, load_unscaled
+from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import apply_shift
 from fl_dpbayes.privacy.ledger.state import Part
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
+
+logger = logging.getLogger("fl_dpbayes.site")
 
 MAX_DECLARATION_ERROR = 0.2
 # Of the keyed split: an honest site of any size passes but for 1 in 10^8 keys.
@@ -143,6 +146,11 @@ def load_site(site_file: SiteFile) -> Site:
     if site_file.shift is not None:
         records = apply_shift(records, site_file.shift, np.random.default_rng(site_file.shift_seed))
     _check_records(records)
+    for found in magnitude_warnings(records, site_file.source):
+        # To the site's own log: what it says is computed from records.
+        logger.warning(
+            "feature %s is about %s after centers and scales: it should be about 1", *dict(found.values).values()
+        )
     check_prevalence_classes("prevalence", site_file.prevalence, records.task.classes)
     parts: dict[Part, SiteSplit] = {"test": _part(records)}
     if site_file.role == "train":
@@ -188,8 +196,8 @@ def of_natural_site(records: Records, name: str, key: str) -> npt.NDArray[np.boo
     """Say which records a natural site collected, (N,); UserError, which `key` begins, if there is no such site."""
     if records.natural_site is None:
         raise UserError(
-            f"{key}, but the source does not say which site a record is from: use source 'heart', 'logistic-2d' or "
-            "'radiographs', or one of kind 'huggingface' with site_column"
+            f"{key}, but the source does not say which site a record is from: name a table's site_column or a folder's "
+            "site_pattern, or use a source of several hospitals ('stroke', 'heart', 'logistic-2d', 'radiographs')"
         )
     chosen = records.natural_site == name
     if not chosen.any():

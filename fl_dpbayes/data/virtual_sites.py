@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from fl_dpbayes.config.data import FeaturePartition, NaturalPartition, Shift, SiteSpec, with_part_of_owner
 from fl_dpbayes.config.data_folder import backbone_folder
-from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.errors import RunWarning, UserError
 from fl_dpbayes.config.scenario import Scenario
 from fl_dpbayes.config.sources import BuiltIn, OfficialPart, Source
 from fl_dpbayes.config.task import Task
 from fl_dpbayes.data.partition import feature_scores, feature_total_variation, label_total_variation, partition_labels
-from fl_dpbayes.data.records import Records, load_unscaled
+from fl_dpbayes.data.records import Records, load_unscaled, magnitude_warnings
 from fl_dpbayes.data.shifts.apply import check_shift, kept_indices
 from fl_dpbayes.data.site import of_natural_site
 from fl_dpbayes.privacy.splits import in_recalibration_part, in_test_part
@@ -63,7 +63,8 @@ class SitePlan:
 
     `label_total_variation` is the mean total variation distance between a training site's label frequencies and the
     pooled ones, before any shift; `feature_total_variation` that of the score by which feature skew divides, None for
-    other partitions. `weights_folder`: where the sites look for frozen weights.
+    other partitions. `weights_folder`: where the sites look for frozen weights. `warnings`: what the records gave cause
+    for.
     """
 
     source: Source
@@ -75,6 +76,7 @@ class SitePlan:
     label_total_variation: float
     weights_folder: Path | None
     feature_total_variation: float | None = None
+    warnings: tuple[RunWarning, ...] = ()
 
 
 def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
@@ -120,6 +122,7 @@ def dealt_sites(scenario: Scenario, data_dir: Path | None) -> SitePlan:
         label_total_variation=label_total_variation(records.labels, train),
         weights_folder=backbone_folder(source.folder if isinstance(source, BuiltIn) else data_dir),
         feature_total_variation=None if scores is None else feature_total_variation(scores, train),
+        warnings=tuple(magnitude_warnings(records, source)),
     )
 
 

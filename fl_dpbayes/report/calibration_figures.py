@@ -45,17 +45,20 @@ def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Fig
     quiet_grid(axes, "y")
     draw_bins(axes, row, 4.2)
     axes.text(0.17, 0.19, "calibrated", color=MUTED, size=7.5, rotation=35, ha="center", va="bottom")
-    axes.text(0.03, 0.955, "above the line: too cautious", size=7.5, color=MUTED, va="top")
-    axes.text(0.985, 0.03, "below: too sure of itself", size=7.5, color=MUTED, ha="right")
-    axes.set(title="accuracy, %")
+    above, below = ("risks too low", "risks too high") if row.risk else ("too cautious", "too sure of itself")
+    axes.text(0.03, 0.955, f"above the line: {above}", size=7.5, color=MUTED, va="top")
+    axes.text(0.985, 0.03, f"below: {below}", size=7.5, color=MUTED, ha="right")
+    axes.set(title="observed, %" if row.risk else "accuracy, %")
     axes.set_yticks(TICKS, PERCENT)
     axes.set_xticks(TICKS, [""] * len(TICKS))
     quiet_grid(histogram, "y")
     total, colour = sum(part.n for part in row.bins), predictor_style(row.predictor).colour
     for part in row.bins:
-        share = 100 * part.n / total if total else 0.0
+        # Ranges of unequal width: as many records as a fifteenth of the axis would hold.
+        share = 100 * part.n / total / (15 * (part.high - part.low)) if total else 0.0
         histogram.bar(part.low, share, width=0.92 * (part.high - part.low), align="edge", color=colour)
-    histogram.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class, %", title="records, %")
+    across = "predicted risk, %" if row.risk else "confidence: probability of the predicted class, %"
+    histogram.set(xlim=(0, 1), xlabel=across, title="records, %")
     histogram.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
     histogram.set_xticks(TICKS, PERCENT)
     return figure
@@ -92,7 +95,7 @@ def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Fi
     step = HEAD_INCHES + panel + TICK_INCHES
     height = TITLE_INCHES + math.ceil(len(rows) / columns) * step + LABEL_INCHES - TICK_INCHES
     figure = Figure(figsize=(WIDTH_INCHES, height))
-    set_title(figure, title, "accuracy, %, against confidence, %; grey: 95% if calibrated")
+    set_title(figure, title, f"{_sides(rows[0])}; grey: 95% if calibrated")
     for number, row in enumerate(rows):
         line, column = divmod(number, columns)
         left = GUTTER_INCHES + column * (panel + GUTTER_INCHES)
@@ -106,8 +109,12 @@ def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Fi
         head = ((_short(row.site, MAX_NAME[columns]), 0.21, INK, 7.5), (records, 0.08, MUTED, 7.0))
         for words, above, colour, size in head:
             figure.text(left / WIDTH_INCHES, (bottom + panel + above) / height, words, color=colour, size=size)
-    figure.text(0.5, 0.04 / height, "confidence, %", color=MUTED, size=7.5, ha="center")
+    figure.text(0.5, 0.04 / height, _sides(rows[0]).split(" against ")[1], color=MUTED, size=7.5, ha="center")
     return figure
+
+
+def _sides(row: ReliabilityRecord) -> str:
+    return "observed, %, against predicted risk, %" if row.risk else "accuracy, %, against confidence, %"
 
 
 def _short(name: str, most: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fl_dpbayes.config.summary import CalibrationRecord
+from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord
 from fl_dpbayes.report.figure_style import (
     CYCLE,
     INK,
@@ -14,6 +14,7 @@ from fl_dpbayes.report.figure_style import (
     MUTED,
     WIDTH_INCHES,
     PredictorStyle,
+    legend_key,
     predictor_style,
     quiet_grid,
     set_title,
@@ -116,6 +117,26 @@ def net_benefit_figure(rows: Sequence[CalibrationRecord], title: str) -> Figure:
         key.plot(1, 0, marker=style.marker, color=style.colour, markersize=3.5)
         key.set_axis_off()
         figure.text(left + 0.075, (bottom + 0.065) / height, words, color=style.colour, size=7.5, va="center")
+    return figure
+
+
+def roc_figure(rows: Sequence[ReliabilityRecord], title: str, subtitle: str) -> Figure:
+    """Draw the ROC curve of each predictor at one place; a band holds every curve that the counted bins allow."""
+    legend = LEGEND_INCHES * -(-len(rows) // 2)
+    height = 3.9 + legend
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    set_title(figure, title, subtitle)
+    axes = figure.add_axes((0.1, (0.42 + legend) / height, 0.86, 2.8 / height))
+    quiet_grid(axes, "y")
+    axes.plot([0, 100], [0, 100], color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
+    for index, row in enumerate(rows):
+        style = predictor_style(row.predictor)
+        x, y = ([100 * point[at] for point in row.roc] for at in (0, 1))
+        axes.fill_between(x, y, [*y[1:], y[-1]], step="post", color=style.colour, alpha=0.25, linewidth=0)
+        axes.plot(x, y, color=style.colour, linewidth=1.2)
+        key = legend_key(figure, divmod(index, 2), predictor_name(row), style.colour, legend, 0.05)
+        key.plot([0, 1], [0, 0], color=style.colour, linewidth=1.2)
+    axes.set(xlim=(0, 100), ylim=(0, 100), title="sensitivity, %", xlabel="false alarms: 100 less specificity, %")
     return figure
 
 

@@ -19,6 +19,12 @@ from fl_dpbayes.report.page_tables import PageTable
 INK, MUTED, GRID, BAND = "#1f2933", "#5b6770", "#e3e7ea", "#dfe5ea"
 # Okabe and Ito (2008), without yellow, which is too light on white.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+PAPER, EDGE = "#ffffff", "#b6bfc6"
+# The page gives these other values in the dark.
+VARIABLES = {
+    INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", PAPER: "paper", EDGE: "edge", BLUE: "blue",
+    VERMILLION: "vermillion", GREEN: "green", PURPLE: "purple", ORANGE: "orange", SKY: "sky",
+}  # fmt: skip
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 LEGEND_INCHES = 0.17
 WIDTH_INCHES = 3.6  # 346 CSS pixels: a telephone's width, so that text is never scaled down to unreadable
@@ -29,10 +35,10 @@ _SETTINGS: Any = {
     "text.parse_math": False,  # a site name may hold a dollar sign
     "font.family": ["DejaVu Sans"], "font.size": 8, "axes.titlesize": 7.5, "axes.labelsize": 7.5,
     "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "text.color": INK, "axes.labelcolor": MUTED,
-    "axes.titlecolor": MUTED, "axes.titlelocation": "left", "axes.titlepad": 4, "axes.edgecolor": "#b6bfc6",
+    "axes.titlecolor": MUTED, "axes.titlelocation": "left", "axes.titlepad": 4, "axes.edgecolor": EDGE,
     "axes.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED, "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
-    "axes.facecolor": "white",
+    "ytick.major.width": 0.7, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "none",
+    "axes.facecolor": "none",
 }  # fmt: skip
 _NOT_FOR_INLINE = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<style.*?</style>", re.S)
 
@@ -74,6 +80,8 @@ class DrawnFigure:
         text = _NOT_FOR_INLINE.sub("", self.svg).strip()
         text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href=", "href=")
         text = re.sub(r'(\sid="|\shref="#|url\(#)', rf"\g<1>{self.name}-", text)
+        for colour, name in VARIABLES.items():
+            text = re.sub(colour, f"var(--{name})", text, flags=re.IGNORECASE)
         # The page decides the size; the figure's shape is in its viewBox.
         opening = re.sub(r'\s(width|height)="[^"]*"', "", text[: text.index(">")])
         # The SVG is ours, and Matplotlib escapes the text in it.

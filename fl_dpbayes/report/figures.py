@@ -9,15 +9,15 @@ from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
 from fl_dpbayes.report.answer import headline_predictor
 from fl_dpbayes.report.calibration_figures import reliability_figure, site_reliability_figure, sites_figure
-from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure
+from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
 from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table, site_reliability_table
-from fl_dpbayes.report.numbers import count, interval, points, probability
-from fl_dpbayes.report.page_tables import epsilon_table, metric_table
+from fl_dpbayes.report.numbers import count, decimal, interval, points, probability
+from fl_dpbayes.report.page_tables import epsilon_table, error_cell, metric_table, once, page_table
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
-SITE_METRICS = ("rms_debiased", "ece", "accuracy", "nll")
+SITE_METRICS = ("rms_debiased", "accuracy", "nll")
 
 
 def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) -> dict[str, list[DrawnFigure]]:
@@ -33,6 +33,7 @@ def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) ->
         "epsilon": [_draw_epsilon(run, curves)],
         "sites_figures": [_draw_sites(places, metric) for metric in SITE_METRICS],
         "site_reliability": [_draw_site_reliability(sites)] if sites else [],
+        "roc": [_draw_roc(run, rows) for rows in _roc_curves(run)],
         "net_benefit": [_draw_net_benefit(rows) for rows in _decision_curves(run)],
     }
     drawn = {name: [figure for figure in made if figure is not None] for name, made in figures.items()}
@@ -63,12 +64,31 @@ def _decision_curves(run: Summary) -> list[list[CalibrationRecord]]:
     return [sorted(of_role, key=lambda row: row.predictor != headline) for of_role in by_role if of_role]
 
 
+def _roc_curves(run: Summary) -> list[list[ReliabilityRecord]]:
+    rows = [row for row in _pooled_reliability(run) if row.roc]
+    return [of_role for role in ROLES if (of_role := [row for row in rows if row.role == role])]
+
+
+def _draw_roc(run: Summary, rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
+    title, name = f"{ROLES[rows[0].role].capitalize()}, ROC", figure_name("roc", rows[0].role)
+    areas = {row.predictor: row for row in run.calibration if row.site == rows[0].site}
+    said = [
+        f"{decimal(found.auroc)} {interval(found.auroc_bounds, decimal)}"
+        for row in rows
+        if (found := areas.get(row.predictor))
+    ]
+    subtitle = f"AUROC [bounds]: {'; '.join(said)}"
+    cells = [(predictor_name(row), points(x), points(y)) for row in rows for x, y in row.roc]
+    table = page_table(("Predictor", "False alarms, %", "Sensitivity, %"), once(cells))
+    return drawn_figure(name, f"{title}. {subtitle}.", table, lambda: roc_figure(rows, title, subtitle))
+
+
 def _draw_reliability(run: Summary, row: ReliabilityRecord) -> DrawnFigure | None:
     title, subtitle = f"{ROLES[row.role].capitalize()}, {predictor_name(row)}", count(sum(part.n for part in row.bins))
     for found in run.calibration:
         if (found.site, found.predictor) == (row.site, row.predictor) and found.rms_debiased is not None:
-            ends = interval(found.intervals.get("rms_debiased"), points)
-            subtitle = f"{subtitle}; off by {points(found.rms_debiased)} points {ends}".rstrip()
+            error, ends = error_cell(found)
+            subtitle = f"{subtitle}; off by {error} points {ends}".rstrip()
             break
     description = f"Reliability diagram. {title}; n = {subtitle}."
     name, table = figure_name("reliability", row.role, row.predictor), reliability_table(row)

@@ -1,10 +1,12 @@
 """The tables of the page beyond calibration itself: subgroups, prediction sets, clinical measures, shift, truth."""
 
+import math
 from collections.abc import Sequence, Set
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
+from fl_dpbayes.calibration.intervals import wilson_interval
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import (
     CalibrationRecord,
@@ -52,7 +54,10 @@ def measure_tables(run: Summary) -> dict[str, PageTable | str]:
         "shift_detection": _shift_detection_table(run),
         "reference_records": ", ".join(count(n) for n in sorted(compared)),
     }
+    decided = [row for row in run.places if row.net_benefit and row.net_benefit[0].counts]
+    tables["threshold"] = f"{100 * operating_threshold(run):g}"
     made: Any = {
+        "operating": (partial(_operating_table, run), decided, headline),
         "subgroups": (_subgroup_table, groups, headline),
         "clinical": (_clinical_table, clinical, None),
         "conformal": (partial(_conformal_table, run), run.conformal, headline),
@@ -185,11 +190,41 @@ def _truth_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     return _table(columns, cells, {0, 1, 5})
 
 
-_BIN_COLUMNS = ("Records", "Mean confidence %", "Accuracy %", "Band if calibrated")
+def operating_threshold(run: Summary) -> float:
+    """Return the threshold of the table of decisions: the multiple of 5 % nearest to how often the event happens.
+
+    It is counted among the training sites' test records; one half where their sums are noised or absent.
+    """
+    rows = [row for row in run.calibration if row.site == "pooled:train" and row.net_benefit]
+    counts = next((point.counts for row in rows for point in row.net_benefit or ()), None)
+    if counts is None:
+        return 0.5
+    share = (counts[0] + counts[2]) / sum(counts)
+    return min(0.95, max(0.05, round(20 * share) / 20))
+
+
+def _operating_table(run: Summary, rows: Sequence[CalibrationRecord]) -> PageTable:
+    """Show at one threshold of risk how many of those with the event are found, and how many alarms are right."""
+    threshold = operating_threshold(run)
+    cells: list[tuple[str | Cell, ...]] = []
+    for row in in_reading_order(rows):
+        point = next(point for point in row.net_benefit or () if math.isclose(point.threshold, threshold))
+        found, false, missed, right = point.counts or (0, 0, 0, 0)
+        values: list[Cell] = []
+        for part, rest in ((found, missed), (right, false), (found, false), (right, missed)):
+            share = part / (part + rest) if part + rest else None
+            values.append((points(share), interval(wilson_interval(part, part + rest), points)))
+        cells.append((place_name(row), predictor_name(row), records(row.n), *values))
+    return _table(("Where", "Predictor", "n", "Sensitivity, %", "Specificity, %", "PPV, %", "NPV, %"), cells, {0, 1})
+
+
+def _bin_columns(row: ReliabilityRecord) -> tuple[str, ...]:
+    names = ("Risk %", "Mean risk %", "Observed %") if row.risk else ("Confidence %", "Mean confidence %", "Accuracy %")
+    return names[0], "Records", *names[1:], "Band if calibrated"
 
 
 def _bin_cells(row: ReliabilityRecord) -> list[tuple[str, ...]]:
-    """Range and `_BIN_COLUMNS` of each bin of a reliability diagram that holds a record."""
+    """Cells below `_bin_columns` of each bin of a reliability diagram that holds a record."""
     return [
         (
             f"{points(part.low)} to {points(part.high)}",
@@ -205,13 +240,13 @@ def _bin_cells(row: ReliabilityRecord) -> list[tuple[str, ...]]:
 
 def reliability_table(row: ReliabilityRecord) -> PageTable:
     """Show the bins of one reliability diagram."""
-    return page_table(("Confidence %", *_BIN_COLUMNS), _bin_cells(row))
+    return page_table(_bin_columns(row), _bin_cells(row))
 
 
 def site_reliability_table(rows: Sequence[ReliabilityRecord]) -> PageTable:
     """Show the bins of several sites' reliability diagrams."""
     cells = [(row.site, *cells) for row in rows for cells in _bin_cells(row)]
-    return _table(("Site", "Confidence %", *_BIN_COLUMNS), cells, {0})
+    return _table(("Site", *_bin_columns(rows[0])), cells, {0})
 
 
 def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:

@@ -15,7 +15,7 @@ from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
 from fl_dpbayes.report.template import CONTENTS, RUN
-from fl_dpbayes.report.wording import neighbours, small_delta_text, temperature_notes
+from fl_dpbayes.report.wording import account_notes, event, neighbours, temperature_notes
 
 PAGE = "report.html"
 
@@ -34,11 +34,12 @@ def write_report(run_dir: Path | str) -> Path:
         run=run,
         answer=answer(run),
         adjacency=neighbours(run),
-        small_delta=small_delta_text(run),
+        small_delta=account_notes(run),
         approximate_mu=run.private and any(row.mu_kind == "clt" for row in run.privacy),
         temperatures=temperature_notes(run),
         facts=facts(run),
         few=FEW,
+        event=event(run),
         missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
         **run_tables(run),
         **draw_figures(folder, run, read_epsilon_curves(folder)),

@@ -156,7 +156,7 @@ def _account_cells(row: PrivacyRecord | EvaluationPrivacyRecord) -> tuple[str | 
 
 
 _MAIN = (
-    "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "Brier", "AUROC [bounds]",
+    "Where", "Predictor", "n", "RMS debiased", "ECE (if calibrated)", "Accuracy, %", "NLL", "AUROC [bounds]",
 )  # fmt: skip
 
 
@@ -165,13 +165,14 @@ def all_metrics_table(rows: Sequence[CalibrationRecord]) -> PageTable:
     binary = any(row.ece_binary is not None for row in rows)
     coverages = sorted({share for row in rows for share in row.accuracy_at_coverage or {}})
     columns = (
-        *(*_MAIN, "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
+        *(*_MAIN, "Brier", "ACE", "SCE", "MCE", "Epistemic, nats", "Aleatoric, nats"),
         *("ECE, 10 bins", "ECE, 20 bins", "ECE, equal mass", *(("ECE, binary",) if binary else ())),
         *("AURC", "Excess AURC", *(f"Accuracy at coverage {share}" for share in coverages)),
     )
     cells = [
         (
             *_main_cells(row),
+            decimal(row.brier),
             *map(points, (row.ace, row.sce, row.mce)),
             *map(decimal, (row.epistemic, row.aleatoric)),
             *map(points, (row.ece_10, row.ece_20, row.ece_equal_mass, *((row.ece_binary,) if binary else ()))),
@@ -193,7 +194,6 @@ def _main_cells(row: CalibrationRecord) -> tuple[str | Cell, ...]:
         (points(row.ece), f"({points(row.ece_if_calibrated)})"),
         (points(row.accuracy), interval(ends.get("accuracy"), points)),
         (decimal(row.nll), interval(ends.get("nll"), decimal)),
-        decimal(row.brier),
         (decimal(row.auroc), interval(row.auroc_bounds, decimal)),
     )
 

@@ -9,10 +9,10 @@ from fl_dpbayes.report.answer import median_rows
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.terminal_table import STATUS_WIDTH, TerminalColumn, fitted_table, folded, name_width
 from fl_dpbayes.report.wording import (
+    account_notes,
     in_reading_order,
     neighbours,
     place_name,
-    small_delta_text,
     temperature_notes,
     tempered,
 )
@@ -28,7 +28,7 @@ def _privacy_caption(run: Summary) -> str:
         parts.append(f"Neighbours differ by {neighbours(run)}.")
         if methods:
             parts.append(f"epsilon by {', '.join(methods)}.")
-        if small := small_delta_text(run):
+        if small := account_notes(run):
             parts.append(small)
         if any(row.mu_kind == "clt" for row in run.privacy):
             parts.append("mu (clt) is an approximation, not an upper bound.")

@@ -108,7 +108,9 @@ a perfect ranking would save. Accuracy at coverage 0.8 is that of the most confi
 </details>
 {% if reliability %}
 <h3>Reliability</h3>
-<p class="note">Grey band: where 95% of a calibrated model's accuracies would lie. A filled point lies outside it.</p>
+<p class="note">Grey band: where 95% of a calibrated model's points would lie.
+A filled point lies outside it. {% if run.reliability and run.reliability[0].risk %}
+Risks are of {{ event }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
 <div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 {% if site_reliability %}
@@ -136,15 +138,23 @@ their values: a small subgroup has a wide interval, and of twenty 95% intervals 
 {% endif %}
 {% if clinical.rows or net_benefit %}
 <h2 id="clinical">What clinicians report</h2>
+{% if operating.rows %}{{ table(operating, "Decisions at a threshold of risk") }}
+<p class="note">An alarm from a risk of {{ threshold }}% on: the multiple of 5% nearest to how often the event happens
+among the training sites' test records (50% where that is not known); no threshold is right for every use. [95%
+interval].</p>{% endif %}
+{{ further(further_operating, "The same at every site, by every predictor", "Decisions at every site") -}}
 {% if clinical.rows %}{{ table(clinical, "Calibration intercept and slope") }}{% endif %}
 {{ further(further_clinical, "Intercept and slope at every site", "Calibration intercept and slope at every site") -}}
-{% if net_benefit %}
-<div class="figures">{% for item in net_benefit %}{{ figure(item) }}{% endfor %}</div>
+{% if net_benefit or roc %}
+<p class="note">Curves from sums that left without noise. The band of a ROC curve holds all that these sums allow.</p>
+<div class="figures">{% for item in roc + net_benefit %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
 <details class="guide"><summary>How to read this</summary>
 <p>Intercept: below 0, the model predicts more cases than there are; above 0, fewer. Slope: below 1, its probabilities
 are too extreme (low ones too low, high ones too high); above 1, too timid. An interval that holds 0, or 1, shows no
 error.</p>
+<p>Sensitivity: of those with the event, the share above the threshold; specificity: of the others, the share below;
+PPV and NPV: how many alarms, and how many reassurances, are right at this place's frequency of the event.</p>
 <p>Net benefit counts each rightly treated patient as 1 and charges each wrongly treated one what the threshold implies:
 whoever treats above 20% holds that one missed case is as bad as four needless treatments. The model is worth using at
 thresholds at which its curve lies above both "treat all" and "treat none".</p>
@@ -163,7 +173,8 @@ thresholds at which its curve lies above both "treat all" and "treat none".</p>
 one as often as was asked. That is promised only for records like those that the sets were calibrated on. "Too low"
 means: below what was asked by more than the chance of these test records. The records that the sets were calibrated on
 have their own: with 100 of them, coverage may be 6 points from what was asked even at the training sites. Small sets
-are useful sets: one that names every class is never wrong and says nothing.</p>
+are useful sets: one that names every class is never wrong and says nothing. A mean size below 1 means that for some
+records no class was plausible enough: their set is empty, and counts as wrong.</p>
 <p>Weights adapt the sets to a place with another prevalence. With that of its labels they show what could be had at
 best: a hospital that only predicts has no labels, and can take the one that its predictions suggest.</p>
 </details>

@@ -72,6 +72,9 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "records.",
     "looked-at": "Constants of data.source were taken from the records (constants = 'from_records'), which no account "
     "counts: a simulation may do so, a hospital's site refuses until they are replaced by constants known beforehand",
+    "magnitude": "feature {feature!r} is about {size} after centers and scales and should be about 1, as one prior and "
+    "one clip norm hold for all: write its usual value into data.source.centers and its usual spread into scales, both "
+    "known without these records",
     "different-starts": "aggregation.rule {rule!r} averages weights over {chains} chains that start from different "
     "weights, whose hidden units do not match: run one chain, or choose rule 'mixture'",
     "units-reordered": "the units of {array!r} at site {other!r} match those at {first!r} better in another order: the "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
-from fl_dpbayes.report.numbers import probability, rounded_up
+from fl_dpbayes.report.numbers import probability, rounded_up, significant
 
 ROLES = {"held_out": "held-out sites", "shifted": "shifted sites", "train": "training sites"}
 SITE_ROLES = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
@@ -14,6 +14,7 @@ POINT_PREDICTORS = PREDICTORS | {
     "recalibrated": "recalibrated point estimate",
     "prior_corrected": "point estimate corrected for prevalence",
 }
+MOSTLY = 0.98  # of a budget
 ADJACENCY = {"add_or_remove_one": "adding or removing", "replace_one": "replacing"}
 
 
@@ -35,11 +36,24 @@ def neighbours(run: Summary) -> str:
     return f"{verb} one {unit}" if verb else f"{run.adjacency} ({unit})"
 
 
-def small_delta_text(run: Summary) -> str:
-    """Say what the largest epsilon is at a small delta; empty where the run's own is as small."""
-    if (small := run.small_delta) is None:
+def account_notes(run: Summary) -> str:
+    """Say what the largest epsilon is at a small delta, unless the run's own is as small, and why budget is left."""
+    notes = [_unspent_text(run)]
+    if (small := run.small_delta) is not None:
+        notes.insert(0, f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}.")
+    return " ".join(filter(None, notes))
+
+
+def _unspent_text(run: Summary) -> str:
+    spent = {row.epsilon / row.budget: row for row in run.privacy if row.status == "OK" and row.epsilon and row.budget}
+    if run.coupling != "floor" or not spent or min(spent) > MOSTLY:
         return ""
-    return f"At delta {probability(small.delta)} epsilon of {small.site} is {rounded_up(small.epsilon)}."
+    row = spent[min(spent)]
+    return (
+        f"{row.site} spent {rounded_up(row.epsilon)} of a budget of {significant(row.budget)}: coupling 'floor' never "
+        "adds less noise than the planned temperature needs, which alone is more private. More steps or a lower "
+        "temperature would use the rest; a smaller budget changes nothing."
+    )
 
 
 def tempered(run: Summary) -> bool:

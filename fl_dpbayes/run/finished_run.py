@@ -16,11 +16,10 @@ from torch import nn
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
-from fl_dpbayes.config.names import PREDICTORS, counted
+from fl_dpbayes.config.names import PREDICTORS, counted, site_name
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
-from fl_dpbayes.data.sources.table import site_names
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.report.answer import headline_predictor
@@ -135,7 +134,7 @@ class Run:
         from fl_dpbayes.report.calibration_figures import draw_bins
 
         if not site.startswith("pooled:"):
-            site = site_names(np.array([site]), f"site {site!r}")[site]
+            site = site_name(site)
         rows = [row for row in self.summary.reliability if row.site == site]
         if not rows:
             raise UserError(f"site is {site!r}: choose among {_listed(row.site for row in self.summary.reliability)}")

@@ -14,12 +14,13 @@ from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.sources import Arrays, Table
 from fl_dpbayes.config.validation_text import read_record
+from fl_dpbayes.data.records import magnitude_warnings
 from fl_dpbayes.data.sources.table import column_texts, framed_records, site_names
+from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.init_scenario import MOST_CATEGORIES, class_texts, proposed_clip_norm, proposed_features
 
 Constants = Mapping[str, float] | Sequence[float]
 FRAME = Path("given here.parquet")
-SMALL, LARGE = 0.01, 10.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,14 +137,8 @@ def sites_from_frame(
         "constants": "from_records" if features is None or found["categories"] else "public",
     }, "the frame")  # fmt: skip
     records = framed_records(table, source)
-    for name, values in zip(source.features, records.features.T, strict=False):
-        size = float(np.sqrt(np.mean(values.astype(float) ** 2)))
-        if size and not SMALL < size < LARGE:
-            warnings.warn(
-                f"feature {name!r} is of size {size:.1g} (root mean square): give centers and scales that bring it "
-                "near 1, by constants known without these records, or training will hardly move or be swamped by it",
-                stacklevel=2,
-            )
+    for found_far in magnitude_warnings(records, source):
+        warnings.warn(sentence(found_far), stacklevel=2)
     assert records.natural_site is not None
     names = site_names(table[site].to_numpy(dtype=np.str_), f"site {site!r}: the column")
     return SiteRecords(source, table, _sizes(records.natural_site, records.units), names, left_out)

@@ -18,13 +18,13 @@ from fl_dpbayes.config.rule import Rule
 from fl_dpbayes.config.sampler import SamplerSettings
 from fl_dpbayes.config.scenario import apply_overrides, read_scenario, scenario_content, with_absolute_paths
 from fl_dpbayes.config.task import Model, ModuleModel
-from fl_dpbayes.data.simulation import plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import plan_sites
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.run.finished_run import Run
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.frames import SiteRecords
 from fl_dpbayes.run.init_scenario import LEAST_UNITS, TEMPLATE, proposed_delta, toml_value
-from fl_dpbayes.run.simulate import check_machine, new_folder, run_prepared
+from fl_dpbayes.run.simulate import check_machine, new_folder, run_planned
 
 EXAMPLES = {
     "model": "MLP(hidden=[32]), or an instance of a torch module", "sampler": "DPSGLD(step_size=0.3)",
@@ -72,7 +72,6 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
 
     Example:
         >>> run = simulate("digits", {"training.rounds": 2, "training.burn_in": 0})  # doctest: +SKIP
-        >>> run.calibration.query("site == 'pooled:train'")  # doctest: +SKIP
     """
     if unknown := parts.keys() - Parts.__annotations__.keys():
         raise UserError(f"simulate takes no {min(unknown)!r}: it takes {', '.join(Parts.__annotations__)}")
@@ -89,7 +88,6 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
             "model is a module object, and engine 'flower' runs sites in other processes: use engine 'inline', "
             "or name a factory of an installed package, ModuleModel(factory='package.module:function')"
         )
-    name = "own" if isinstance(data, SiteRecords) else Path(data).stem
     with ExitStack() as stack:
         content = _content(data, parts)
         if isinstance(model, nn.Module):
@@ -97,7 +95,7 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
         apply_overrides(content, [f"{key}={'' if value is None else toml_value(value)}"
                                   for key, value in (settings or {}).items()])  # fmt: skip
         out, data_dir = parts.get("out"), parts.get("data_dir")
-        folder = new_folder(None if out is None else Path(out), content.get("name", name))
+        folder = new_folder(None if out is None else Path(out), content["name"])
         stack.enter_context(folder_lock(folder))
         try:
             if isinstance(data, SiteRecords):
@@ -108,8 +106,7 @@ def simulate(data: SiteRecords | str | Path, settings: Mapping[str, Any] | None 
         except BaseException:
             shutil.rmtree(folder)
             raise
-        prepare_simulation(scenario, plan, folder)
-        run_prepared(scenario, engine, folder, Console(quiet=parts.get("quiet", False)))
+        run_planned(scenario, plan, engine, folder, Console(quiet=parts.get("quiet", False)))
     named = [scenario.model.factory] if isinstance(scenario.model, ModuleModel) else []
     return Run(folder, model if isinstance(model, nn.Module) else None, named)
 

@@ -12,13 +12,12 @@ import pandas
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.sources.images import image_pixels
+from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
 from fl_dpbayes.data.sources.table import BadRows, features_of, labels_of, read_table, row_place
 
 NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def read_new_records(
         data = np.asarray(data)
     if isinstance(data, np.ndarray) and isinstance(source, Table) and data.shape[1:] == (len(source.feature_columns),):
         data = pandas.DataFrame(data, columns=list(source.feature_columns))
-    path = Path("the table of new records") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
+    path = Path("given here") if isinstance(data, pandas.DataFrame | np.ndarray) else Path(data)
     if isinstance(data, pandas.DataFrame):
         frame = data.reset_index(drop=True)
         records = _framed(frame, path, task, source, labelled=labelled, skip_bad_rows=skip_bad_rows)

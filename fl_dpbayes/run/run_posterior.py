@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.names import counted
@@ -48,7 +47,7 @@ class RunPosterior:
 
         Chains are the sites', by name (`north`, or `north 1`, `north 2` where each ran several), where the rule keeps
         them; of a rule that averages the sites in every round they are the averaged ones. Chains of unequal length
-        lose their first draws. ArviZ counts draws alike: `sample_stats.weight` says where the run does not.
+        lose their first draws. ArviZ counts draws alike: `sample_stats.weights` says where the run does not.
 
         Raises UserError if ArviZ is not installed.
         """
@@ -64,8 +63,8 @@ class RunPosterior:
                 for name in self.samples.arrays
             },
             "sample_stats": {
-                "weight": np.stack([chain.weights[-least:] for chain in chains.values()]),
-                "temperature": np.stack([chain.temperatures[-least:] for chain in chains.values()]),
+                name: np.stack([getattr(chain, name)[-least:] for chain in chains.values()])
+                for name in ("weights", "temperatures")
             },
         }
         return arviz.from_dict(**groups, coords={"chain": list(chains)})
@@ -80,11 +79,8 @@ class RunPosterior:
                 samples, numbers = stored.in_memory(), bank.sample_chains(name)
                 several = len(np.unique(numbers)) > 1
                 for number in np.unique(numbers):
-                    chosen = _chosen(samples, numbers == number)
-                    found[f"{name} {number + 1}" if several else name] = chosen
+                    rows = np.flatnonzero(numbers == number)
+                    arrays, weights = samples.pieces[0].rows(rows), samples.weights[rows]
+                    chain = PosteriorSamples(arrays, weights, samples.temperatures[rows])
+                    found[f"{name} {number + 1}" if several else name] = chain
         return found or {"posterior": self.samples}
-
-
-def _chosen(samples: PosteriorSamples, rows: npt.NDArray[np.bool_]) -> PosteriorSamples:
-    arrays = {name: array[rows] for name, array in samples.arrays.items()}
-    return PosteriorSamples(arrays, samples.weights[rows], samples.temperatures[rows])

@@ -2,6 +2,7 @@
 
 import contextvars
 import csv
+import json
 import shlex
 import shutil
 import threading
@@ -16,7 +17,8 @@ from fl_dpbayes.config.errors import Stopped, UserError
 from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
-from fl_dpbayes.data.simulation import SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.simulation import PARTITION_FILE, SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
+from fl_dpbayes.data.virtual_sites import SitePlan
 from fl_dpbayes.report.run_files import read_summary
 from fl_dpbayes.report.tables import calibration_table, privacy_table
 from fl_dpbayes.run.baselines import write_baselines
@@ -24,6 +26,7 @@ from fl_dpbayes.run.flower_engine import run_flower
 from fl_dpbayes.run.folder_lock import folder_lock
 from fl_dpbayes.run.inline_engine import run_inline
 from fl_dpbayes.run.progress import EVENTS_FILE, EventReader, end_of_events, follow
+from fl_dpbayes.run.weak_budget import weak_budget
 
 STOP_SECONDS = 60.0
 FULL_BYTES = 2**16
@@ -40,10 +43,15 @@ def simulate(scenario: Scenario, engine: str, run_folder: Path | None, data_dir:
     plan = plan_sites(scenario, data_dir)
     folder = new_folder(run_folder, scenario.name)
     with folder_lock(folder):
-        write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
-        run_prepared(scenario, engine, folder, console)
+        run_planned(scenario, plan, engine, folder, console)
     show_run(folder, console)
     return folder
+
+
+def run_planned(scenario: Scenario, plan: SitePlan, engine: str, folder: Path, console: Console) -> None:
+    """Make the sites of a plan in a run directory, measure the baselines on them, and run the scenario."""
+    write_baselines(scenario, prepare_simulation(scenario, plan, folder), folder)
+    run_prepared(scenario, engine, folder, console)
 
 
 def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console) -> None:
@@ -52,6 +60,10 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
                   f"{counted(scenario.training.rounds, 'round')}, engine {engine}, writing {folder}")  # fmt: skip
     if scenario.privacy.kind == "none":
         console.print("NOT PRIVATE: privacy.kind is 'none', epsilon is infinite", style="bold red")
+    planned = json.loads((folder / PARTITION_FILE).read_text(encoding="utf-8"))["units"]
+    trained = {name: planned[name]["train"] for name, site in scenario.sites.items() if site.role == "train"}
+    if weak := weak_budget(scenario, trained):
+        console.print(f"warning: {weak}", style="yellow", markup=False)
     sites = len(scenario.sites)
 
     def work(stop: threading.Event) -> None:
@@ -67,11 +79,18 @@ def run_prepared(scenario: Scenario, engine: str, folder: Path, console: Console
         rounds = scenario.training.rounds * scenario.training.chains
         failure = _run_and_follow(work, EventReader(events, start), rounds, console)
     except KeyboardInterrupt:
-        raise Stopped(
-            f"what the sites released and spent until then is in {folder} (rounds.csv, privacy.csv, ledgers); to go "
-            f"on:  {resume}"
-        ) from None
+        raise Stopped(f"{_kept(folder, rounds)} in {folder}; go on with  {resume}") from None
     _raise_failure(failure, EventReader(events, start), folder, resume)
+
+
+def _kept(folder: Path, rounds: int) -> str:
+    from server.checkpoint import read_checkpoint
+
+    found = read_checkpoint(folder)
+    done = found[0].round if found is not None else 0
+    return (
+        f"{done} of {counted(rounds, 'round')} {'is' if done == 1 else 'are'} complete and kept, with what they cost,"
+    )
 
 
 def check_machine(resources: Resources) -> None:

@@ -60,7 +60,7 @@ def test_two_classes_have_a_line_and_a_decision_curve():
         low, high = row["intervals"][metric]
         assert low < row[metric] < high
     assert [point["threshold"] for point in row["net_benefit"]] == [step / 20 for step in range(1, 20)]
-    assert set(row["net_benefit"][0]) == {"threshold", "model", "interval", "all", "none"}
+    assert set(row["net_benefit"][0]) == {"threshold", "counts", "model", "interval", "all", "none"}
     assert row["ece_binary"] is not None
 
 

@@ -139,8 +139,8 @@ def test_every_section_number_and_figure_is_there(reported):
     identifiers = {value for _, name, value in reader.attributes if name == "id"}
     assert {"privacy", "releases", "calibration", "sites", "cost", "limits", "run"} <= identifiers
     assert not SECTIONS & identifiers
-    assert reader.tags.count("figure") == words(reader).count("Numbers of this figure") == 12
-    assert len(list((reported.parent / "figures").glob("*.svg"))) == 12
+    assert reader.tags.count("figure") == words(reader).count("Numbers of this figure") == 11
+    assert len(list((reported.parent / "figures").glob("*.svg"))) == 11
 
 
 def test_undefined_is_a_dash_and_infinite_a_sign(written, summary):
@@ -288,3 +288,15 @@ def test_decision_curve_is_drawn_per_role_and_without_intervals(measured, drawn,
     points = [point | {"interval": None, "model": None} for point in first["net_benefit"]]
     row = CalibrationRecord.model_validate(first | {"net_benefit": points})
     assert "treat none" in [text.get_text() for text in net_benefit_figure([row], "").texts]
+
+
+def test_decisions_are_counted_at_the_threshold_that_is_declared(summary):
+    point = {"threshold": 0.4, "counts": [30, 10, 5, 55], "model": 0.1, "all": 0.1, "none": 0.0}
+    for row in summary["calibration"]:
+        row["net_benefit"] = [point | {"threshold": step / 20} for step in range(1, 20)]
+    tables = measure_tables(parse_summary(summary))
+    assert tables["threshold"] == "35"
+    cells = tables["operating"].rows[0]
+    assert cells[0][0] == "all held-out sites"
+    assert [value for value, _ in cells[-4:]] == ["85.7", "84.6", "75.0", "91.7"]
+    assert [cells[-4][1], cells[-1][1]] == ["[70.6, 93.7]", "[81.9, 96.4]"]

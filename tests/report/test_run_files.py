@@ -21,11 +21,12 @@ from fl_dpbayes.report.run_files import (
 
 # Of the keys of a run's own `summary.json`.
 ORDER = [
-    "scenario", "description", "data", "finished", "seed", "run", "resumed_after", "versions", "adjacency", "seeded",
-    "private", "class_names", "settings", "sampler", "chains", "aggregation", "aggregation_inputs", "sites", "clipped",
-    "averaged_temperature", "privacy", "small_delta", "participation", "recalibration", "calibration", "baselines",
-    "reliability", "subgroups", "shift_detection", "conformal", "evaluation_privacy", "releases", "bytes", "seconds",
-    "configurations_tried", "convergence", "warnings", "heterogeneity", "feature_total_variation",
+    "scenario", "description", "data", "finished", "seed", "run", "resumed_after", "versions", "code", "adjacency",
+    "seeded", "private", "class_names", "settings", "sampler", "chains", "aggregation", "aggregation_inputs", "sites",
+    "clipped", "coupling", "averaged_temperature", "privacy", "small_delta", "participation", "recalibration",
+    "calibration", "baselines", "reliability", "subgroups", "shift_detection", "conformal", "evaluation_privacy",
+    "releases", "bytes", "seconds", "configurations_tried", "convergence", "warnings", "heterogeneity",
+    "feature_total_variation",
 ]  # fmt: skip
 NUMBERS = st.one_of(st.none(), st.booleans(), st.integers(-(10**9), 10**9), st.floats(), st.text(max_size=5))
 VALUES = st.recursive(

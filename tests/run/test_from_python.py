@@ -153,7 +153,7 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
     assert sites().source.constants == "public"
     ordered = FRAME.assign(sick=pandas.Categorical(FRAME["sick"], ["yes", "no"]))
     assert sites(ordered).source.class_names == ("yes", "no")
-    with pytest.warns(UserWarning, match="feature 'age' is of size"):
+    with pytest.warns(UserWarning, match="feature 'age' is about 60 after"):
         sites(centers=None, scales=None, features=["age"])
 
 

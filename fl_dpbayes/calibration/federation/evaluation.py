@@ -19,6 +19,7 @@ from fl_dpbayes.calibration.federation.counts import (
 from fl_dpbayes.calibration.federation.rows import SHIFT_PREDICTOR, conformal_rows, mean_rows, shift_detection_rows
 from fl_dpbayes.calibration.federation.subgroups import Subgroup, read_subgroups, subgroup_sets
 from fl_dpbayes.calibration.metrics.errors import reliability_bins
+from fl_dpbayes.calibration.metrics.ranking import roc_points
 from fl_dpbayes.calibration.prior_shift import prevalence
 from fl_dpbayes.calibration.release import SENT_COLUMNS, NoisedTable, merge_noised, noised_from_arrays
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, empty, from_arrays, merge, to_arrays
@@ -131,7 +132,9 @@ class Evaluation:
         few = len({place.site for place in self.places}) <= MAX_RELIABILITY_SITES
         shown = [*self._pooled, *(place for place in self.places if few and place.predictor == self._headline)]
         reliability = [
-            self._key(*key) | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
+            self._key(*key)
+            | {"risk": self.classes == 2, "roc": roc_points(statistics) if key[0].startswith("pooled:") else ()}
+            | {"bins": [row.model_dump() for row in reliability_bins(statistics)]}
             for *key, statistics in shown
             if isinstance(statistics, CalibrationStatistics)
         ]

@@ -10,11 +10,13 @@ from functools import partial
 import numpy as np
 from scipy.stats import binom
 
-from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, OUTCOME, REPORT_BINS, Floats, coarsen, equal_mass
+from fl_dpbayes.calibration.bins import CONFIDENCE, COUNT, FINE_BINS, OUTCOME, REPORT_BINS, Floats, coarsen, equal_mass
 from fl_dpbayes.calibration.intervals import TAILS, Measured
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_interval
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.summary import ReliabilityBin
+
+PER_BIN, PER_RANGE = 100, 25
 
 
 def bin_gaps(table: Floats) -> tuple[Floats, Floats]:
@@ -123,19 +125,27 @@ def _with_truth(statistics: CalibrationStatistics, bins: int) -> Floats:
 
 
 def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS) -> tuple[ReliabilityBin, ...]:
-    """Return the bins of a top-label reliability diagram with a pointwise 95 % consistency band, empty ones included.
+    """Return the bins of a reliability diagram with a pointwise 95 % consistency band, empty ones included.
 
-    `n` over all bins is the histogram of confidence. The band holds the 2.5 and 97.5 % quantiles of
-    Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not narrower than the law of the sum of outcomes with
-    unequal confidences.
+    Of two classes they are of the risk p(y = 1), of more of the top label's confidence. With fewer than 100 records a
+    bin, they are ranges of about equally many, 25 or more where there are 50. `n` over all bins is the histogram. The
+    band holds the 2.5 and 97.5 % quantiles of Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not
+    narrower than the law of the sum of outcomes with unequal confidences.
     """
-    table = coarsen(statistics.top_label, bins)
+    fine = coarsen(statistics.class_wise[1] if statistics.classes == 2 else statistics.top_label, FINE_BINS)
+    starts, total = np.arange(bins) * (FINE_BINS // bins), statistics.count
+    if 0 < total < PER_BIN * bins:
+        ranges = min(bins, max(2, int(total // PER_RANGE)))
+        middle = np.cumsum(fine[:, COUNT]) - fine[:, COUNT] / 2
+        starts = np.unique([0, *np.searchsorted(ranges * middle / total, np.arange(1, ranges))])
+    ends = [*starts[1:], FINE_BINS]
+    table = np.add.reduceat(fine, starts)
     n, most = table[:, COUNT], np.maximum(table[:, COUNT], 1)
     confidence = np.minimum(1.0, table[:, CONFIDENCE] / most)
     low, high = binom.ppf(np.array(TAILS)[:, None], n, confidence) / most
     columns = {"confidence": confidence, "accuracy": table[:, OUTCOME] / most, "band_low": low, "band_high": high}
     rows = []
-    for k in range(bins):
+    for k, (start, end) in enumerate(zip(starts, ends, strict=True)):
         measured = {name: float(values[k]) for name, values in columns.items()} if n[k] else {}
-        rows.append(ReliabilityBin(low=k / bins, high=(k + 1) / bins, n=int(n[k]), **measured))
+        rows.append(ReliabilityBin(low=start / FINE_BINS, high=end / FINE_BINS, n=int(n[k]), **measured))
     return tuple(rows)

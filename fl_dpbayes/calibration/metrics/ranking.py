@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import digamma
 
-from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats
+from fl_dpbayes.calibration.bins import COUNT, OUTCOME, Floats, coarsen
 from fl_dpbayes.calibration.check import check_labels, check_probabilities
 from fl_dpbayes.calibration.intervals import Interval, Measured
 from fl_dpbayes.calibration.statistics import CalibrationStatistics, rest_of
 
 COVERAGES = (0.8, 0.9, 0.95)
+ROC_BINS = 192
 
 
 def auroc(statistics: CalibrationStatistics) -> Measured | None:
@@ -47,6 +48,24 @@ def exact_auroc(probabilities: npt.ArrayLike, labels: npt.ArrayLike) -> Measured
         found.append(_area(*sums))
     area = _average(found[1:] if classes == 2 else found)
     return None if area is None else Measured(area.value, bounds=Interval(area.value, area.value))
+
+
+def roc_points(statistics: CalibrationStatistics) -> tuple[tuple[float, float], ...]:
+    """Return (false, true) positive rates of two classes at falling thresholds, from (0, 0) to (1, 1).
+
+    Between two neighbouring points, at most 1/192 of risk apart, the curve may take any rising way: through the upper
+    left corner at best, the lower right at worst. Empty for more classes, or where one has no record.
+    """
+    table = coarsen(statistics.class_wise[1], ROC_BINS)[::-1]
+    positive = table[:, OUTCOME]
+    negative = table[:, COUNT] - positive
+    if statistics.classes != 2 or not positive.sum() or not negative.sum():
+        return ()
+    rates = (np.cumsum(part)[table[:, COUNT] > 0] / part.sum() for part in (negative, positive))
+    return (
+        (0.0, 0.0),
+        *((round(x, 5), round(y, 5)) for x, y in zip(*(map(float, rate) for rate in rates), strict=True)),
+    )
 
 
 def _average(areas: Sequence[tuple[float, float] | None]) -> Measured | None:

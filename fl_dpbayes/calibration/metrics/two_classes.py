@@ -139,7 +139,12 @@ def net_benefit(statistics: CalibrationStatistics, threshold: float) -> NetBenef
     half = NORMAL_QUANTILE * math.sqrt((gained + harm**2 * harmed - middle**2) / size)
     interval = min(model, float(middle - half)), max(model, float(middle + half))
     everybody = float(events - (count - events) * harm) / count
-    return NetBenefitRecord(threshold=threshold, model=model, interval=interval, all=everybody, none=0.0)
+    counts = tuple(
+        map(int, (true_positive, false_positive, events - true_positive, count - treated - events + true_positive))
+    )
+    return NetBenefitRecord.model_validate(
+        {"threshold": threshold, "counts": counts, "model": model, "interval": interval, "all": everybody, "none": 0.0}
+    )
 
 
 def decision_curve(statistics: CalibrationStatistics) -> list[NetBenefitRecord] | None:

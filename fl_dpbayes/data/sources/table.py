@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.names import MAX_GROUP_TEXT, is_group_text
+from fl_dpbayes.config.names import MAX_GROUP_TEXT, is_group_text, site_name
 from fl_dpbayes.config.sources import OfficialPart, Table
 from fl_dpbayes.data.records import Records
 from fl_dpbayes.protocol.evaluate import MAX_GROUPS
@@ -96,9 +96,11 @@ def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
     try:
         if path.suffix == ".parquet":
             table = pandas.read_parquet(path)
+            if not len(table):
+                raise UserError(f"table {path} has no rows")
             return table.set_axis(pandas.RangeIndex(1, len(table) + 1, name="row"))
         if path.suffix != ".csv":
-            raise UserError(f"table {path}: the name must end in .csv or .parquet")
+            raise UserError(f"table {path}: the name must end in .csv or .parquet: save it as CSV")
         content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"table {path} does not exist") from None
@@ -111,12 +113,16 @@ def _read_file(path: Path, texts: tuple[str, ...]) -> pandas.DataFrame:
     header = text.split("\n", 1)[0]
     if not header.strip():
         raise UserError(f"table {path} is empty: give a first line with the names of the columns")
+    if "\0" in text:
+        raise UserError(f"table {path} is no text: save it as CSV in UTF-8")
     separator = max(SEPARATORS, key=header.count)
     decimal = "," if separator == ";" and re.search(r"\d,\d", text) else "."
     try:
         table = pandas.read_csv(io.StringIO(text), sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
         if not isinstance(table.index, pandas.RangeIndex):
             raise ValueError("its lines have more cells than the first has names: remove separators at their ends")
+        if not len(table):
+            raise UserError(f"table {path} has no rows: its first line is taken for the names of the columns")
         return _numbered(table, text, separator)
     except (ValueError, csv.Error) as error:
         found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
@@ -174,8 +180,6 @@ def _read(source: Table) -> pandas.DataFrame:
     if absent:
         there = ", ".join(map(str, table.columns))
         raise UserError(f"table {source.place} has no column {absent[0]!r}: its columns are {there}")
-    if not len(table):
-        raise UserError(f"table {source.place} has no rows")
     return table
 
 
@@ -221,11 +225,11 @@ def _names(table: pandas.DataFrame, source: Table, name: str) -> npt.NDArray:
 
 
 def site_names(values: npt.NDArray, where: str) -> dict[str, str]:
-    """Name each site as a scenario can: whatever is no letter A-Z or a-z, digit, dot or underscore becomes a dash.
+    """Name each site as a scenario can, by `site_name`.
 
     Returns value -> name. Raises UserError, which `where` begins, if two values get one name, or one gets none.
     """
-    names = {value: re.sub(r"[^A-Za-z0-9._]+", "-", value).strip("-._")[:64] for value in map(str, np.unique(values))}
+    names = {value: site_name(value) for value in map(str, np.unique(values))}
     if len(set(names.values())) < len(names) or not all(names.values()):
         raise UserError(
             f"{where} has values that become one name or none where only A-Z, a-z, 0-9, '.', '_' and '-' may stand: "

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
+from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_dpbayes.calibration.bins import coarsen
 from fl_dpbayes.calibration.metrics import errors
 from fl_dpbayes.calibration.metrics.errors import ece, ece_true, reliability_bins, rms_debiased, rms_true
-from fl_dpbayes.calibration.metrics.ranking import auroc
+from fl_dpbayes.calibration.metrics.ranking import auroc, roc_points
 from fl_dpbayes.calibration.metrics.scores import decompose_table
 from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap
 from fl_dpbayes.calibration.statistics import empty, from_batch, merge
@@ -190,15 +191,45 @@ def test_unknown_where_one_record_has_no_truth_and_zero_where_it_is_predicted():
 
 
 def test_bars_by_hand():
-    rows = reliability_bins(from_batch([[0.9, 0.1], [0.98, 0.02], [0.3, 0.7]], [0, 1, 1]), 10)
-    assert [row.n for row in rows] == [0] * 7 + [1, 0, 2]
+    rows = reliability_bins(from_batch([[0.9, 0.1, 0], [0.98, 0.02, 0], [0.3, 0.7, 0]] * 400, [0, 1, 1] * 400), 10)
+    assert [row.n for row in rows] == [0] * 7 + [400, 0, 800]
     assert (rows[9].low, rows[9].high, rows[9].accuracy) == (0.9, 1.0, 0.5)
     assert rows[9].confidence == pytest.approx(0.94)
-    assert rows[7].model_dump() | {"confidence": 0.7} == {
-        "low": 0.7, "high": 0.8, "n": 1, "confidence": 0.7, "accuracy": 1.0, "band_low": 0.0, "band_high": 1.0,
-    }  # fmt: skip
-    likely = reliability_bins(from_batch([[0.75, 0.25]] * 40, [0] * 40))[11]
-    assert (likely.band_low, likely.band_high) == tuple(binom.ppf([0.025, 0.975], 40, 0.75) / 40)
+    assert (rows[7].low, rows[7].accuracy) == (0.7, 1.0)
+    assert (rows[7].band_low, rows[7].band_high) == tuple(binom.ppf([0.025, 0.975], 400, 0.7) / 400)
     # The band of certain predictions is certain.
-    last = reliability_bins(from_batch([[1.0, 0.0]] * 4, [0, 0, 0, 1]))[-1]
+    last = reliability_bins(from_batch([[1.0, 0.0, 0.0]] * 4, [0, 0, 0, 1]))[-1]
     assert (last.band_low, last.band_high, last.accuracy) == (1.0, 1.0, 0.75)
+
+
+def test_of_two_classes_the_bars_are_of_the_risk_and_few_records_share_fewer_bins():
+    generator = np.random.default_rng(4)
+    risk = generator.uniform(0, 1, 100)
+    label = (generator.random(100) < risk).astype(int)
+    statistics = from_batch(np.stack([1 - risk, risk], axis=1), label)
+    rows = reliability_bins(statistics)
+    assert [row.n for row in rows] == [25] * 4
+    assert (rows[0].low, rows[-1].high) == (0.0, 1.0)
+    assert [row.high for row in rows[:-1]] == [row.low for row in rows[1:]]
+    order = np.argsort(risk)
+    for row, members in zip(rows, order.reshape(4, 25), strict=True):
+        assert row.confidence == pytest.approx(risk[members].mean())
+        assert row.accuracy == pytest.approx(label[members].mean())
+
+
+def test_roc_points_bound_the_curve_of_the_records():
+    generator = np.random.default_rng(5)
+    risk = generator.beta(2, 2, 300)
+    label = (generator.random(300) < risk).astype(int)
+    points = np.array(roc_points(from_batch(np.stack([1 - risk, risk], axis=1), label)))
+    assert points[0].tolist() == [0, 0]
+    assert points[-1].tolist() == [1, 1]
+    x, y = points.T
+    step = np.diff(x)
+    exact = roc_auc_score(label, risk)
+    assert step @ y[:-1] <= exact <= step @ y[1:]
+    assert step @ (y[1:] - y[:-1]) < 0.02
+    false, true, _ = roc_curve(label, risk, drop_intermediate=False)
+    known = np.stack([false, true], axis=1)
+    assert all(np.abs(known - point).sum(axis=1).min() < 2e-5 for point in points)
+    assert roc_points(from_batch([[0.2, 0.8]], [1])) == ()

@@ -141,5 +141,7 @@ def test_net_benefit_undefined_and_refused_limit():
         with pytest.raises(ValueError, match="threshold is"):
             net_benefit(binary([0.2], [0]), wrong)
     # The interval has a width where none is treated.
+    four = net_benefit(binary([0.9, 0.8, 0.2, 0.6, 0.4, 0.3], [1, 1, 1, 0, 0, 0]), 0.5)
+    assert four.counts == (2, 1, 1, 2)
     point = net_benefit(binary([0.1] * 100, [0] * 100), 0.5)
     assert point.interval[0] < -0.01 < point.model == 0 < 0.01 < point.interval[1]

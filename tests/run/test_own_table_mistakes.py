@@ -1,0 +1,104 @@
+"""Every mistake that a newcomer made with a table of his own is one line that says what to do"""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+
+COLUMNS = "hospital;age;outcome"
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, command) -> Path:
+    generator = np.random.default_rng(1)
+    table = pandas.DataFrame({"hospital": np.repeat(["St. Mary", "Süd", "Nord"], 60)})
+    table["age"] = generator.normal(67, 11, 180).round(1)
+    table["outcome"] = np.where(generator.random(180) < 1 / (1 + np.exp((67 - table["age"]) / 9)), "dead", "alive")
+    table.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",", encoding="cp1252")
+    out = tmp_path / "mine.toml"
+    status, _, error = command(
+        "init", "--from", tmp_path / "t.csv", "--label", "outcome", "--site", "hospital", "--out", out
+    )
+    assert status == 0, error
+    return out
+
+
+# What the table holds instead, what is set, and what is said.
+MISTAKES = [
+    ("", [], "t.csv is empty: give a first line with the names of the columns"),
+    (COLUMNS, [], "t.csv has no rows"),
+    ("a\0b", [], "is no text: save it as CSV in UTF-8"),
+    (f"{COLUMNS}\nNord;1;dead;\n", [], "lines have more cells than the first has names"),
+    (f"{COLUMNS}\nNord;1;dead\nNord;1;2;3\n", [], "line 3 has 4 cells, and those before 3"),
+    (f"{COLUMNS}\nNord;1;dead\n\nNord;;dead\n", [], "line 4, column 'age': missing, or no finite number"),
+    (f"{COLUMNS}\nNord;1;dead\nNord;1;ill\n", [], "line 3, column 'outcome': 'ill', which is not declared"),
+    (f"{COLUMNS}\nNord;1;dead\n", ["data.source.class_names="], "column 'outcome': text.*for example \\['dead'\\]"),
+    (None, ["sites.St Mary.role=train"], "sites.St Mary: a site's name is 1 to 64 of .* for example 'St-Mary'"),
+    (None, ["sites.East.role=train"], "sites.East: choose one of Nord, St.-Mary, Sud"),
+    (None, ["data.source.path=t.xlsx"], "t.xlsx: the name must end in .csv or .parquet: save it as CSV"),
+    (None, ["data.source.path=absent.csv"], "absent.csv does not exist"),
+    (None, ["data.source.site_column="], "name a table's site_column"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "settings", "said"), MISTAKES)
+def test_a_mistake_is_one_line(scenario, command, tmp_path, monkeypatch, content, settings, said) -> None:
+    # The table lies beside the scenario, wherever the command is given.
+    monkeypatch.chdir("/")
+    if content is not None:
+        (tmp_path / "t.csv").write_text(content)
+    assignments = [word for one in settings for word in ("--set", one)]
+    status, _, error = command("simulate", scenario, "--out", tmp_path / "run", *assignments)
+    assert status == 2
+    assert error.count("\n") == 1
+    assert re.search(said, error), error
+
+
+@pytest.mark.slow
+def test_odd_features_and_budgets_are_told_at_the_start_and_a_left_budget_at_the_end(scenario, command) -> None:
+    short = ["--set", "training.rounds=2", "--set", "training.burn_in=0", "--engine", "inline"]
+    given = ["--set", "data.source.centers=[0]", "--set", "data.source.scales=[0.001]"]
+    status, said, _ = command("simulate", scenario, "--out", scenario.parent / "a", *short, *given)
+    said = " ".join(said.split())
+    assert status == 0
+    assert "feature 'age' is about 70,000 after centers and scales and should be about 1" in said
+    assert "of a budget of 4.00: coupling 'floor' never adds less noise" in said
+    assert "is far too small" not in said
+    weak = ["--set", "privacy.epsilon=.001"]
+    status, said, _ = command("simulate", scenario, "--out", scenario.parent / "b", *short, *weak)
+    said = " ".join(said.split())
+    assert "feature 'age'" not in said
+    assert "coupling 'floor' never" not in said
+    found = re.search(r"epsilon 0.001 is far too small .* Epsilon (\d\.\d+) would do there", said)
+    assert found, said
+    status, said, _ = command(
+        "simulate", scenario, "--out", scenario.parent / "c", *short, "--set", f"privacy.epsilon={found[1]}"
+    )
+    assert "temperature 1: the chain sampled at" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["inline", "flower"])
+def test_an_interrupt_ends_with_status_130_and_says_what_is_kept_and_how_to_go_on(scenario, engine) -> None:
+    run, code = scenario.parent / "run", "from fl_dpbayes.cli import main; main()"
+    words = ["simulate", scenario, "--out", run, "--engine", engine, "--set", "training.rounds=200"]
+    started = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (run / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)
+    started.send_signal(signal.SIGINT)
+    _, error = started.communicate(timeout=90)
+    assert started.returncode == 130, error
+    found = re.search(
+        r"stopped: (\d+) of 200 rounds (?:is|are) complete and kept, .* go on with  fl-dpbayes (.*)", error
+    )
+    assert found, error
+    assert f"simulate --resume {run}" in found[2]
+    assert int(found[1]) < 200
