@@ -232,8 +232,11 @@ def _one_group(pattern: str) -> str:
     except re.error as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
     if groups != 1:
-        raise ValueError(f"{pattern!r} has {groups} groups: give one, around the patient's name, as in '^(P[0-9]+)_'")
+        raise ValueError(f"{pattern!r} has {groups} groups: give one, around the name, as in '^(P[0-9]+)_'")
     return pattern
+
+
+PathPattern = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_group)]
 
 
 class ImageFolder(SourceConfig):
@@ -241,7 +244,8 @@ class ImageFolder(SourceConfig):
 
     `patient_pattern`: a regular expression whose one group finds the patient in an image's path inside its class
     folder, for example `^(P[0-9]+)_` or, with a folder for each patient, `^([^/]+)/`. All images of a patient, of
-    whatever class, are one privacy unit; without it each image is one.
+    whatever class, are one privacy unit; without it each image is one. `site_pattern` finds the hospital there in the
+    same way, for a natural partition.
     """
 
     kind: Literal["images"] = "images"
@@ -249,7 +253,8 @@ class ImageFolder(SourceConfig):
     height: PositiveInt
     width: PositiveInt
     channels: Literal[1, 3] = 1
-    patient_pattern: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_one_group)] | None = None
+    patient_pattern: PathPattern | None = None
+    site_pattern: PathPattern | None = None
 
     @property
     def task(self) -> Task:

@@ -11,7 +11,7 @@ from torch import nn
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.task import CNNModel, LogisticModel, MLPModel, Model, ModuleModel, Task
 from fl_dpbayes.models.feature_map import feature_shape
-from fl_dpbayes.models.own_module import checked_shapes, own_module
+from fl_dpbayes.models.own_module import checked_shapes, given_object, own_module
 from fl_dpbayes.models.parameters import parameter_shapes
 
 
@@ -44,13 +44,17 @@ def build_body(model: Model, input_shape: tuple[int, ...], seed: int) -> nn.Sequ
     return body
 
 
-@lru_cache(maxsize=64)
 def model_shapes(model: Model, task: Task) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a model's trained parameters by name, in the order of the flat vector.
 
     None is allocated but for an own module, which is checked too. Raises UserError if the architecture cannot take
     records of this shape.
     """
+    return _shapes(model, task, given_object(model))
+
+
+@lru_cache(maxsize=64)
+def _shapes(model: Model, task: Task, _: object) -> dict[str, tuple[int, ...]]:
     if isinstance(model, ModuleModel):
         return checked_shapes(model, _body_input_shape(model, task), task.classes)
     return parameter_shapes(_trained_layers(model, task))

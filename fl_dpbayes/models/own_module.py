@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.task import PROVIDED, ModuleModel
+from fl_dpbayes.config.task import PROVIDED, Model, ModuleModel
 from fl_dpbayes.models.backbone import stored_state
 from fl_dpbayes.models.parameters import Shapes, parameter_shapes
 from fl_dpbayes.models.rows import drawn_modules, validate_module
 
 # Far beyond the rounding of one record's logits beside others.
 _MIXES = 1e-3
-_provided: ContextVar[Mapping[str, nn.Module] | None] = ContextVar("provided", default=None)
+_provided: ContextVar[Mapping[str, tuple[nn.Module, object]] | None] = ContextVar("provided", default=None)
 
 
 @contextmanager
@@ -41,11 +41,17 @@ def provided(module: nn.Module) -> Iterator[str]:
         if not value.requires_grad:
             known.update(value.detach().cpu().contiguous().numpy().tobytes())
     name = PROVIDED + known.hexdigest()
-    token = _provided.set({**(_provided.get() or {}), name: module})
+    token = _provided.set({**(_provided.get() or {}), name: (module, object())})
     try:
         yield name
     finally:
         _provided.reset(token)
+
+
+def given_object(model: Model) -> object:
+    """Tell one provided object from another of the same name, whose computation may differ; None of a factory."""
+    found = (_provided.get() or {}).get(model.factory) if isinstance(model, ModuleModel) else None
+    return found and found[1]
 
 
 def own_module(model: ModuleModel, seed: int, weights_folder: Path | None = None) -> nn.Module:
@@ -139,7 +145,7 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
                 f"model.factory {model.factory[:19]}... is a module object of the program that made it, which no other "
                 "process has: name a factory 'package.module:function', or give the object to the inline engine"
             )
-        return copy.deepcopy(found)
+        return copy.deepcopy(found[0])
     factory = _imported(model.factory)
     try:
         # The CPU's generator alone: torch.manual_seed would move those of other devices for good.

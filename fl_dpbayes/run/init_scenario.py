@@ -2,21 +2,36 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
+from pydantic import ValidationError
 from rich.console import Console
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.atomic_file import write_atomically
+from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import load_scenario
+from fl_dpbayes.config.sources import ImageFolder
+from fl_dpbayes.config.validation_text import explain
+from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, found_names, image_name
 from fl_dpbayes.data.sources.table import MISSING, column_texts, read_table, site_names
 
 MOST_CATEGORIES = 10
 MOST_CLASSES = 20
 LEAST_UNITS = 20
+MOSTLY = 0.9  # of a column
+SIDE = 28
+IMAGE_LINES = {
+    'kind = "table"': 'kind = "images"', "of a table of your own": "of images of your own",
+    "has the rows that carry its name": "has the images whose path names it",
+    'kind = "logistic"   # or "mlp", with hidden = [32]':
+        'kind = "logistic"   # or "cnn"\nfeatures = { kind = "scattering" }   # fixed, so that it costs no privacy',
+}  # fmt: skip
 TEMPLATE = """\
 # A simulated federation of a table of your own, proposed after a look at it. Read it, correct it, run it:
 #   fl-dpbayes simulate {file}
@@ -83,17 +98,66 @@ class ProposedFeatures:
     left_out: dict[str, str]
 
 
-def init_scenario(data: Path, label: str, columns: tuple[str, str | None], out: Path | None, console: Console) -> None:
-    """Write a commented scenario for a CSV or Parquet table, after a look at it on this machine.
+def init_scenario(
+    data: Sequence[Path], label: str | None, columns: tuple[str, str | None], out: Path | None, console: Console
+) -> None:
+    """Write a commented scenario for CSV or Parquet tables, or a folder of images, after a look on this machine.
 
-    `label`: the column of classes. `columns`: those of sites and of privacy units (None: each row is one). `out`: the
-    file; None: the table's name with `.toml`, in the working directory. Raises UserError if the table or a column
-    cannot be used, or the file exists.
+    `label`: the column of classes; None for images, whose sub-folders they are. `columns`: those of sites and of
+    privacy units (None: each row is one); of images the patterns that find them in paths. `out`: the file; None: the
+    first one's name with `.toml`, in the working directory. Raises UserError if the data or a column cannot be used, or
+    the file exists.
     """
-    site, unit = columns
-    out = Path(f"{data.stem}.toml") if out is None else out
+    out = Path(f"{data[0].stem}.toml") if out is None else out
     if out.exists():
         raise UserError(f"{out} exists already: give another name by --out, nothing is overwritten")
+    if data[0].is_dir():
+        if len(data) > 1 or label is not None:
+            raise UserError(f"--from {data[0]} is a folder of images: give it alone, its sub-folders are the labels")
+        text, said = _of_images(data[0], columns, out)
+    elif label is None:
+        raise UserError("--label is missing: name the column of what is to be predicted")
+    else:
+        text, said = _of_table(data[0] if len(data) == 1 else tuple(data), label, columns, out)
+    write_atomically(out, text)
+    load_scenario(str(out))
+    console.print(f"wrote {out}: {said}; read it, then:  fl-dpbayes simulate {out}", markup=False, soft_wrap=True)
+
+
+def _of_images(data: Path, patterns: tuple[str, str | None], out: Path) -> tuple[str, str]:
+    site, unit = patterns
+    try:
+        source = ImageFolder(path=data, height=SIDE, width=SIDE, site_pattern=site, patient_pattern=unit)
+    except ValidationError as error:
+        raise UserError(f"--site, --unit: {explain(error, ImageFolder)}") from None
+    paths = [path for path in sorted(data.glob("*/**/*")) if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not paths:
+        raise UserError(f"image folder {data} has no images ({', '.join(IMAGE_SUFFIXES)})")
+    units = found_names(source, paths, "patient_pattern") or [image_name(source, path) for path in paths]
+    table = pandas.DataFrame({"site": found_names(source, paths, "site_pattern"), "unit": units})
+    sizes = table.drop_duplicates()["site"].value_counts()
+    keys = [
+        f"height = {SIDE}   # every image is resized to this",
+        f"width = {SIDE}",
+        f"site_pattern = {toml_value(site)}",
+    ]
+    if unit is None:
+        keys.append(
+            "# patient_pattern: every image is taken for another patient. If patients have several, find theirs."
+        )
+    else:
+        keys.append(f"patient_pattern = {toml_value(unit)}")
+    names = site_names(table["site"].to_numpy(dtype=np.str_), f"--site {site}: the pattern")
+    text, roles = _filled(
+        out, sizes, names, data, source=keys, unit=source.unit, description=" or ".join(source.class_names)
+    )
+    for given, images in IMAGE_LINES.items():
+        text = text.replace(given, images)
+    return text, f"{roles}, {len(paths)} images of {len(source.class_names)} classes"
+
+
+def _of_table(data: Path | tuple[Path, ...], label: str, columns: tuple[str, str | None], out: Path) -> tuple[str, str]:
+    site, unit = columns
     table = read_table(data, tuple(name for name in (label, site, unit) if name is not None))
     for option, name in (("--label", label), ("--site", site), ("--unit", unit)):
         if name is not None and name not in table.columns:
@@ -111,30 +175,38 @@ def init_scenario(data: Path, label: str, columns: tuple[str, str | None], out: 
             set(map(str, column_texts(words[name]))), key=lambda value: (value == MISSING, value)
         )
     sizes = (table[site] if unit is None else table.drop_duplicates([site, unit])[site]).value_counts()
-    roles = _roles(sizes, site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column"), data)
+    names = site_names(table[site].to_numpy(dtype=np.str_), f"--site {site}: the column")
     features = len(found.numbers) + len(found.missing) + sum(map(len, found.categories.values()))
-    unit_name = "record" if unit is None else unit
+    text, said = _filled(
+        out, sizes, names, data, source=_source(table, label, columns, found), unit="record" if unit is None else unit,
+        description=label, clip_norm=proposed_clip_norm(features),
+    )  # fmt: skip
+    left = f", {counted(len(found.left_out), 'column')} left out (the file says why)" if found.left_out else ""
+    return text, f"{said}, {features} features of {len(found.numbers) + len(found.categories)} columns{left}"
+
+
+def _filled(
+    out: Path, sizes: pandas.Series, names: dict[str, str], data: Path | tuple[Path, ...], **content: Any
+) -> tuple[str, str]:
+    """Fill the template; return it with the number of hospitals by role."""
+    roles, folder = _roles(sizes, names), out.resolve().parent
+    trained = sum(role == "train" for _, role, _ in roles)
+    places = [os.path.relpath(place.resolve(), folder) for place in ([data] if isinstance(data, Path) else data)]
+    unit, source = content.pop("unit"), content.pop("source")
     text = TEMPLATE.format(
         file=out.name,
-        path=json.dumps(os.path.relpath(data.resolve(), out.resolve().parent)),
+        path=toml_value(places[0] if isinstance(data, Path) else places),
         name=json.dumps(_safe(out.stem)),
-        description=json.dumps(f"{label} at {len(roles)} hospitals", ensure_ascii=False),
-        source=_source(table, label, columns, found),
+        description=toml_value(f"{content.pop('description')} at {len(roles)} hospitals"),
+        source="\n".join(source),
         sites="".join(
-            f'[sites.{json.dumps(name)}]   # {count} {unit_name}s\nrole = "{role}"\n' for name, role, count in roles
+            f'[sites.{json.dumps(name)}]   # {count} {unit}s\nrole = "{role}"\n' for name, role, count in roles
         ),
-        unit=unit_name,
+        unit=unit,
         delta=proposed_delta(int(sizes.max())),
-        clip_norm=proposed_clip_norm(features),
+        **({"clip_norm": 2.0} | content),
     )
-    write_atomically(out, text)
-    load_scenario(str(out))
-    trained = sum(role == "train" for _, role, _ in roles)
-    console.print(
-        f"wrote {out}: {trained} hospitals train, {len(roles) - trained} held out, {features} features of "
-        f"{len(found.numbers) + len(found.categories)} columns; read it, then:  fl-dpbayes simulate {out}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    return text, f"{trained} hospitals train, {len(roles) - trained} held out"
 
 
 def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
@@ -147,7 +219,9 @@ def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
             found.left_out[name] = "one value in every row"
         elif pandas.api.types.is_numeric_dtype(column) and not pandas.api.types.is_bool_dtype(column):
             if values == len(table) and pandas.api.types.is_integer_dtype(column):
-                found.left_out[name] = "another whole number in every row, likely that of the record"
+                found.left_out[name] = (
+                    "another whole number in every row, likely that of the record: if it is a measurement, add it"
+                )
                 continue
             numbers = column.dropna().astype(float)
             binary = set(numbers) <= {0.0, 1.0}
@@ -156,6 +230,10 @@ def proposed_features(table: pandas.DataFrame) -> ProposedFeatures:
                 found.missing[name] = found.numbers[name][0]
         elif values <= MOST_CATEGORIES:
             found.categories[name] = []
+        elif (
+            pandas.to_datetime(column.astype(str), errors="coerce", format="mixed", dayfirst=True).notna().mean() > 0.9
+        ):
+            found.left_out[name] = "dates: write a number of days, for example of the stay, to use it"
         else:
             found.left_out[name] = f"{values} values of text: group them to {MOST_CATEGORIES} or fewer to use it"
     if not found.numbers and not found.categories:
@@ -181,16 +259,16 @@ def _safe(name: str) -> str:
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:64] or "own"
 
 
-def _roles(sizes: pandas.Series, names: dict[str, str], data: Path) -> list[tuple[str, str, int]]:
+def _roles(sizes: pandas.Series, names: dict[str, str]) -> list[tuple[str, str, int]]:
     """Give each site of enough units a role, largest first: of three and more the smallest is held out."""
     large = [(names[str(site)], int(count)) for site, count in sizes.items() if count >= LEAST_UNITS]
     if not large:
-        raise UserError(f"{data}: no site has {LEAST_UNITS} rows or units, the least to train on: join small sites")
+        raise UserError(f"no site has {LEAST_UNITS} rows or units, the least to train on: join small sites")
     last = len(large) - 1 if len(large) > 2 else len(large)
     return [(name, "train" if place < last else "held_out", count) for place, (name, count) in enumerate(large)]
 
 
-def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None], found: ProposedFeatures) -> str:
+def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None], found: ProposedFeatures) -> list[str]:
     """Write the keys of `data.source` after its path, each column that is left out with the reason."""
     site, unit = columns
     classes = class_texts(table[label], f"--label {label}")
@@ -218,7 +296,7 @@ def _source(table: pandas.DataFrame, label: str, columns: tuple[str, str | None]
     if found.categories:
         lines.append("# One feature for each value; a value that is not named here is refused.")
         lines.append(f"categories = {toml_value(found.categories)}")
-    return "\n".join(lines)
+    return lines
 
 
 def class_texts(column: pandas.Series, where: str) -> list[str]:

@@ -12,13 +12,12 @@ import pandas
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import BuiltIn, HuggingFace, ImageFolder, Radiographs, Table
 from fl_dpbayes.config.task import Task
-from fl_dpbayes.data.sources.images import image_pixels
+from fl_dpbayes.data.sources.images import IMAGE_SUFFIXES, image_pixels
 from fl_dpbayes.data.sources.table import BadRows, features_of, labels_of, read_table, row_place
 
 NewData: TypeAlias = Path | str | pandas.DataFrame | npt.NDArray
 LABEL = "label"
 FORMS = "give a .csv, .parquet or .npz file, or a folder of images"
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
 @dataclass(frozen=True)

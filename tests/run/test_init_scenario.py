@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from PIL import Image
 
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.config.site_file import read_own_site_file, read_site_file
@@ -89,3 +90,43 @@ def test_a_mistake_is_one_line(patients, command, monkeypatch, changes, said) ->
     assert status == 2
     assert re.search(said, error), error
     assert not Path("patients.toml").exists()
+
+
+def test_files_of_one_hospital_each_and_dates(patients, command, tmp_path) -> None:
+    table = pandas.read_csv(patients, sep=";")
+    table["admitted"] = [f"{1 + row % 28}.{1 + row % 12}.2020" for row in range(len(table))]
+    paths = [tmp_path / f"{name}.csv" for name, rows in table.groupby("hospital") if len(rows) > 20]
+    for path in paths:
+        table[table["hospital"] == path.stem].drop(columns="hospital").to_csv(path, index=False)
+    words = [word for path in paths for word in ("--from", path)]
+    status, said, error = command(
+        "init", *words, "--label", "outcome", "--site", "file", "--out", tmp_path / "all.toml"
+    )
+    assert status == 0, error
+    assert "3 columns left out (the file says why)" not in said
+    assert "4 columns left out (the file says why)" in said
+    assert '# left out: "admitted", dates: write a number of days' in (tmp_path / "all.toml").read_text()
+    scenario = load_scenario(str(tmp_path / "all.toml"))
+    assert scenario.data.source.path == tuple(paths)
+    assert set(scenario.sites) == {"Nord", "St.-Mary", "Sud"}
+    assert len(plan_sites(scenario, None).sites) == 3
+
+
+def test_a_folder_of_images_becomes_a_scenario_with_patients_and_sites_found_in_paths(command, tmp_path) -> None:
+    for number in range(180):
+        folder = tmp_path / "films" / ("sick" if number % 2 else "well") / ("North Clinic", "Süd", "west")[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), number).save(folder / f"P{number // 6}_{number}.png")
+    words = ["init", "--from", tmp_path / "films", "--site", "^([^/]+)/"]
+    out = tmp_path / "mine.toml"
+    status, said, error = command(*words, "--patient", "/(P[0-9]+)_", "--out", out)
+    assert status == 0, error
+    assert "2 hospitals train, 1 held out, 180 images of 2 classes" in said
+    scenario = load_scenario(str(out))
+    assert set(scenario.sites) == {"North-Clinic", "Sud", "west"}
+    assert scenario.data.source.class_names == ("sick", "well")
+    plan = plan_sites(scenario, None)
+    assert sum(site.train_units + site.test_units for site in plan.sites) == 90
+    assert "no regular expression" in command("init", *words[1:3], "--site", "(", "--out", tmp_path / "b.toml")[2]
+    assert "names no site: site_pattern" in command(*words[:4], "^(X.*)/", "--out", tmp_path / "b.toml")[2]
+    assert "its sub-folders are the labels" in command(*words, "--label", "y", "--out", tmp_path / "b.toml")[2]

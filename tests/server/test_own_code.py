@@ -75,7 +75,7 @@ def test_digest_of_code_follows_its_files_and_reading_a_posterior_imports_nothin
         load_posterior(path)
     assert "ownnet" not in sys.modules
     assert load_posterior(path, ["ownnet:made"]).metadata.model == model
-    (package / "more.py").write_text("x = 1\n")
+    (package / "__init__.py").write_text("made = None\n")
     installed_code.cache_clear()
     assert installed_code("ownnet:made").digest != first.digest
     assert installed_code("nowhere:made") is None

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,9 @@ from PIL import Image, UnidentifiedImageError
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.sources import ImageFolder, OfficialPart
 from fl_dpbayes.data.records import Records
+from fl_dpbayes.data.sources.table import site_names
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".pgm", ".ppm", ".webp")
 
 
 def load(source: ImageFolder, part: OfficialPart) -> Records:
@@ -31,24 +35,39 @@ def load(source: ImageFolder, part: OfficialPart) -> Records:
     return Records(
         features=np.stack([image_pixels(path, **size) for path in paths]),
         labels=np.array([label for _, label in folder.samples], dtype=np.int64),
-        units=np.array([_unit(source, path.relative_to(source.path)) for path in paths]),
-        natural_site=None,
+        units=np.array(found_names(source, paths, "patient_pattern") or [image_name(source, path) for path in paths]),
+        natural_site=_sites(source, paths),
         task=task,
         unit=source.unit,
     )
 
 
-def _unit(source: ImageFolder, path: Path) -> str:
-    """Name the privacy unit of an image by its path inside the source, whose first part is its class."""
-    if source.patient_pattern is None:
-        return path.as_posix()
-    found = re.search(source.patient_pattern, Path(*path.parts[1:]).as_posix())
-    if found is None or not found[1]:
-        raise UserError(
-            f"image {source.path / path} names no patient: patient_pattern {source.patient_pattern!r} must find one in "
-            "every path inside a class folder: correct it, or rename or remove the image"
-        )
-    return found[1]
+def image_name(source: ImageFolder, path: Path) -> str:
+    """Name an image by its path inside the source, whose first part is its class."""
+    return path.relative_to(source.path).as_posix()
+
+
+def found_names(source: ImageFolder, paths: list[Path], key: Literal["patient_pattern", "site_pattern"]) -> list[str]:
+    """Return what a pattern of the source finds in the path of each image inside its class; nothing without one.
+
+    Raises UserError if it finds nothing in one of them.
+    """
+    pattern, names = getattr(source, key), []
+    for path in paths if pattern else []:
+        found = re.search(pattern, image_name(source, path).partition("/")[2])
+        if found is None or not found[1]:
+            raise UserError(
+                f"image {path} names no {key.partition('_')[0]}: {key} {pattern!r} must find one in every path in a "
+                "class folder: correct it, or rename or remove the image"
+            )
+        names.append(found[1])
+    return names
+
+
+def _sites(source: ImageFolder, paths: list[Path]) -> npt.NDArray | None:
+    found = found_names(source, paths, "site_pattern")
+    names = site_names(np.array(found), f"site_pattern of {source.path}") if found else {}
+    return np.array([names[name] for name in found]) if found else None
 
 
 def image_pixels(path: Path, *, height: int, width: int, channels: int) -> npt.NDArray[np.float32]:

@@ -28,9 +28,7 @@ def is_supported(module: nn.Module) -> bool:
         plain = type(layer) is nn.Linear or (
             type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         )
-        # Of an own module a weight or bias that is not trained is a buffer.
-        partly = len(trainable) < len(own) or any(True for _ in layer.buffers(recurse=False))
-        if not plain or partly or any(id(parameter) in owners for parameter in trainable):
+        if not plain or len(trainable) < len(own) or any(id(parameter) in owners for parameter in trainable):
             return False
         owners.update(id(parameter) for parameter in trainable)
     return True
