@@ -332,16 +332,13 @@ def test_site_that_claims_most_units_is_named_and_can_be_capped(federation) -> N
 
 
 @pytest.mark.parametrize(
-    "metrics", [None, {"temperature": 9.0}, {"epsilon": 0.1}, {"units": 10**6}, {"epsilon": [1.0]}, {"\x1b[2J": 1.0}]
+    "metrics", [{"temperature": 9.0}, {"epsilon": 0.1}, {"units": 10**6}, {"epsilon": [1.0]}, {"\x1b[2J": 1.0}]
 )
-def test_metrics_that_are_not_those_of_reply_and_plan_are_rejected(federation, metrics: dict | None) -> None:
+def test_metrics_that_are_not_those_of_reply_and_plan_are_rejected(federation, metrics: dict) -> None:
     run = federation()
 
     def spoil(reply: Message) -> Message:
-        if metrics is None:
-            del reply.content["metrics"]
-        else:
-            reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **metrics})
+        reply.content["metrics"] = MetricRecord({**reply.content["metrics"], **metrics})
         return reply
 
     run.spoil(spoil)
