@@ -7,6 +7,7 @@ from fl_dpbayes.run import strategies
 from fl_dpbayes.run.finished_run import Run, load_run
 from fl_dpbayes.run.frames import sites_from_arrays, sites_from_frame
 from fl_dpbayes.run.from_python import simulate
+from fl_dpbayes.run.opacus_accountant import register_opacus_accountant
 from fl_dpbayes.run.private_chain import PrivateChain, predict_proba, private_chain
 
 Privacy = spoken(plan.Privacy, "Privacy")
