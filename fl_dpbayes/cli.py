@@ -209,13 +209,16 @@ def evaluate(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
     data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, Option(help="A new folder for the page; default: evaluation-<data>-<time> in RUN_DIR.")
+    ] = None,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the calibration of a run's stored posterior on a labelled data set; nothing leaves this machine."""
+    """Measure a run's stored posterior on a labelled data set and write a page; nothing leaves this machine."""
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    evaluate_records(run_dir, data, console, data_dir, allow_code or (), as_json=as_json)
+    evaluate_records(run_dir, data, console, data_dir, allow_code or (), as_json=as_json, out=out)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")
