@@ -14,7 +14,7 @@ __all__ = [
     "CNN", "DPSGD", "DPSGHMC", "DPSGLD", "FALD", "MLP", "Consensus", "DPAdam", "DPBayesByBackprop", "DPMCDropout",
     "Distillation", "FedAvg", "FedBE", "FedPA", "Logistic", "Mixture", "ModuleModel", "NoPrivacy", "PredBayes",
     "Privacy", "PrivateChain", "Product", "Run", "UserError", "__version__", "load_run", "predict_proba",
-    "private_chain", "simulate", "sites_from_arrays", "sites_from_frame", "strategies",
+    "private_chain", "register_opacus_accountant", "simulate", "sites_from_arrays", "sites_from_frame", "strategies",
 ]  # fmt: skip
 
 

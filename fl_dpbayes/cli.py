@@ -120,16 +120,20 @@ def study(
 ) -> None:
     """Run a scenario along axes (partition, sampler, budget, seed, shift) and compare methods; or go on with that."""
     from fl_dpbayes.config.study_file import load_study
+
+    if resume is not None:
+        _check_alone("study", resume, assignments, out)
+    # A mistake in the study is told before seconds go into imports.
+    loaded = load_study(name, assignments or []) if name else None
     from fl_dpbayes.run.study.study import Workers, begin_study, resume_study
 
     places = Workers(workers, ray_address, keep_runs)
     if resume is not None:
-        _check_alone("study", resume, assignments, out)
-        finished = resume_study(resume, load_study(name) if name else None, data_dir, places, console)
-    elif name is None:
+        finished = resume_study(resume, loaded, data_dir, places, console)
+    elif loaded is None:
         raise UserError("give a STUDY, for example  fl-dpbayes study noniid  (or --resume DIR)")
     else:
-        finished = begin_study(load_study(name, assignments or []), out, data_dir, places, console)
+        finished = begin_study(loaded, out, data_dir, places, console)
     raise typer.Exit(0 if finished else 1)
 
 
@@ -205,13 +209,16 @@ def evaluate(
     run_dir: Annotated[Path, Argument(help="A run directory.")],
     data: Annotated[Path, Argument(help="Labelled records: .csv, .parquet, .npz, or a folder per class.")],
     data_dir: DataDir = None,
+    out: Annotated[
+        Path | None, Option(help="A new folder for the page; default: evaluation-<data>-<time> in RUN_DIR.")
+    ] = None,
     allow_code: AllowCode = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the calibration of a run's stored posterior on a labelled data set; nothing leaves this machine."""
+    """Measure a run's stored posterior on a labelled data set and write a page; nothing leaves this machine."""
     from fl_dpbayes.run.stored_posterior import evaluate_records
 
-    evaluate_records(run_dir, data, console, data_dir, allow_code or (), as_json=as_json)
+    evaluate_records(run_dir, data, console, data_dir, allow_code or (), as_json=as_json, out=out)
 
 
 @app.command(epilog="Example: fl-dpbayes account --sigma 1.0 --q 0.01 --steps 1000 --delta 1e-5")
@@ -291,9 +298,10 @@ def audit(
 ) -> None:
     """Attack a scenario's own training path with planted canaries; status 1 if it leaks more than it claims."""
     from fl_dpbayes.config.scenario import load_scenario
-    from fl_dpbayes.run.audit.audit import audit_scenario
 
     loaded = load_scenario(scenario, assignments or [])
+    from fl_dpbayes.run.audit.audit import audit_scenario
+
     raise typer.Exit(audit_scenario(loaded, console, data_dir=data_dir, as_json=as_json))
 
 

@@ -15,7 +15,7 @@ from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.data.simulation import SITES_FOLDER, plan_sites, prepare_simulation
 from server.federation import run_federation
-from server.grid import replace_dead_actors
+from server.grid import check_workers_folder, replace_dead_actors
 from server.run_record import EventLog
 
 app = ServerApp()
@@ -30,6 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     A folder that already holds site files is used as it is, and a run in it that was cut off is resumed.
     """
     check_origin(server)
+    check_workers_folder(grid)
     replace_dead_actors(grid)
     scenario = load_scenario(str(context.run_config.get("scenario", "quickstart")))
     run_folder = _run_folder(str(context.run_config.get("output-dir", "")), scenario.name)

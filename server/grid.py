@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from logging import WARNING
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Error, Message
@@ -11,6 +12,8 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.superlink.grid import InMemoryGrid
 from google.protobuf.message import DecodeError
+
+from fl_dpbayes.config.errors import UserError
 
 POLL_SECONDS = 0.05
 # What Flower raises where the parts of a reply do not fit each other, which its sender chooses; a broken connection
@@ -61,6 +64,22 @@ class OrderedGrid:
         except UNREADABLE as error:
             log(WARNING, "a reply could not be put together: %s", type(error).__name__)
             return [unreadable]
+
+
+def check_workers_folder(grid: Grid) -> None:
+    """Check that the simulation's workers, which look into the working folder first, find our ClientApp.
+
+    Raises UserError naming the file that they would take for it.
+    """
+    folder = Path.cwd()
+    if not isinstance(grid, InMemoryGrid) or (folder / "fl_dpbayes").is_dir():
+        return
+    for place in (folder / "clients" / "__init__.py", folder / "clients.py"):
+        if place.is_file():
+            raise UserError(
+                f"{place} is in the way: workers take it for the clients of fl-dpbayes; use the command fl-dpbayes "
+                "simulate, or start flwr run, and the SuperLink that it leaves running, in another folder"
+            )
 
 
 def replace_dead_actors(grid: Grid) -> None:

@@ -177,6 +177,13 @@ def test_help_starts_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.parametrize("command", ["simulate", "study", "audit"])
+def test_an_unknown_name_is_told_before_torch_is_imported(command: str) -> None:
+    code = f"import sys; from fl_dpbayes import cli; sys.argv = ['fl-dpbayes', '{command}', 'nonsense']\n"
+    code += "try: cli.main()\nexcept SystemExit as end: sys.exit(9 if 'torch' in sys.modules else end.code)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 2
+
+
 def test_solve_for_steps_finds_the_largest_number_that_fits(run) -> None:
     from fl_dpbayes.privacy.events import GaussianEvent
     from fl_dpbayes.privacy.pld.loss_distribution import pld_epsilon
@@ -189,15 +196,24 @@ def test_solve_for_steps_finds_the_largest_number_that_fits(run) -> None:
 
 
 @pytest.mark.slow
-def test_colliding_module_is_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_own_server_and_clients_are_left_alone_or_named_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "__init__.py").write_text("")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from fl_dpbayes.cli import main; main()"
+    (tmp_path / "clients" / "__init__.py").touch()
+    (tmp_path / "server.py").write_text("print('mine')\n")
     out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "simulate", "digits", "--engine", "inline", "--out", str(out)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "another package uses the same name" in done.stderr
+
+    def done(first: str, then: str) -> subprocess.CompletedProcess:
+        # As `python -c` has it, where the working folder comes first on the path.
+        command = [sys.executable, "-c", f"{first}; from fl_dpbayes.cli import main; {then}"]
+        command += ["simulate", "digits", "--engine", "inline", "--out", str(out)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    apps = "from fl_dpbayes.config.kinds import import_apps; import_apps(); import clients.app, server.app"
+    alone = done("import sys", apps)
+    assert (alone.returncode, alone.stdout) == (0, ""), alone.stderr
+    for name, place in (("server", "server.py"), ("clients", "clients/__init__.py")):
+        refused = done(f"import {name}", "main()")
+        assert refused.returncode == 2
+        assert f"{tmp_path / place} is in the way" in "".join(refused.stderr.splitlines())
+        assert "Traceback" not in refused.stderr
     assert not out.exists()

@@ -7,6 +7,7 @@ from rich.console import Console
 from fl_dpbayes.config.base import digest
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.files.journal import check_files, listed_files
+from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.data.simulation import SCENARIO_FILE, SITES_FOLDER, plan_sites, prepare_simulation
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
@@ -25,6 +26,7 @@ def resume_run(folder: Path, scenario: Scenario | None, engine: str, data_dir: P
     another scenario, a file that the run goes on from is missing or damaged, another process works on it, or the
     run failed.
     """
+    import_apps()
     from server.checkpoint import check_run_files, read_checkpoint, read_run_journal
 
     folder = folder.resolve()

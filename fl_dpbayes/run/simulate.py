@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from fl_dpbayes.config.errors import Stopped, UserError
-from fl_dpbayes.config.kinds import check_origin
+from fl_dpbayes.config.kinds import import_apps
 from fl_dpbayes.config.names import counted
 from fl_dpbayes.config.scenario import Resources, Scenario
 from fl_dpbayes.data.simulation import PARTITION_FILE, SITES_FOLDER, TRACES_FOLDER, plan_sites, prepare_simulation
@@ -95,11 +95,7 @@ def _kept(folder: Path, rounds: int) -> str:
 
 def check_machine(resources: Resources) -> None:
     """Check that the apps are ours and that the device is here."""
-    import clients
-    import server
-
-    check_origin(clients)
-    check_origin(server)
+    import_apps()
     # The processes of an existing Ray cluster may run on machines that have what this one has not.
     if not resources.device.startswith("cuda") or resources.ray_address is not None:
         return

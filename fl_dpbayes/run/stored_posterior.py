@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,21 @@ from rich.console import Console
 from rich.table import Table
 from scipy.special import entr
 
-from fl_dpbayes.calibration.metrics.ranking import exact_auroc
+from fl_dpbayes import __version__
+from fl_dpbayes.calibration.metrics.errors import reliability_bins
+from fl_dpbayes.calibration.metrics.ranking import exact_auroc, roc_points
 from fl_dpbayes.calibration.recalibration.maps import describe, recalibrate
-from fl_dpbayes.calibration.statistics import from_batch
+from fl_dpbayes.calibration.statistics import CalibrationStatistics, from_batch
 from fl_dpbayes.calibration.summarise import summarise
 from fl_dpbayes.config.base import digest, json_values
 from fl_dpbayes.config.data_folder import backbone_folder
 from fl_dpbayes.config.errors import UserError
-from fl_dpbayes.config.names import PREDICTORS
+from fl_dpbayes.config.metrics import METRICS
+from fl_dpbayes.config.names import PREDICTORS, outside_text, site_name
 from fl_dpbayes.config.recalibration import RecalibrationMap
 from fl_dpbayes.config.scenario import Scenario, load_scenario
 from fl_dpbayes.config.sources import BuiltIn
+from fl_dpbayes.config.summary import Summary
 from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.build import build_model
 from fl_dpbayes.models.feature_map import feature_map
@@ -32,18 +37,17 @@ from fl_dpbayes.posterior.convergence import one_sample_warning
 from fl_dpbayes.posterior.predictive import Prediction, predict
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.protocol.evaluate import RECALIBRATED
+from fl_dpbayes.report.evaluation_page import write_evaluation
+from fl_dpbayes.report.numbers import decimal, interval, points
 from fl_dpbayes.report.run_files import SUMMARY_FILE, check_not_cut_off, read_summary
 from fl_dpbayes.report.terminal_table import terminal_table
 from fl_dpbayes.report.warnings import sentence
 from fl_dpbayes.run.new_records import NewData, NewRecords, read_new_records
 
 MOST_NAMED = 10
-METRICS = {
-    "accuracy": "accuracy", "nll": "negative log likelihood (nats)", "brier": "Brier score (0 to 2)",
-    "ece": "ECE, 15 bins", "ece_if_calibrated": "ECE of a calibrated model at this n",
-    "rms_debiased": "calibration error, debiased RMS", "mce": "MCE", "ace": "ACE", "sce": "SCE",
-    "auroc": "AUROC, exact", "epistemic": "epistemic uncertainty (nats)", "aleatoric": "aleatoric uncertainty (nats)",
-}  # fmt: skip
+SHOWN = (
+    "accuracy", "nll", "brier", "ece", "rms_debiased", "mce", "ace", "sce", "auroc", "epistemic", "aleatoric",
+)  # fmt: skip
 
 
 def predict_records(
@@ -120,8 +124,13 @@ def evaluate_records(
     allowed_code: Collection[str] = (),
     *,
     as_json: bool,
+    out: Path | None = None,
 ) -> None:
-    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so."""
+    """Print the calibration of the stored posterior on labelled records, recalibrated where the run did so.
+
+    `out`: the folder of the page, which must not exist; None: `evaluation-<data>-<time>` in the run directory. JSON
+    goes without a page.
+    """
     found = _predict(run_dir, data, data_dir, allowed_code, labelled=True)
     records, prediction, mapping = found.records, found.prediction, found.mapping
     if records.labels is None:
@@ -146,16 +155,39 @@ def evaluate_records(
         print(json.dumps(json_values({"data": data.name, "predictor": predictor, **row})))
     else:
         console.print(_metric_table(row, name))
+        out = out or run_dir / f"evaluation-{site_name(data.stem)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        page = write_evaluation(out, _summary(found, data, predictor, statistics, row))
+        console.print(f"report: {page}", soft_wrap=True, markup=False)
+
+
+def _summary(found: "_Predicted", data: Path, predictor: str, statistics: CalibrationStatistics, row: dict) -> Summary:
+    """Write the records as a run's one held-out site, alone and pooled."""
+    place = {"role": "held_out", "predictor": predictor, "samples": 1 if found.point else None}
+    places = [place | {"site": "pooled:held_out"}, place | {"site": outside_text(data.stem)}]
+    drawn = {"risk": found.prediction.probabilities.shape[1] == 2, "roc": roc_points(statistics)}
+    drawn |= {"bins": [part.model_dump() for part in reliability_bins(statistics)]}
+    return Summary.model_validate({
+        "scenario": found.scenario, "seed": None, "versions": {"fl-dpbayes": __version__}, "adjacency": "",
+        "data": str(data), "finished": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "class_names": found.class_names,
+        "sites": [{"name": places[1]["site"], "role": "held_out", "n": row["n"], "test_n": row["n"]}], "privacy": (),
+        "calibration": [row | one for one in places], "reliability": [places[0] | drawn], "bytes": {}, "seconds": {},
+        "configurations_tried": None,
+    })  # fmt: skip
 
 
 def _metric_table(row: dict[str, Any], name: str) -> Table:
+    """Show accuracy and calibration errors in points of percent, as everywhere else."""
     table = terminal_table(f"{name.capitalize()} on {row['n']} records")
-    for column in ("metric", "value", "95 % interval"):
+    table.caption = "accuracy in %, calibration errors in percentage points"
+    for column in ("metric", "value", "95% interval"):
         table.add_column(column, justify="left" if column == "metric" else "right")
-    for metric, label in METRICS.items():
-        value, ends = row[metric], row["intervals"].get(metric)
-        interval = f"{ends[0]:.4f} to {ends[1]:.4f}" if ends else ""
-        table.add_row(label, "–" if value is None else f"{value:.4f}", interval)
+    for metric in (METRICS[key] for key in SHOWN):
+        write = points if metric.unit == "share" else decimal
+        reference = f" ({points(row['ece_if_calibrated'])} if calibrated)" if metric.key == "ece" else ""
+        unit = f", {metric.unit}" if metric.unit == "nats" else ""
+        ends = interval(row["intervals"].get(metric.key), write)
+        label = metric.name[0].upper() + metric.name[1:]
+        table.add_row(f"{label}{unit}", f"{write(row[metric.key])}{reference}", ends)
     return table
 
 
@@ -168,6 +200,7 @@ class _Predicted:
     mapping: RecalibrationMap | None
     point: str
     class_names: tuple[str, ...]
+    scenario: str
 
 
 def _with_uncertainty(found: _Predicted) -> tuple[npt.NDArray[np.float64], dict[str, npt.NDArray | float]]:
@@ -208,7 +241,7 @@ def _predict(
         _say(f"warning: {sentence(found)}", style="yellow")
     prediction = predict(module, samples.arrays, samples.weights, inputs)
     mapping = _usable_map(stored.metadata.recalibration, run_dir)
-    return _Predicted(records, prediction, mapping, point, getattr(source, "class_names", ()))
+    return _Predicted(records, prediction, mapping, point, getattr(source, "class_names", ()), scenario.name)
 
 
 def _scenario_of(run_dir: Path, scenario_hash: str) -> Scenario:

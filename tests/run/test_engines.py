@@ -181,6 +181,17 @@ def test_flwr_run_with_too_few_nodes_prints_the_right_line(project: Path, enviro
 
 
 @pytest.mark.slow
+def test_flwr_run_beside_own_clients_names_the_file(project: Path, environment, tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "__init__.py").touch()
+    done = subprocess.run(
+        [FLWR, "run", str(project), "--stream", "--federation-config", "num-supernodes=11"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert f"{tmp_path}/clients/__init__.py is in the way" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_flwr_run_of_the_bundle_runs_the_quickstart(project: Path, environment, tmp_path: Path) -> None:
     out, text = tmp_path / "out", (ROOT / "scenarios" / "quickstart.toml").read_text(encoding="utf-8")
     shorter = text.replace("rounds = 10", "rounds = 1").replace("burn_in = 100", "burn_in = 10")

@@ -151,6 +151,8 @@ def test_what_is_not_said_is_proposed_and_marked() -> None:
     assert "age" in found.source.missing
     assert "left out: note, 400 values of text" in repr(found)
     assert sites().source.constants == "public"
+    numbers = fl.sites_from_frame(FRAME[["hospital", "sick", "age"]], site="hospital", label="sick")
+    assert numbers.source.constants == "from_records"
     ordered = FRAME.assign(sick=pandas.Categorical(FRAME["sick"], ["yes", "no"]))
     assert sites(ordered).source.class_names == ("yes", "no")
     with pytest.warns(UserWarning, match="feature 'age' is about 60 after"):

@@ -1,6 +1,7 @@
 """The scenario with known truth runs whole, and its posterior reads records from outside the run with care."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from fl_dpbayes.data.site import load_site
 from fl_dpbayes.run.new_records import read_new_records
 from fl_dpbayes.run.simulate import simulate
 from fl_dpbayes.run.stored_posterior import evaluate_records, predict_records
+from tests.asking import refused
 
 SHORT = ["training={rounds=2, steps_per_round=20, burn_in=20, thinning=10}", "privacy.sampling_rate=1.0",
          "simulation.insecure_seed=5"]  # fmt: skip
@@ -47,7 +49,16 @@ def test_every_site_is_measured_and_knows_its_truth_and_new_records_are_predicte
     predict_records(run, tmp_path / "new.npz", None, Console(quiet=True))
     assert len(capsys.readouterr().out.splitlines()) == 301
     evaluate_records(run, tmp_path / "new.npz", Console(quiet=True), as_json=True)
-    assert json.loads(capsys.readouterr().out)["n"] == 300
+    said = json.loads(capsys.readouterr().out)
+    assert said["n"] == 300
+    arguments = (run, tmp_path / "new.npz", Console(width=100), None, ())
+    evaluate_records(*arguments, as_json=False, out=tmp_path / "page")
+    accuracy = f"{100 * said['accuracy']:.1f}"
+    assert re.search(rf"Accuracy +{accuracy} ", capsys.readouterr().out)
+    page = (tmp_path / "page" / "report.html").read_text()
+    assert f"<td>{accuracy}" in page
+    assert "new (held out, n = 300" in page.replace("\N{NO-BREAK SPACE}", " ")
+    refused(r"--out .*page cannot be made", evaluate_records, *arguments, as_json=False, out=tmp_path / "page")
 
 
 @pytest.mark.slow

@@ -1,0 +1,52 @@
+"""The page of `fl-dpbayes evaluate`: one predictor on one set of labelled records."""
+
+from pathlib import Path
+
+from fl_dpbayes.config.errors import UserError
+from fl_dpbayes.config.summary import Summary
+from fl_dpbayes.report.answer import answer
+from fl_dpbayes.report.figures import draw_figures
+from fl_dpbayes.report.page import write_page
+from fl_dpbayes.report.page_tables import all_metrics_table, error_cell, facts
+from fl_dpbayes.report.template import BEGIN, END
+
+EVALUATION = (
+    BEGIN
+    + """\
+<header class="answer">
+<h1>{{ title }}</h1>
+<p class="lead">On {{ row.n }} records the probabilities are off by {{ error[0] }} points of percent {{ error[1] }}.</p>
+{% if levels %}<ul>{% for text in levels %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>{% endif %}
+<p>Measured on this machine alone: nothing left it, and no privacy was spent. This page tells of these records.</p>
+</header>
+<h2 id="figures">Calibration</h2>
+{% for item in reliability + roc + net_benefit %}{{ figure(item) }}{% endfor %}
+<h2 id="measures">All measures</h2>
+{{ table(metrics, "All measures: accuracy and calibration errors in points of percent") }}
+"""
+    + END
+)
+
+
+def write_evaluation(folder: Path, run: Summary) -> Path:
+    """Write `report.html` and its figures to a new folder: `run` holds one site of role `held_out`, alone and pooled.
+
+    Raises UserError if the folder exists, for nothing is overwritten, or cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be made ({error.strerror}): give the name of a new folder") from None
+    row = run.calibration[-1]
+    figures = draw_figures(folder, run, ())
+    return write_page(
+        folder,
+        EVALUATION,
+        title=f"{run.scenario} on {row.site}",
+        row=row,
+        error=error_cell(row),
+        levels=answer(run).sites,
+        metrics=all_metrics_table([row]),
+        facts=facts(run),
+        **{name: figures[name] for name in ("reliability", "roc", "net_benefit")},
+    )
