@@ -138,6 +138,8 @@ def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS)
         ranges = min(bins, max(2, int(total // PER_RANGE)))
         middle = np.cumsum(fine[:, COUNT]) - fine[:, COUNT] / 2
         starts = np.unique([0, *np.searchsorted(ranges * middle / total, np.arange(1, ranges))])
+        # Where one cell holds nearly all, some range begins after the last.
+        starts = starts[starts < FINE_BINS]
     ends = [*starts[1:], FINE_BINS]
     table = np.add.reduceat(fine, starts)
     n, most = table[:, COUNT], np.maximum(table[:, COUNT], 1)
