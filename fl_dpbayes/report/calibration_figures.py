@@ -1,10 +1,12 @@
 """Figures of calibration: accuracy against confidence, over sites and at each, and one metric at every site."""
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from fl_dpbayes.config.metrics import METRICS
@@ -15,13 +17,13 @@ from fl_dpbayes.report.figure_style import (
     INK,
     LEGEND_INCHES,
     MUTED,
+    VERMILLION,
     WIDTH_INCHES,
     legend_key,
     predictor_style,
     quiet_grid,
     set_title,
 )
-from fl_dpbayes.report.numbers import count
 from fl_dpbayes.report.wording import place_name, predictor_name
 
 PREDICTOR_INCHES = 0.1
@@ -29,11 +31,7 @@ GUTTER = 0.345
 MAX_PLACES = 40
 TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PERCENT = ("0", "25", "50", "75", "100")
-ROLE_WORDS = {"held_out": "held out", "shifted": "shifted", "train": "trained"}
-SITE_TICKS, SITE_PERCENT = (0.0, 0.5, 1.0), ("0", "50", "100")
-TITLE_INCHES, LABEL_INCHES, HEAD_INCHES, TICK_INCHES = 0.5, 0.36, 0.36, 0.22
-GUTTER_INCHES = 0.3
-MAX_NAME = {2: 22, 3: 15}
+MOST_WORST = 5
 
 
 def reliability_figure(row: ReliabilityRecord, title: str, subtitle: str) -> Figure:
@@ -87,39 +85,29 @@ def draw_bins(axes: Axes, row: ReliabilityRecord, marker_size: float) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1))
 
 
-def site_reliability_figure(rows: Sequence[ReliabilityRecord], title: str) -> Figure:
-    """Draw a reliability diagram for each site."""
-    columns = 2 if len(rows) <= 4 else 3
-    # In inches from the lower left corner.
-    panel = (WIDTH_INCHES - 0.14) / columns - GUTTER_INCHES
-    step = HEAD_INCHES + panel + TICK_INCHES
-    height = TITLE_INCHES + math.ceil(len(rows) / columns) * step + LABEL_INCHES - TICK_INCHES
+def heat_figure(values: Mapping[tuple[str, str], float], title: str, subtitle: str) -> Figure:
+    """Draw a number for each row and column, the larger the deeper its colour, and name the five largest."""
+    rows, columns = (sorted({key[at] for key in values}) for at in (0, 1))
+    worst = sorted(values, key=lambda key: -values[key])[:MOST_WORST]
+    listed = ", ".join(f"{row} {column} ({values[row, column]:.1f})" for row, column in worst)
+    lines = [subtitle, *textwrap.wrap(f"worst: {listed}", 66)]
+    body, head = 0.22 * len(rows), 0.46 + 0.14 * len(lines)
+    height = body + head + 0.05
     figure = Figure(figsize=(WIDTH_INCHES, height))
-    set_title(figure, title, f"{_sides(rows[0])}; grey: 95% if calibrated")
-    for number, row in enumerate(rows):
-        line, column = divmod(number, columns)
-        left = GUTTER_INCHES + column * (panel + GUTTER_INCHES)
-        bottom = height - TITLE_INCHES - HEAD_INCHES - panel - line * step
-        axes = figure.add_axes((left / WIDTH_INCHES, bottom / height, panel / WIDTH_INCHES, panel / height))
-        quiet_grid(axes, "y")
-        draw_bins(axes, row, 2.6)
-        axes.set_xticks(SITE_TICKS, SITE_PERCENT if number + columns >= len(rows) else [""] * len(SITE_TICKS))
-        axes.set_yticks(SITE_TICKS, SITE_PERCENT if column == 0 else [""] * len(SITE_TICKS))
-        records = f"{ROLE_WORDS[row.role]}, n = {count(sum(part.n for part in row.bins))}"
-        head = ((_short(row.site, MAX_NAME[columns]), 0.21, INK, 7.5), (records, 0.08, MUTED, 7.0))
-        for words, above, colour, size in head:
-            figure.text(left / WIDTH_INCHES, (bottom + panel + above) / height, words, color=colour, size=size)
-    figure.text(0.5, 0.04 / height, _sides(rows[0]).split(" against ")[1], color=MUTED, size=7.5, ha="center")
+    set_title(figure, title, "\n".join(lines))
+    axes = figure.add_axes((GUTTER, 0.05 / height, 0.99 - GUTTER, body / height))
+    most = max(values.values()) or 1.0
+    for (row, column), value in values.items():
+        x, y = columns.index(column), rows.index(row)
+        depth = 0.8 * max(0.0, value) / most
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=VERMILLION, alpha=depth, linewidth=0))
+        axes.text(x, y, f"{value:.1f}", ha="center", va="center", size=7.5)
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), [name if len(name) <= 20 else f"{name[:19]}…" for name in rows])
+    axes.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
     return figure
-
-
-def _sides(row: ReliabilityRecord) -> str:
-    return "observed, %, against predicted risk, %" if row.risk else "accuracy, %, against confidence, %"
-
-
-def _short(name: str, most: int) -> str:
-    # Long names of hospitals often differ at their end only.
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"
 
 
 def drawn_places(rows: Sequence[CalibrationRecord], metric: str) -> list[str]:

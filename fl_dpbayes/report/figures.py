@@ -1,5 +1,6 @@
 """All figures of a run with their numbers, drawn from its records and saved as SVG."""
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -8,15 +9,18 @@ from fl_dpbayes.config.metrics import METRICS
 from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, ReliabilityRecord, Summary
 from fl_dpbayes.report.answer import headline_predictor
-from fl_dpbayes.report.calibration_figures import reliability_figure, site_reliability_figure, sites_figure
+from fl_dpbayes.report.calibration_figures import heat_figure, reliability_figure, sites_figure
 from fl_dpbayes.report.curve_figures import epsilon_figure, net_benefit_figure, roc_figure
 from fl_dpbayes.report.figure_style import DrawnFigure, drawn_figure, figure_name, save_figures
-from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table, site_reliability_table
+from fl_dpbayes.report.measure_tables import net_benefit_table, reliability_table
 from fl_dpbayes.report.numbers import count, decimal, interval, points, probability
 from fl_dpbayes.report.page_tables import epsilon_table, error_cell, metric_table, once, page_table
 from fl_dpbayes.report.run_files import EpsilonCurve
 from fl_dpbayes.report.wording import ROLES, in_reading_order, predictor_name
 
+# "rotation (severity 3)", and as earlier runs wrote it.
+SHIFT = re.compile(r"(.+?),? \(?severity (\d)\)?")
+LEAST_SHIFTS = 4
 SITE_METRICS = ("rms_debiased", "accuracy", "nll")
 
 
@@ -24,15 +28,14 @@ def draw_figures(run_dir: Path, run: Summary, curves: Sequence[EpsilonCurve]) ->
     """Draw a run's figures and save them below its `figures` folder.
 
     Returns by the page's names: reliability diagrams (per role, last beside posterior), epsilon per round, each metric
-    per site, reliability at every site, decision curves (per role). A figure without data is left out. Raises
-    UserError if the folder cannot be written to.
+    per site, the error by shift and severity, ROC and decision curves (per role). A figure without data is left out.
+    Raises UserError if the folder cannot be written to.
     """
-    sites, places = site_reliability(run), in_reading_order(run.places)
+    places = in_reading_order(run.places)
     figures = {
         "reliability": [_draw_reliability(run, row) for row in _pooled_reliability(run)],
         "epsilon": [_draw_epsilon(run, curves)],
-        "sites_figures": [_draw_sites(places, metric) for metric in SITE_METRICS],
-        "site_reliability": [_draw_site_reliability(sites)] if sites else [],
+        "sites_figures": [*(_draw_sites(places, metric) for metric in SITE_METRICS), _draw_shifts(run)],
         "roc": [_draw_roc(run, rows) for rows in _roc_curves(run)],
         "net_benefit": [_draw_net_benefit(rows) for rows in _decision_curves(run)],
     }
@@ -47,14 +50,6 @@ def _pooled_reliability(run: Summary) -> list[ReliabilityRecord]:
     rows = [row for row in run.reliability if row.site == f"pooled:{row.role}" and any(part.n for part in row.bins)]
     known = [row for row in rows if row.predictor in predictors]
     return sorted(known, key=lambda row: (roles.index(row.role), predictors.index(row.predictor)))
-
-
-def site_reliability(run: Summary) -> list[ReliabilityRecord]:
-    """Return the diagrams of single sites that hold a record: one predictor, roles and sites in reading order."""
-    predictor, roles, sites = headline_predictor(run), list(ROLES), {site.name for site in run.sites}
-    rows = [row for row in run.reliability if row.site in sites and any(part.n for part in row.bins)]
-    chosen = [row for row in rows if row.predictor == predictor]
-    return sorted(chosen, key=lambda row: (roles.index(row.role), row.site))
 
 
 def _decision_curves(run: Summary) -> list[list[CalibrationRecord]]:
@@ -111,10 +106,21 @@ def _draw_sites(places: Sequence[CalibrationRecord], metric: str) -> DrawnFigure
     return drawn_figure(name, f"{title} at every site{ends}.", table, lambda: sites_figure(places, metric, title))
 
 
-def _draw_site_reliability(rows: Sequence[ReliabilityRecord]) -> DrawnFigure | None:
-    title, table = f"Site by site, {predictor_name(rows[0])}", site_reliability_table(rows)
-    description = f"Reliability diagram of each of {len(rows)} sites. {title}."
-    return drawn_figure("reliability-sites", description, table, lambda: site_reliability_figure(rows, title))
+def _draw_shifts(run: Summary) -> DrawnFigure | None:
+    """Draw the error at shifted sites by kind and severity, where there are enough for a picture."""
+    shifts = {site.name: SHIFT.fullmatch(site.shift) for site in run.sites}
+    predictor = headline_predictor(run)
+    rows = [row for row in run.places if row.predictor == predictor and row.rms_debiased is not None]
+    found = [(row, match) for row in rows if not row.over and (match := shifts.get(row.site))]
+    values: dict[tuple[str, str], float] = {}
+    for row, match in found:
+        key = match[1].replace("_", " "), match[2]
+        values[key] = max(100 * row.rms_debiased, values.get(key, 0.0))
+    if len(values) < LEAST_SHIFTS:
+        return None
+    title, subtitle = "Calibration error by shift and severity", f"debiased RMS, points; {predictor_name(found[0][0])}"
+    table = metric_table([row for row, _ in found], "rms_debiased")
+    return drawn_figure("shifts", f"{title}, {subtitle}.", table, lambda: heat_figure(values, title, subtitle))
 
 
 def _draw_net_benefit(rows: Sequence[CalibrationRecord]) -> DrawnFigure | None:

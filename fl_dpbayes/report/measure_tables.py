@@ -243,12 +243,6 @@ def reliability_table(row: ReliabilityRecord) -> PageTable:
     return page_table(_bin_columns(row), _bin_cells(row))
 
 
-def site_reliability_table(rows: Sequence[ReliabilityRecord]) -> PageTable:
-    """Show the bins of several sites' reliability diagrams."""
-    cells = [(row.site, *cells) for row in rows for cells in _bin_cells(row)]
-    return _table(("Site", *_bin_columns(rows[0])), cells, {0})
-
-
 def _table(columns: tuple[str, ...], cells: Sequence[tuple[str | Cell, ...]], words: Set[int]) -> PageTable:
     """Make a table without a first cell that repeats the one above it, and without a column of predictors all alike."""
     if "Predictor" in columns and len({row[columns.index("Predictor")] for row in cells}) == 1:

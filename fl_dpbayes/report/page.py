@@ -11,6 +11,7 @@ from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.figures import draw_figures
 from fl_dpbayes.report.measure_tables import measure_tables
+from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page_tables import FEW, facts, run_tables
 from fl_dpbayes.report.run_files import read_epsilon_curves, read_summary
 from fl_dpbayes.report.stylesheet import STYLESHEET
@@ -39,6 +40,7 @@ def write_report(run_dir: Path | str) -> Path:
         temperatures=temperature_notes(run),
         facts=facts(run),
         few=FEW,
+        card=model_card(run),
         event=event(run),
         missing={PREDICTORS.get(k, k): why for k, why in run.baselines.missing.items()} if run.baselines else {},
         **run_tables(run),

@@ -23,7 +23,14 @@ def settings_table(scenario: Scenario, aggregation_inputs: Mapping[str, Any] | N
     spent = "none: epsilon is infinite"
     if privacy.kind != "none":
         spent = f"epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for each site"
+    source = scenario.data.source
+    names, missing = getattr(source, "feature_names", ()), getattr(source, "missing", {})
     rows = {
+        "Predictors": ", ".join(names) or "as the data set prepares them",
+        "Missing values": (
+            "; ".join(f"{name}: {value:g} and an indicator" for name, value in missing.items())
+            or "no rule: a missing value is refused, or the data set prepares it"
+        ),
         "Model": _described(scenario.model, "features"),
         "Features": _described(scenario.model.features) if scenario.model.features else "none: the records themselves",
         "Sampler": _described(scenario.sampler, "step_size", "prior"),

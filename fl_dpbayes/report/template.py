@@ -113,12 +113,6 @@ A filled point lies outside it. {% if run.reliability and run.reliability[0].ris
 Risks are of {{ event }}. {% endif %} With fewer than 1,500 records, bins hold about equally many.</p>
 <div class="figures">{% for item in reliability %}{{ figure(item) }}{% endfor %}</div>
 {% endif %}
-{% if site_reliability %}
-<h3>Reliability site by site</h3>
-<p class="note">One diagram per site, as above: a filled point lies outside the grey band. With few records the band is
-wide, and a point far from the line may still be chance.</p>
-<div class="figures">{{ figure(site_reliability[0]) }}</div>
-{% endif %}
 {% if sites_figures %}
 <h3>Site by site</h3>
 <div class="figures">{% for item in sites_figures %}{{ figure(item) }}{% endfor %}</div>
@@ -266,6 +260,11 @@ contain.</p>
 {% endif %}
 <p>Intervals cover the chance of the test records (and of added noise), not of another training run, and not of sites
 unlike the ones tested. Intervals that do not overlap show a difference; intervals that overlap leave it open.</p>
+</details>
+
+<h2 id="card">Model card</h2>
+<details class="card"><summary>What this run knows of the items of TRIPOD+AI</summary>
+<dl>{% for name, value in card.items() %}<dt>{{ name }}</dt><dd>{{ value }}</dd>{% endfor %}</dl>
 </details>
 
 <h2 id="run">This run</h2>

@@ -8,7 +8,7 @@ from fl_dpbayes.report.run_files import read_epsilon_curves
 
 NAMES = {
     *(f"reliability-{role}-{name}" for role in ("held_out", "shifted", "train") for name in ("last", "posterior")),
-    "epsilon", "sites-rms_debiased", "sites-accuracy", "sites-nll", "reliability-sites",
+    "epsilon", "sites-rms_debiased", "sites-accuracy", "sites-nll",
 }  # fmt: skip
 
 

@@ -3,16 +3,16 @@
 import math
 import re
 from html.parser import HTMLParser
+from itertools import product
 
 import pytest
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.summary import CalibrationRecord, ConformalRecord, parse_summary
 from fl_dpbayes.report.answer import answer
-from fl_dpbayes.report.calibration_figures import site_reliability_figure
 from fl_dpbayes.report.curve_figures import net_benefit_figure
-from fl_dpbayes.report.figures import site_reliability
 from fl_dpbayes.report.measure_tables import _split_rows, measure_tables
+from fl_dpbayes.report.model_card import model_card
 from fl_dpbayes.report.page import write_report
 from fl_dpbayes.report.study.page import write_study_report
 
@@ -139,8 +139,8 @@ def test_every_section_number_and_figure_is_there(reported):
     identifiers = {value for _, name, value in reader.attributes if name == "id"}
     assert {"privacy", "releases", "calibration", "sites", "cost", "limits", "run"} <= identifiers
     assert not SECTIONS & identifiers
-    assert reader.tags.count("figure") == words(reader).count("Numbers of this figure") == 11
-    assert len(list((reported.parent / "figures").glob("*.svg"))) == 11
+    assert reader.tags.count("figure") == words(reader).count("Numbers of this figure") == 10
+    assert len(list((reported.parent / "figures").glob("*.svg"))) == 10
 
 
 def test_undefined_is_a_dash_and_infinite_a_sign(written, summary):
@@ -259,18 +259,19 @@ def test_sites_are_read_after_their_pool_and_never_twice():
     assert _split_rows([pool, last, one], "posterior") == ([pool], [last])
 
 
-def test_each_single_site_has_its_panel_of_one_predictor(reported, drawn, summary):
-    rows = site_reliability(parse_summary(summary))
-    assert [row.site for row in rows] == [
-        "island", "university", "new-scanner", "harbour-hospital", "north-clinic", "st-anne", "valley"
-    ]  # fmt: skip
-    assert {row.predictor for row in rows} == {"posterior"}
-    shown = drawn(reported, "reliability-sites")
-    assert {"Site by site, average of posterior samples", "island", "new-scanner", "held out, n = 450"} <= shown
-    assert "harbour…ospital" in shown
-    assert not any("pooled" in text for text in shown if text)
-    grid = [rows[0].model_copy(update={"site": f"s{i}"}) for i in range(24)]
-    assert {f"s{i}" for i in range(24)} <= {text.get_text() for text in site_reliability_figure(grid, "").texts}
+def test_shifts_are_a_map_that_names_the_five_worst(write_run, figures_of, summary, texts):
+    site, row = summary["sites"][-1], summary["calibration"][-1]
+    for number, (kind, severity) in enumerate(product(("rotation", "missing_features"), (1, 2, 3))):
+        name = f"moved-{number}"
+        summary["sites"].append(site | {"name": name, "shift": f"{kind} (severity {severity})"})
+        summary["calibration"].append(row | {"site": name, "predictor": "posterior", "rms_debiased": number / 100})
+    summary["reliability"] = []
+    shown = " ".join(filter(None, texts(figures_of(write_run(summary, []))["shifts"].svg)))
+    order = ("missing features 3 (5.0)", "missing features 2 (4.0)", "missing features 1 (3.0)", "rotation 3 (2.0)")
+    places = [shown.replace("\n", " ").find(text) for text in order]
+    assert places == sorted(places)
+    assert min(places) > 0
+    assert "rotation 1 (0.0)" not in shown
 
 
 def test_decision_curve_is_drawn_per_role_and_without_intervals(measured, drawn, measured_summary):
@@ -300,3 +301,13 @@ def test_decisions_are_counted_at_the_threshold_that_is_declared(summary):
     assert cells[0][0] == "all held-out sites"
     assert [value for value, _ in cells[-4:]] == ["85.7", "84.6", "75.0", "91.7"]
     assert [cells[-4][1], cells[-1][1]] == ["[70.6, 93.7]", "[81.9, 96.4]"]
+
+
+def test_the_model_card_says_what_the_run_knows_and_what_it_does_not(reported, summary):
+    said = model_card(parse_summary(summary | {"data": "a trial", "class_names": ["well", "ill"]}))
+    assert said["Source of data"] == "a trial"
+    assert said["Outcome"] == "well, ill"
+    assert said["Sample size"].startswith("4,936 units trained, 1,050 records tested")
+    assert said["Who could be included (eligibility)"] == "not known to the run"
+    assert said["Privacy"] == answer(parse_summary(summary)).privacy
+    assert "What this run knows of the items of TRIPOD+AI" in words(read(reported))

@@ -4,8 +4,8 @@ from fl_dpbayes.config.names import ordinal
 from fl_dpbayes.config.scenario import load_scenario
 from fl_dpbayes.report.settings_table import settings_table
 
-PARTS = {"Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privacy", "Noise", "Clipping", "Batches",
-         "Aggregation", "Recalibration", "Taking part"}  # fmt: skip
+PARTS = {"Predictors", "Missing values", "Model", "Features", "Sampler", "Step size", "Prior", "Length", "Privacy",
+         "Noise", "Clipping", "Batches", "Aggregation", "Recalibration", "Taking part"}  # fmt: skip
 
 
 def settings(*overrides: str, inputs: dict[str, object] | None = None) -> dict[str, str]:

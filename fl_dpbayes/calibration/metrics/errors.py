@@ -16,7 +16,7 @@ from fl_dpbayes.calibration.rms_interval import debiased_mean_square_gap, rms_in
 from fl_dpbayes.calibration.statistics import CalibrationStatistics
 from fl_dpbayes.config.summary import ReliabilityBin
 
-PER_BIN, PER_RANGE = 100, 25
+PER_BIN, PER_RANGE, MOST_RANGES = 100, 25, 10
 
 
 def bin_gaps(table: Floats) -> tuple[Floats, Floats]:
@@ -128,18 +128,18 @@ def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS)
     """Return the bins of a reliability diagram with a pointwise 95 % consistency band, empty ones included.
 
     Of two classes they are of the risk p(y = 1), of more of the top label's confidence. With fewer than 100 records a
-    bin, they are ranges of about equally many, 25 or more where there are 50. `n` over all bins is the histogram. The
+    bin, they are up to ten ranges of about equally many, at least 25 of 50. `n` over all bins is the histogram. The
     band holds the 2.5 and 97.5 % quantiles of Binomial(n_b, conf_b) / n_b (Bröcker and Smith 2007), which is not
     narrower than the law of the sum of outcomes with unequal confidences.
     """
     fine = coarsen(statistics.class_wise[1] if statistics.classes == 2 else statistics.top_label, FINE_BINS)
     starts, total = np.arange(bins) * (FINE_BINS // bins), statistics.count
     if 0 < total < PER_BIN * bins:
-        ranges = min(bins, max(2, int(total // PER_RANGE)))
+        ranges = min(MOST_RANGES, max(2, int(total // PER_RANGE)))
         middle = np.cumsum(fine[:, COUNT]) - fine[:, COUNT] / 2
-        starts = np.unique([0, *np.searchsorted(ranges * middle / total, np.arange(1, ranges))])
-        # Where one cell holds nearly all, some range begins after the last.
-        starts = starts[starts < FINE_BINS]
+        firsts = np.searchsorted(ranges * middle / total, np.arange(1, ranges))
+        # Where all are as sure as can be, a range would begin behind the last bin.
+        starts = np.unique([0, *firsts[firsts < FINE_BINS]])
     ends = [*starts[1:], FINE_BINS]
     table = np.add.reduceat(fine, starts)
     n, most = table[:, COUNT], np.maximum(table[:, COUNT], 1)

@@ -26,6 +26,8 @@ from fl_dpbayes.report.wording import ROLES
 OVER_SEEDS = "line: 95% interval over seeds"
 OVER_SETTINGS, OVER_AXES = f"mean over settings; {OVER_SEEDS}", f"mean over the other axes; {OVER_SEEDS}"
 LEAST_RANGE = 0.02
+# More panels on one axis cannot be told apart.
+MOST_SHIFTS = 6
 SITES_PER_PANEL, MOST_SITES, MOST_PLACES = 6, 60, 8
 SHORT = {"train": "trains", "held_out": "held out", "shifted": "shifted"}
 MEASURES = {"epistemic": "epistemic uncertainty", "total": "total uncertainty"}
@@ -217,6 +219,13 @@ def _shift_figures(study: StudyResults) -> Iterator[PanelFigure]:
         panels = _by_severity(study, frame, _methods_of(study, frame, axis), study.metric)
         if of_ece:
             panels = [replace(panel, level_line=level(panel.title)) for panel in panels]
+        if len(panels) > MOST_SHIFTS:
+            for method, words in {line.method: line.words for panel in panels for line in panel.lines}.items():
+                own = [replace(panel, lines=tuple(line for line in panel.lines if line.method == method))
+                       for panel in panels]  # fmt: skip
+                found = _figure(study, figure_name("shift", axis, method), "by shift and severity", words, own)
+                yield replace(found, heat=True)
+            continue
         title, reading = f"under shift, by {axis_name(axis)}", f"across: severity, 0 is unshifted; {OVER_SEEDS}"
         grey = "if calibrated, at this n" if of_ece else ""
         yield _figure(study, figure_name("shift", axis), title, reading, panels, grey)

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fl_dpbayes.report.calibration_figures import heat_figure
 from fl_dpbayes.report.figure_style import (
     CYCLE,
     INK,
@@ -71,7 +72,7 @@ class PanelFigure:
     `name`: stem of its file. `title`: what is drawn. `subtitle`: unit, and how to read it. `quantity`: heads the values
     in the table. `scale`: what values are multiplied by as they are drawn and listed. `places`: decimal places in the
     table. `from_zero`: whether the vertical axis begins at 0. `level`: a value drawn as a grey line. `grey`: what the
-    legend calls grey lines.
+    legend calls grey lines. `heat`: whether one line's means are shown as a map, a row for each panel.
     """
 
     name: str
@@ -84,6 +85,7 @@ class PanelFigure:
     from_zero: bool = False
     level: float | None = None
     grey: str = ""
+    heat: bool = False
 
 
 def draw_panels(content: PanelFigure) -> Figure:
@@ -92,6 +94,10 @@ def draw_panels(content: PanelFigure) -> Figure:
     `content`: what is drawn; panels beyond `MOST_PANELS` are in the table only.
     """
     panels = content.panels[:MOST_PANELS]
+    if content.heat:
+        values = {(panel.title, mark.where): content.scale * mark.value.mean
+                  for panel in content.panels for line in panel.lines for mark in line.marks}  # fmt: skip
+        return heat_figure(values, content.title, content.subtitle)
     columns = 1 if len(panels) == 1 else 2 if len(panels) <= 6 else 3
     rows = math.ceil(len(panels) / columns)
     entries = list(dict.fromkeys((line.method, line.words) for panel in panels for line in panel.lines))

@@ -128,6 +128,18 @@ def test_figures_without_their_columns_are_left_out(study) -> None:
     assert set(figures_of(study(lambda table: table.drop(columns=columns)))) == {"methods-predictor", "sites"}
 
 
+def test_many_kinds_of_shift_are_a_map_for_each_method(study, monkeypatch) -> None:
+    monkeypatch.setattr("fl_dpbayes.report.study.figures.MOST_SHIFTS", 2)
+    figures = figures_of(study(shifts=True))
+    assert {"shift-predictor-last", "shift-predictor-posterior"} <= set(figures)
+    assert "shift-predictor" not in figures
+    with figure_settings("test"):
+        (axes,) = draw_panels(figures["shift-predictor-posterior"]).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0", "1", "2", "3", "4", "5"]
+    assert len(axes.patches) == 3 * 6
+    assert "13.1" in {text.get_text() for text in axes.texts}
+
+
 def test_the_table_of_a_figure_holds_its_numbers(study) -> None:
     figures = figures_of(study(shifts=True, further=True))
 
