@@ -23,8 +23,9 @@ from fl_dpbayes.data.simulation import SCENARIO_FILE
 from fl_dpbayes.models.own_module import provided
 from fl_dpbayes.posterior.store import POSTERIOR_FILE, load_posterior
 from fl_dpbayes.report.answer import headline_predictor
+from fl_dpbayes.report.calibration_figures import draw_bins
 from fl_dpbayes.report.page import PAGE, write_report
-from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, read_summary
+from fl_dpbayes.report.run_files import CALIBRATION_COLUMNS, calibration_csv_row, read_epsilon_curves, read_summary
 from fl_dpbayes.run.new_records import NewData
 from fl_dpbayes.run.run_posterior import RunPosterior
 from fl_dpbayes.run.stored_posterior import predicted_table
@@ -96,6 +97,10 @@ class Run:
 
         Raises:
             UserError: the records do not fit the run.
+
+        Example:
+            >>> p = run.predict_proba(frame)  # doctest: +SKIP
+            >>> p["epistemic_uncertainty"], p[:, 1]  # doctest: +SKIP
         """
         with self._module_at_hand():
             table = predicted_table(self.folder, new, self.classes_.tolist(), self._allowed_code)
@@ -124,35 +129,32 @@ class Run:
         )  # fmt: skip
 
     def plot_reliability(self, site: str, predictor: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw accuracy against confidence, or events against risk, at one site, with the band of a calibrated model.
+        """Draw observed against predicted risk at a site, or accuracy against confidence where classes are many.
+
+        The band is where a calibrated model would lie in 95 of 100 cases.
 
         Args:
             site: a site's name, or `pooled:train`, `pooled:held_out`, `pooled:shifted`.
             predictor: such as "posterior" or "last"; None: the one that the page speaks of.
             ax: where to draw; None: axes of a new figure.
         """
-        from fl_dpbayes.report.calibration_figures import draw_bins
-
-        if not site.startswith("pooled:"):
-            site = site_name(site)
-        rows = [row for row in self.summary.reliability if row.site == site]
+        site = site if site.startswith("pooled:") else site_name(site)
+        rows = {row.predictor: row for row in self.summary.reliability if row.site == site}
         if not rows:
-            raise UserError(f"site is {site!r}: choose among {_listed(row.site for row in self.summary.reliability)}")
-        predictor = headline_predictor(self.summary) if predictor is None else predictor
-        chosen = [row for row in rows if row.predictor == predictor]
-        if not chosen:
-            raise UserError(f"predictor is {predictor!r}: choose among {_listed(row.predictor for row in rows)}")
-        ax = _axes(ax)
-        draw_bins(ax, chosen[0], 4.2)
-        n = sum(part.n for part in chosen[0].bins)
-        across, upward = ("predicted risk", "observed") if chosen[0].risk else ("confidence", "accuracy")
-        ax.set(xlabel=across, ylabel=upward, title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}")
+            every = dict.fromkeys(row.site for row in self.summary.reliability)
+            raise UserError(f"site is {site!r}: choose among {', '.join(every)}")
+        predictor = predictor or headline_predictor(self.summary)
+        if predictor not in rows:
+            raise UserError(f"predictor is {predictor!r}: choose among {', '.join(rows)}")
+        row, ax = rows[predictor], _axes(ax)
+        draw_bins(ax, row, 4.2)
+        sides = (f"predicted risk of {self.classes_[-1]}", "observed share") if row.risk else ("confidence", "accuracy")
+        n = sum(part.n for part in row.bins)
+        ax.set(xlabel=sides[0], ylabel=sides[1], title=f"{site}, {PREDICTORS.get(predictor, predictor)}, n = {n}")
         return ax
 
     def plot_epsilon(self, ax: Axes | None = None) -> Axes:
         """Draw the epsilon that each site has spent after each round."""
-        from fl_dpbayes.report.run_files import read_epsilon_curves
-
         ax = _axes(ax)
         for curve in read_epsilon_curves(self.folder):
             ax.plot(curve.rounds, curve.epsilons, marker="o", label=curve.site)
@@ -165,14 +167,14 @@ class Run:
         table = self.calibration
         if metric not in table.columns[4:]:
             raise UserError(f"metric is {metric!r}: choose a column of run.calibration, such as 'ece' or 'auroc'")
-        ax = _axes(ax)
-        for predictor, rows in table[~table["site"].str.startswith(("mean:", "median:"))].groupby("predictor"):
-            (line,) = ax.plot(rows[metric], rows["site"], "o", label=PREDICTORS.get(str(predictor), str(predictor)))
+        ax, table = _axes(ax), table[~table["site"].str.startswith(("mean:", "median:"))]
+        places = list(dict.fromkeys(table["site"]))
+        for number, (predictor, rows) in enumerate(table.groupby("predictor")):
+            heights = rows["site"].map(places.index) + 0.15 * number
+            (line,) = ax.plot(rows[metric], heights, "o", label=PREDICTORS.get(str(predictor), str(predictor)))
             if f"{metric}_low" in rows:
-                ax.hlines(
-                    rows["site"], rows[f"{metric}_low"], rows[f"{metric}_high"], color=line.get_color(), alpha=0.4
-                )
-        ax.set(xlabel=metric)
+                ax.hlines(heights, rows[f"{metric}_low"], rows[f"{metric}_high"], color=line.get_color())
+        ax.set(xlabel=metric, yticks=range(len(places)), yticklabels=places)
         ax.legend()
         return ax
 
@@ -241,7 +243,3 @@ def load_run(directory: Path | str, model: nn.Module | None = None, allowed_code
 
 def _axes(ax: Axes | None) -> Axes:
     return pyplot.subplots(layout="constrained")[1] if ax is None else ax
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(dict.fromkeys(names))

@@ -1,5 +1,7 @@
 """What `import fl_dpbayes as fl` offers, by the names that it has there; the package looks here when it is asked."""
 
+from collections.abc import Callable
+
 from fl_dpbayes.config import aggregation, plan, sampler, task
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.spoken import spoken
@@ -12,12 +14,13 @@ from fl_dpbayes.run.private_chain import PrivateChain, predict_proba, private_ch
 
 Privacy = spoken(plan.Privacy, "Privacy")
 NoPrivacy = spoken(plan.NoPrivacyPlan, "NoPrivacy")
-DPSGLD = spoken(sampler.SGLD, "DPSGLD")
-DPSGD = spoken(sampler.SGD, "DPSGD")
-DPAdam = spoken(sampler.Adam, "DPAdam")
-DPSGHMC = spoken(sampler.SGHMC, "DPSGHMC")
-DPBayesByBackprop = spoken(sampler.BayesByBackprop, "DPBayesByBackprop")
-DPMCDropout = spoken(sampler.MCDropout, "DPMCDropout")
+# Not as types: a number is a constant step size, which a type checker cannot know of the record.
+DPSGLD: Callable[..., sampler.SGLD] = spoken(sampler.SGLD, "DPSGLD")
+DPSGD: Callable[..., sampler.SGD] = spoken(sampler.SGD, "DPSGD")
+DPAdam: Callable[..., sampler.Adam] = spoken(sampler.Adam, "DPAdam")
+DPSGHMC: Callable[..., sampler.SGHMC] = spoken(sampler.SGHMC, "DPSGHMC")
+DPBayesByBackprop: Callable[..., sampler.BayesByBackprop] = spoken(sampler.BayesByBackprop, "DPBayesByBackprop")
+DPMCDropout: Callable[..., sampler.MCDropout] = spoken(sampler.MCDropout, "DPMCDropout")
 Logistic = spoken(task.LogisticModel, "Logistic")
 MLP = spoken(task.MLPModel, "MLP")
 CNN = spoken(task.CNNModel, "CNN")
