@@ -195,7 +195,8 @@ def _load(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
         if not isinstance(value, Tensor) or own.get(name) != (shape := tuple(value.shape)):
             raise UserError(
                 f"{origin} holds {name[:100]!r} of shape {shape if isinstance(value, Tensor) else None}, the module's "
-                f"has {own.get(name, 'none of that name')}: give weights of this module, by its own names, or correct model.weights"
+                f"has {own.get(name, 'none of that name')}: give weights of this module, by its own names, or correct "
+                "model.weights"
             )
         if not torch.isfinite(value).all():
             raise UserError(f"{origin} holds a value of {name!r} that is not a finite number: give other weights")
