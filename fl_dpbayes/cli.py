@@ -324,9 +324,24 @@ def bench(
         bench_memory(console, sites=sites, samples=samples, parameters=parameters, folder=folder)
 
 
+data_commands = typer.Typer(help="The public data sets that scenarios read.", no_args_is_help=True)
+app.add_typer(data_commands, name="data")
+
+
+@data_commands.command("fetch", epilog="Example: fl-dpbayes data fetch heart --data-dir data")
+def data_fetch(
+    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
+    from fl_dpbayes.run.fetch_data import fetch_data
+
+    fetch_data(name, data_dir, console)
+
+
 @app.command("list", epilog="Example: fl-dpbayes list")
 def list_shipped() -> None:
-    """List the scenarios, studies and papers' tables that come with the package."""
+    """List the scenarios, studies, papers' tables and data sets, with the command for each."""
     from fl_dpbayes.run.list_shipped import list_shipped as run
 
     run(console)

@@ -47,16 +47,6 @@ def test_readme_is_read_in_one_look() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_every_page_can_be_reached() -> None:
-    linked = {
-        (path.parent / link.partition("#")[0]).resolve()
-        for path, text in WRITTEN.items()
-        for link in re.findall(r"\]\(([^)\s]+)\)", text)
-    }
-    for path in WRITTEN:
-        assert path == ROOT / "README.md" or path in linked or path.parent in linked, path.name
-
-
 def test_scenario_reference_is_up_to_date() -> None:
     place = ROOT / "docs" / "scenario_reference.py"
     specification = importlib.util.spec_from_file_location("scenario_reference", place)

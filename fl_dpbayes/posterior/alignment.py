@@ -1,6 +1,7 @@
 """Do two networks number their hidden units alike? Averages of weights mean nothing where they do not."""
 
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,8 +30,8 @@ def unaligned_units(first: Vector, second: Vector, shapes: Mapping[str, tuple[in
     named: list[str] = []
     start = 0
     outputs = _last_module(shapes)
-    if not outputs.replace(".", "").isdigit():
-        # The names of a module of one's own do not tell which of its layers is the last.
+    if not all(re.fullmatch(r"(\d+\.)+(weight|bias)", name) for name in shapes):
+        # The names of a module of one's own do not tell which of its layers is the last, and which arrays are layers.
         return ()
     for name, shape in shapes.items():
         end = start + math.prod(shape)

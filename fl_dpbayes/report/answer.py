@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from fl_dpbayes.config.names import PREDICTORS
 from fl_dpbayes.config.summary import CalibrationRecord, PrivacyRecord, Role, SiteRecord, Summary
-from fl_dpbayes.report.numbers import count, interval, points, probability, rounded_up, significant
+from fl_dpbayes.report.numbers import count, decimal, interval, points, probability, rounded_up, significant
 from fl_dpbayes.report.wording import ROLES, SITE_ROLES, event, neighbours, predictor_name
 
 # With three sites or more the middle one is no worse than an honest one, whatever one of them made up.
@@ -91,13 +92,15 @@ class Answer(NamedTuple):
     `who`: how many trained and were tested, and how often the event happens. `calibration`: how far the probabilities
     are off, at sites that never trained where there are any; `elsewhere`: at shifted sites, then at training sites;
     `sites`: at each that did not train, of two classes, whether risks are too high or too low, with the gravest first.
-    `advice`: what to do. `privacy`: what was spent. `cautions`: what forbids or weakens a conclusion, gravest first.
+    `beside`: what simpler predictors reach. `advice`: what to do. `privacy`: what was spent.
+    `cautions`: what forbids or weakens a conclusion, gravest first.
     """
 
     who: str
     calibration: str
     elsewhere: tuple[str, ...]
     sites: tuple[str, ...]
+    beside: str
     advice: str
     privacy: str
     cautions: tuple[str, ...]
@@ -113,6 +116,7 @@ def answer(run: Summary) -> Answer:
         calibration=_comparison(role, headline_rows(run, role), run.recalibration_noise),
         elsewhere=tuple(_comparison(name, _first(rows), "") for name, rows in further.items() if rows),
         sites=tuple(_levels(run)),
+        beside=_beside(run, role),
         advice=_advice(run, role),
         privacy=_privacy(run),
         cautions=tuple(_cautions(run)),
@@ -146,6 +150,21 @@ def _hospitals(number: int) -> str:
 def _units(sites: Sequence[SiteRecord]) -> str:
     unit = {site.unit for site in sites}
     return f"{unit.pop()}s" if len(unit) == 1 else "units"
+
+
+def _beside(run: Summary, role: Role) -> str:
+    """Hold the model against simpler predictors on the same pooled records; of several, by their median."""
+    place, predictor = f"pooled:{role}", headline_predictor(run)
+    own = next((row.nll for row in run.calibration if (row.site, row.predictor) == (place, predictor)), None)
+    found: dict[str, list[float]] = {}
+    for row in run.baselines.rows if run.baselines else ():
+        if row.site == place and row.nll is not None:
+            found.setdefault(row.predictor, []).append(row.nll)
+    if own is None or not found:
+        return ""
+    others = (f"{PREDICTORS.get(name, name)} {decimal(statistics.median(values))}" for name, values in found.items())
+    text = f"At all {ROLES[role]} its negative log-likelihood, lower is better, is {decimal(own)}"
+    return f"{text}; of simpler predictors without privacy: {', '.join(others)}."
 
 
 def _advice(run: Summary, role: Role) -> str:

@@ -39,7 +39,7 @@ a { color: var(--accent); }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
 th, td { padding: .5rem .65rem; text-align: right; vertical-align: baseline; white-space: nowrap; }
-th { white-space: normal; vertical-align: bottom; background: var(--wash);
+th { min-width: 4.6rem; white-space: normal; vertical-align: bottom; background: var(--wash);
   color: var(--muted); font-size: .8rem; font-weight: 600;
   border-bottom: 1px solid var(--line); }
 td { border-top: 1px solid var(--grid); }
@@ -83,7 +83,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
   html { font-size: 11px; }
   main { max-width: none; padding: 0; }
   p, .lead, .answer p, .caution, details.guide { max-width: none; }
-  h2, h3 { break-after: avoid; }
+  h2, h3, thead { break-after: avoid; }
+  tbody tr:first-child { break-before: avoid; }
   figure, tr, .caution { break-inside: avoid; }
   .scroll { overflow: visible; max-height: none; border: 0; background: none; }
   .scroll::before { display: none !important; }

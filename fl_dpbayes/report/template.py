@@ -57,6 +57,8 @@ RUN = (
 <p class="lead">{{ answer.who }}</p>
 <ul><li>{{ answer.calibration | unbroken }}</li>
 {% for text in answer.elsewhere + answer.sites %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
+{% if answer.beside %}<p>{{ answer.beside }}</p>{% endif %}
+
 <p><strong>{{ answer.advice }}</strong></p>
 <p>{{ answer.privacy | unbroken }}</p>
 {% if answer.cautions %}<div class="caution">{% for text in answer.cautions %}<p>{{ text }}</p>{% endfor %}</div>

@@ -97,6 +97,10 @@ class Run:
 
         Raises:
             UserError: the records do not fit the run.
+
+        Example:
+            >>> p = run.predict_proba(frame)  # doctest: +SKIP
+            >>> p["epistemic_uncertainty"], p[:, 1]  # doctest: +SKIP
         """
         with self._module_at_hand():
             table = predicted_table(self.folder, new, self.classes_.tolist(), self._allowed_code)

@@ -122,17 +122,14 @@ def sites_from_frame(
             raise UserError(f"{key} names {min(unknown)!r}, which is no numeric feature: choose among {allowed}")
     content = {key: [values.get(name, found["numbers"][name][place]) for name in found["numbers"]]
                for place, (key, values) in enumerate(given.items())}  # fmt: skip
-    classes = class_texts(_plain(frame[label]), f"label {label!r}")
-    if isinstance(frame[label].dtype, pandas.CategoricalDtype):
-        classes = [name for name in map(str, frame[label].cat.categories) if name in classes]
+    classes, names = _classes(frame[label], f"label {label!r}")
     table = pandas.DataFrame({name: column_texts(_plain(frame[name])) for name in keys.values()})
     for name in used.columns.difference(list(left_out), sort=False):
         is_word = name in found["categories"]
         table[name] = column_texts(frame[name]) if is_word else _plain(frame[name]).to_numpy(float, na_value=np.nan)
-    is_numbered = classes == [str(number) for number in range(len(classes))]
     source = read_record(Table, {
         "path": FRAME, "label": label, "site_column": site, "unit_column": unit, "classes": len(classes),
-        "class_names": [] if is_numbered else classes, "features": list(found["numbers"]), **content,
+        "class_names": names, "features": list(found["numbers"]), **content,
         "missing": found["missing"], "categories": found["categories"],
         "constants": "from_records" if features is None or found["categories"] else "public",
     }, "the frame")  # fmt: skip
@@ -140,8 +137,8 @@ def sites_from_frame(
     for found_far in magnitude_warnings(records, source):
         warnings.warn(sentence(found_far), stacklevel=2)
     assert records.natural_site is not None
-    names = site_names(table[site].to_numpy(dtype=np.str_), f"site {site!r}: the column")
-    return SiteRecords(source, table, _sizes(records.natural_site, records.units), names, left_out)
+    named = site_names(table[site].to_numpy(dtype=np.str_), f"site {site!r}: the column")
+    return SiteRecords(source, table, _sizes(records.natural_site, records.units), named, left_out)
 
 
 def sites_from_arrays(
@@ -157,6 +154,10 @@ def sites_from_arrays(
 
     Raises:
         UserError: lengths differ, or a value is missing, or no number, class or name.
+
+    Example:
+        >>> sites_from_arrays([[0.1], [0.9]] * 30, ["well", "sick"] * 30, ["north", "south"] * 30)
+        2 sites by records: north (30), south (30); 1 features
     """
     try:
         values = np.asarray(features)
@@ -174,8 +175,7 @@ def sites_from_arrays(
         if len(column) != len(values) or column.isna().any():
             raise UserError(f"{name} have shape {np.shape(given)}: give one for each of the {len(values)} records")
         texts[name] = column_texts(_plain(column))
-    classes = class_texts(pandas.Series(texts["labels"]), "labels")
-    is_numbered = classes == [str(number) for number in range(len(classes))]
+    classes, class_names = _classes(pandas.Series(texts["labels"]), "labels")
     names = site_names(texts["sites"], "sites")
     kept = {"features": values if values.dtype == np.uint8 else values.astype(np.float32),
             "labels": pandas.Index(classes).get_indexer(texts["labels"]),
@@ -183,9 +183,17 @@ def sites_from_arrays(
     if units is not None:
         kept["units"] = texts["units"]
     content = {"path": FRAME.with_suffix(".npz"), "input_shape": values.shape[1:], "classes": len(classes)}
-    source = read_record(Arrays, content | {"class_names": [] if is_numbered else classes}, "the arrays")
+    source = read_record(Arrays, content | {"class_names": class_names}, "the arrays")
     sizes = _sizes(kept["sites"], kept.get("units", np.arange(len(values))))
     return SiteRecords(source, kept, sizes, names, {})
+
+
+def _classes(column: pandas.Series, where: str) -> tuple[list[str], list[str]]:
+    """Return the classes in their order as text, and their names: none where they are the numbers from 0."""
+    classes = class_texts(_plain(column), where)
+    if isinstance(column.dtype, pandas.CategoricalDtype):
+        classes = [name for name in map(str, column.cat.categories) if name in classes]
+    return classes, [] if classes == [str(number) for number in range(len(classes))] else classes
 
 
 def _plain(column: pandas.Series) -> pandas.Series:

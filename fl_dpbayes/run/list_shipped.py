@@ -2,19 +2,23 @@
 
 from rich.console import Console
 
-from fl_dpbayes.config.scenario import read_shipped, shipped_scenarios
+from fl_dpbayes.config.scenario import STUDY_PREFIX, read_shipped, shipped_scenarios
 from fl_dpbayes.config.study_file import load_study, shipped_papers, shipped_studies
 from fl_dpbayes.report.terminal_table import TerminalColumn, fitted_table, folded
+from fl_dpbayes.run.fetch_data import SETS, SHIPPED
 from fl_dpbayes.run.study.study import SCRIPTS
 
 
 def list_shipped(console: Console) -> None:
-    """Print the names of scenarios, studies and papers' tables, with what each is and the command that runs it."""
+    """Print the names of scenarios, studies, papers' tables and data sets, and the command for each."""
     scenarios = {name: str(read_shipped(name).get("description", "")) for name in shipped_scenarios()}
     studies = {name: str(load_study(name).scenario.get("description", "")) for name in shipped_studies()}
+    studies = {name.removeprefix(STUDY_PREFIX): text for name, text in studies.items()}
     papers = {name: load_study(name).paper.source for name in shipped_papers()}  # type: ignore[union-attr]
     papers |= {name: f"a script of the source tree: python {script}" for name, script in SCRIPTS.items()}
-    for command, rows in (("simulate", scenarios), ("study", studies), ("reproduce", papers)):
+    sets = SHIPPED | {name: f"{found.what}; {found.licence}" for name, found in SETS.items()}
+    commands = (("simulate", scenarios), ("study", studies), ("reproduce", papers), ("data fetch", sets))
+    for command, rows in commands:
         texts = [folded(text, max(20, console.width - 30)) for text in rows.values()]
         columns = [TerminalColumn("name", list(rows), number=False), TerminalColumn("", texts, number=False)]
         console.print(fitted_table(f"fl-dpbayes {command} NAME", columns, console.width))

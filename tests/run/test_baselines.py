@@ -13,6 +13,7 @@ from fl_dpbayes.config.site_file import read_site_file
 from fl_dpbayes.config.summary import parse_summary
 from fl_dpbayes.data.simulation import BASELINES_FILE, plan_sites, prepare_simulation
 from fl_dpbayes.data.site import load_site
+from fl_dpbayes.report.answer import answer
 from fl_dpbayes.report.page_tables import baselines_table
 from fl_dpbayes.run.baselines import baselines, write_baselines
 
@@ -67,7 +68,12 @@ def test_the_table_shows_one_row_of_all_that_trained_alone(sites):
     rows = [row.model_dump(mode="json") for row in baselines(sites).rows]
     summary = {"scenario": "a", "seed": 1, "versions": {}, "adjacency": "", "sites": [], "privacy": [],
                "calibration": [], "bytes": {}, "seconds": {}, "configurations_tried": 1}  # fmt: skip
-    table = baselines_table(parse_summary(summary | {"baselines": {"rows": rows}}))
-    (alone,) = [row for row in table.rows[:4] if row[1][0] == "one site alone"]
+    own = {"site": "pooled:held_out", "role": "held_out", "predictor": "posterior", "nll": 0.6, "rms_debiased": 0.1}
+    run = parse_summary(summary | {"calibration": [own], "baselines": {"rows": rows}})
+    table = baselines_table(run)
+    assert table.rows[0][1:4] == (("average of posterior samples", "this run"), ("–", ""), ("0.600", ""))
+    assert answer(run).beside.startswith("At all held-out sites its negative log-likelihood, lower is better, is 0.6")
+    assert answer(run).beside.endswith(", all records in one place 0.607, published score 0.569.")
+    (alone,) = [row for row in table.rows[:5] if row[1][0] == "one site alone"]
     areas = [row["auroc"] for row in rows if (row["predictor"], row["role"]) == ("site_only", "held_out")]
     assert alone[2] == (f"{np.median(areas):.3f}", f"{min(areas):.3f} to {max(areas):.3f}")

@@ -1,5 +1,6 @@
 """A simulation from Python, as an analyst writes it: a frame of hospitals, tables, figures, predictions, mistakes."""
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
 import fl_dpbayes as fl
+from fl_dpbayes.run import frames
 from fl_dpbayes.run.frames import SiteRecords
 from fl_dpbayes.run.progress import EventReader, follow
 
@@ -121,7 +123,6 @@ def test_it_is_read_back_with_its_module_only(run) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*ArviZ is undergoing:FutureWarning")
 def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path) -> None:
-    pytest.importorskip("arviz")
     averaged = run.posterior.to_arviz().posterior
     assert averaged["chain"].to_numpy().tolist() == ["averaged chain"]
     assert averaged["first.weight"].shape == (1, len(run.posterior), 4, 2)
@@ -142,6 +143,10 @@ def test_chains_go_to_arviz_by_site_or_averaged(run, tmp_path) -> None:
     }  # fmt: skip
     weights = chains.posterior["1.weight"].to_numpy().reshape(-1, 2, 2)
     assert np.allclose(np.sort(weights, axis=0), np.sort(mixed.posterior.samples.arrays["1.weight"], axis=0))
+
+
+def test_docstrings_show_what_happens() -> None:
+    assert doctest.testmod(frames) == (0, 4)
 
 
 def test_what_is_not_said_is_proposed_and_marked() -> None:

@@ -137,7 +137,9 @@ def reliability_bins(statistics: CalibrationStatistics, bins: int = REPORT_BINS)
     if 0 < total < PER_BIN * bins:
         ranges = min(MOST_RANGES, max(2, int(total // PER_RANGE)))
         middle = np.cumsum(fine[:, COUNT]) - fine[:, COUNT] / 2
-        starts = np.unique([0, *np.searchsorted(ranges * middle / total, np.arange(1, ranges))])
+        firsts = np.searchsorted(ranges * middle / total, np.arange(1, ranges))
+        # Where all are as sure as can be, a range would begin behind the last bin.
+        starts = np.unique([0, *firsts[firsts < FINE_BINS]])
     ends = [*starts[1:], FINE_BINS]
     table = np.add.reduceat(fine, starts)
     n, most = table[:, COUNT], np.maximum(table[:, COUNT], 1)

@@ -97,7 +97,12 @@ def test_heart_reads_question_marks_and_refuses_a_changed_value(data_folder, tmp
 
 @pytest.mark.parametrize("kind", ["mnist", "pneumonia", "heart"])
 def test_a_missing_file_says_where_to_get_it(kind, tmp_path, monkeypatch):
-    refused(r"does not exist: get it from .*--data-dir", load_source, BuiltIn(kind=kind, folder=tmp_path), "train")
+    refused(
+        r"does not exist: get it by .*data fetch  or from .*--data-dir",
+        load_source,
+        BuiltIn(kind=kind, folder=tmp_path),
+        "train",
+    )
     monkeypatch.delenv("FL_DPBAYES_DATA", raising=False)
     refused(r"--data-dir DIR or set FL_DPBAYES_DATA", load_source, BuiltIn(kind=kind), "train")
     monkeypatch.setenv("FL_DPBAYES_DATA", str(tmp_path))
