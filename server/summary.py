@@ -162,8 +162,8 @@ def _privacy(site: str, record: RunRecord, recalibration: Recalibration | None) 
         epsilon = recalibration.statements[site].epsilon
         row["recalibration_epsilon"] = float("inf") if epsilon is None else epsilon
     if statement is not None:
-        row |= cost_cells(statement)
-        row |= {"history": statement.history, "rounds": record.rounds_used(site), "unit": statement.unit}
+        used = sum(outcome.reply is not None for outcome in record.outcomes.get(site, {}).values())
+        row |= cost_cells(statement) | {"history": statement.history, "rounds": used, "unit": statement.unit}
     return row
 
 
