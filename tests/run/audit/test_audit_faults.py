@@ -31,7 +31,7 @@ from fl_dpbayes.run.audit.noise import audit_noise
 from fl_dpbayes.run.audit.one_unit import audit_alone
 from fl_dpbayes.run.audit.sums import audit_sums
 from fl_dpbayes.samplers import algorithm, chain, minibatch
-from fl_dpbayes.samplers.gradients import book_keeping
+from fl_dpbayes.samplers.gradients import book_keeping, clipping
 from fl_dpbayes.samplers.gradients.clipping import sum_clipped
 from fl_dpbayes.samplers.gradients.engine import GradientEngine
 from fl_dpbayes.samplers.gradients.vmap import per_example_gradients
@@ -71,8 +71,12 @@ def change_keywords(holder: object, name: str, change: Callable[[dict], dict]) -
 
 change_gradient = partial(change_keywords, chain, "noisy_gradient")
 change_run = partial(change_keywords, clients.train, "run_chain")
-change_clip = partial(changed, book_keeping, "clip_factors")
 change_batches = partial(changed, minibatch, "poisson_units")
+
+
+def change_clip(change: Callable[[Callable], Callable]) -> Fault:
+    """Plant it in both engines: where book-keeping fails its probe, the other one computes the sum."""
+    return lambda patch: [changed(holder, "clip_factors", change)(patch) for holder in (book_keeping, clipping)]
 
 
 def change_noise(share: Callable[[dict], float | np.ndarray]) -> Fault:
