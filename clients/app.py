@@ -17,9 +17,10 @@ from clients.train import train_chain
 from fl_dpbayes.config.base import Config
 from fl_dpbayes.config.kinds import check_origin
 from fl_dpbayes.config.site_file import SiteFile
+from fl_dpbayes.privacy.planned_noise import planned_stretch
 from fl_dpbayes.protocol.evaluate import EvaluateRequest
 from fl_dpbayes.protocol.recalibrate import RecalibrateRequest
-from fl_dpbayes.protocol.train import TrainRequest
+from fl_dpbayes.protocol.train import TrainReply, TrainRequest, reply_metrics
 from fl_dpbayes.protocol.wire import MessageT
 
 app = ClientApp()
@@ -41,9 +42,16 @@ def _answer(kind: type[MessageT], work: Callable[[SiteFile, MessageT, Message], 
         request = read_request(message, kind)
         check_code(site_file, request)
         reply, arrays = work(site_file, request, message)
-        return reply_message(message, reply, arrays)
+        return reply_message(message, reply, arrays, _metrics(request, reply))
 
     return handler
+
+
+def _metrics(request: Config, reply: Config) -> dict[str, int | float]:
+    if not (isinstance(request, TrainRequest) and isinstance(reply, TrainReply)):
+        return {}
+    stretch = planned_stretch(request.plan, reply.privacy.units, reply.first_step, reply.steps)
+    return reply_metrics(reply, stretch.temperature)
 
 
 app.train()(_answer(TrainRequest, train_chain))

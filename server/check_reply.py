@@ -4,10 +4,11 @@ import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 
 from fl_dpbayes.config.errors import UserError
 from fl_dpbayes.config.plan import TrainingPlan
@@ -18,7 +19,14 @@ from fl_dpbayes.privacy.check_statement import checked_statement
 from fl_dpbayes.privacy.planned_noise import NOISE_TOLERANCE, PlannedStretch, planned_chain, planned_stretch
 from fl_dpbayes.protocol.arrays import Arrays, prefixed, without_prefix
 from fl_dpbayes.protocol.card import SiteCard
-from fl_dpbayes.protocol.train import MAX_REPLY_BYTES, PrivacyStatement, TrainReply, TrainRequest, reply_bytes
+from fl_dpbayes.protocol.train import (
+    MAX_REPLY_BYTES,
+    PrivacyStatement,
+    TrainReply,
+    TrainRequest,
+    reply_bytes,
+    reply_metrics,
+)
 from fl_dpbayes.samplers.displacement_bound import displacement_bound
 from server.exchange import check_steps
 from server.messages import read_arrays
@@ -26,6 +34,8 @@ from server.roster import Federation
 
 # Sites compute in float32.
 ROUNDING = 1.001
+# Of the temperature, which goes as the square of the noise.
+METRIC_TOLERANCE = 3 * NOISE_TOLERANCE
 SINGLE_PRECISION = 2.0**-24
 # Of a site in a round, beside samples: rows, headers, a ledger's pages and their log.
 ROUND_BYTES = 2**14
@@ -43,13 +53,9 @@ class CheckedReply:
 
 
 def check_train_reply(
-    reply: Message,
-    record: TrainReply,
-    request: TrainRequest,
-    card: SiteCard,
-    shapes: dict[str, tuple[int, ...]],
+    reply: Message, record: TrainReply, request: TrainRequest, card: SiteCard, shapes: dict[str, tuple[int, ...]],
     previous: PrivacyStatement | None,
-) -> CheckedReply:
+) -> CheckedReply:  # fmt: skip
     """Check a reply that answers its request, and decode its arrays.
 
     `shapes` are those of the model's parameters, `previous` is the last accepted statement of the site's spending in
@@ -70,6 +76,13 @@ def check_train_reply(
     arrays = read_arrays(
         reply, prefixed("samples", samples) | prefixed("last", request.plan.sampler.state_shapes(shapes))
     )
+    sent: dict[str, Any] = {**reply.content.metric_records.get("metrics", MetricRecord())}
+    expected = reply_metrics(record, stretch.temperature)
+    if sent and not (
+        sent.keys() == expected.keys()
+        and all(math.isclose(sent[name], value, rel_tol=METRIC_TOLERANCE) for name, value in expected.items())
+    ):
+        raise ValueError("its metrics are not those of its reply and the plan")
     return CheckedReply(
         samples=PosteriorSamples(without_prefix("samples", arrays), stretch.weights, stretch.temperatures),
         last=without_prefix("last", arrays),

@@ -1,5 +1,6 @@
 """A round's second half, which all rules share: what sites answer is checked and banked, and the round kept on disk."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
@@ -61,23 +62,19 @@ class ReplyIntake(RoundRequests):
             self.state = self.next_state(server_round, self.state, good)
         self.save(server_round, self.state)
         state = ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in self.state.items()})
-        return state, MetricRecord({**self.record.round_rows[-1]} if self.record.round_rows else {})
+        return state, MetricRecord({**(self.record.round_rows[-1] if self.record.round_rows else {}), **_said(good)})
 
     def save(self, round_number: int, state: Arrays) -> None:
         """Write the checkpoint of a round that is complete; 0 before the first."""
         federation = self.federation
         checkpoint = Checkpoint(
-            scenario=digest(federation.scenario),
-            run=federation.run,
-            round=round_number,
-            cards=tuple(member.card for member in federation.roster.members),
-            left_out=federation.roster.left_out,
-            ledger_heads=self.heads.seen,
-            planned_sites=federation.planned_sites,
+            scenario=digest(federation.scenario), run=federation.run, round=round_number,
+            cards=tuple(member.card for member in federation.roster.members), left_out=federation.roster.left_out,
+            ledger_heads=self.heads.seen, planned_sites=federation.planned_sites,
             participation=self.participation.state(),
             journal=self.record.journal.append([*self.bank.new_entries(), *self.record.new_entries()]),
             seconds=self.record.seconds_so_far(),
-        )
+        )  # fmt: skip
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
         self.bank.keep_through(round_number)
@@ -114,3 +111,16 @@ class ReplyIntake(RoundRequests):
         checked = check_train_reply(reply, record, request, member.card, self.federation.shapes, previous)
         check_displacement(checked, request, member.card.units, self.start_of(member.card.name, request.round))
         return checked
+
+
+def _said(good: Mapping[str, CheckedReply]) -> dict[str, int | float]:
+    """Return what Flower's own result says of a round's sites: units in all, greatest epsilon, mean temperature."""
+    if not good:
+        return {}
+    statements, stretches = [one.privacy for one in good.values()], [one.stretch for one in good.values()]
+    return {
+        "units": sum(one.units for one in statements),
+        "steps": max(one.steps for one in statements),
+        "epsilon": max(math.inf if one.epsilon is None else one.epsilon for one in statements),
+        "temperature": sum(one.temperature for one in stretches) / len(stretches),
+    }

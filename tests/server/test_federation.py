@@ -82,7 +82,12 @@ def test_simulation_keeps_no_heads_beside_its_run(plain) -> None:
 
 def test_flower_result_holds_each_round_and_the_pooled_evaluation(plain) -> None:
     rows = [{name: float(value) for name, value in row.items()} for row in plain.rows("rounds.csv")]
-    assert [plain.result.train_metrics_clientapp[number] for number in (1, 2)] == rows
+    said = [plain.result.train_metrics_clientapp[number] for number in (1, 2)]
+    assert [{name: one[name] for name in rows[0]} for one in said] == rows
+    costs = plain.rows("privacy.csv", round="2")
+    assert said[1]["epsilon"] == max(float(row["epsilon"]) for row in costs)
+    assert said[1]["temperature"] == pytest.approx(np.mean([float(row["temperature"]) for row in costs]))
+    assert said[1]["units"] == sum(site["n"] for site in plain.summary()["sites"] if site["role"] == "train")
     assert rows[1]["sites_ok"] == 4
     assert rows[1]["bytes_up"] > 0
     found = plain.result.evaluate_metrics_clientapp[2]
