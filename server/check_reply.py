@@ -53,13 +53,9 @@ class CheckedReply:
 
 
 def check_train_reply(
-    reply: Message,
-    record: TrainReply,
-    request: TrainRequest,
-    card: SiteCard,
-    shapes: dict[str, tuple[int, ...]],
+    reply: Message, record: TrainReply, request: TrainRequest, card: SiteCard, shapes: dict[str, tuple[int, ...]],
     previous: PrivacyStatement | None,
-) -> CheckedReply:
+) -> CheckedReply:  # fmt: skip
     """Check a reply that answers its request, and decode its arrays.
 
     `shapes` are those of the model's parameters, `previous` is the last accepted statement of the site's spending in

@@ -59,18 +59,13 @@ class EvaluationStage:
         arrays = encoded(bundle)
         for member in self._federation.roster.with_nodes:
             request = EvaluateRequest(
-                run=self._federation.run,
-                round=self._exchange.round_number,
-                task=member.card.task,
-                model=scenario.model,
-                predictors=weights,
-                arrays=bundle_digest,
+                run=self._federation.run, round=self._exchange.round_number, task=member.card.task,
+                model=scenario.model, predictors=weights, arrays=bundle_digest,
                 recalibration=recalibration.map_of(member.card.name) if recalibration else None,
                 trained_prevalence=None if member.card.prevalence is None else scenario.data.prevalence,
-                noise_multiplier=scenario.evaluation.noise_multiplier,
-                delta=scenario.privacy.delta,
+                noise_multiplier=scenario.evaluation.noise_multiplier, delta=scenario.privacy.delta,
                 ledger_head=self._heads.seen.get(member.card.name),
-            )
+            )  # fmt: skip
             yield self._exchange.request(request, arrays, member)
 
     def collect(self, replies: Iterable[Message]) -> None:

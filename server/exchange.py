@@ -63,14 +63,10 @@ class Exchange(Generic[RequestT, ReplyT]):
     def request(self, request: RequestT, arrays: ArrayRecord, member: Member) -> Message:
         """Build the message that carries a request and its arrays to a site."""
         message = request_message(
-            request,
-            arrays,
-            node_id=member.node_id,
-            message_type=self._message_type,
-            round_number=self.round_number,
+            request, arrays, node_id=member.node_id, message_type=self._message_type, round_number=self.round_number,
             time_to_live=self._federation.scenario.resources.round_timeout,
             simulation_folder=self._federation.simulation_folder,
-        )
+        )  # fmt: skip
         self.bytes_down += array_bytes(message)
         # Without its content, which is let go when it is sent.
         self._sent.append((message.metadata, member, request))
@@ -101,12 +97,9 @@ class Exchange(Generic[RequestT, ReplyT]):
             yield Answer(member.card.name, "FAILED", NO_REPLY)
 
     def _answer(
-        self,
-        reply: Message,
-        member: Member,
-        request: RequestT,
+        self, reply: Message, member: Member, request: RequestT,
         check: Callable[[Message, ReplyT, RequestT, Member], CheckedT],
-    ) -> Answer[CheckedT]:
+    ) -> Answer[CheckedT]:  # fmt: skip
         name = member.card.name
         if reply.has_error():
             expired = reply.error.code in EXPIRED

@@ -127,13 +127,10 @@ def _write(federation: Federation, strategy: PosteriorStrategy, record: RunRecor
         if found := one_sample_warning(len(posterior.weights), scenario.aggregation.point_name):
             record.warn(found)
         save_posterior(
-            folder / POSTERIOR_FILE,
-            posterior,
-            model=scenario.model,
-            task=federation.roster.task,
+            folder / POSTERIOR_FILE, posterior, model=scenario.model, task=federation.roster.task,
             scenario_hash=digest(scenario),
             recalibration=strategy.recalibration.average if strategy.recalibration else None,
-        )
+        )  # fmt: skip
     partition_file = folder / PARTITION_FILE
     partition = json.loads(partition_file.read_text(encoding="utf-8")) if partition_file.is_file() else {}
     if (folder / BASELINES_FILE).is_file():

@@ -52,15 +52,9 @@ def encoded(arrays: dict[str, npt.NDArray]) -> ArrayRecord:
 
 
 def request_message(
-    record: Config | None,
-    arrays: ArrayRecord | None,
-    *,
-    node_id: int,
-    message_type: str,
-    round_number: int,
-    time_to_live: float,
-    simulation_folder: str,
-) -> Message:
+    record: Config | None, arrays: ArrayRecord | None, *, node_id: int, message_type: str, round_number: int,
+    time_to_live: float, simulation_folder: str,
+) -> Message:  # fmt: skip
     """Build the message that carries a request and its encoded arrays to a node; None asks but who the site is.
 
     `message_type`: Flower's `query`, `train` or `evaluate`, perhaps with a name after a dot. `round_number`: used as

@@ -129,18 +129,12 @@ class _Fit:
         arrays = encoded(bundle)
         for member in members:
             request = RecalibrateRequest(
-                run=self._federation.run,
-                round=exchange.round_number,
-                task=member.card.task,
-                model=self._federation.scenario.model,
-                weights=tuple(map(float, self._posterior.weights)),
-                arrays=bundle_digest,
-                plan=self._plan,
-                first_step=(exchange.round_number - 1) * self._plan.steps_per_round,
-                steps=self._plan.steps_per_round,
-                start=tuple(map(float, self._parameters)) or None,
-                ledger_head=heads.seen.get(member.card.name),
-            )
+                run=self._federation.run, round=exchange.round_number, task=member.card.task,
+                model=self._federation.scenario.model, weights=tuple(map(float, self._posterior.weights)),
+                arrays=bundle_digest, plan=self._plan,
+                first_step=(exchange.round_number - 1) * self._plan.steps_per_round, steps=self._plan.steps_per_round,
+                start=tuple(map(float, self._parameters)) or None, ledger_head=heads.seen.get(member.card.name),
+            )  # fmt: skip
             yield exchange.request(request, arrays, member)
 
     def take(self, reply: Message, answer: RecalibrateReply, request: RecalibrateRequest, member: Member) -> None:

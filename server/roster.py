@@ -174,23 +174,16 @@ def with_newcomers(grid: Grid, federation: Federation) -> Roster:
             left_out.append(_differs(member, roster.task))
     silent = {node: roster.silences.get(node, 0) + 1 for node in newcomers if node not in answered}
     return Roster(
-        (*members.values(), *(joined[name] for name in sorted(joined))),
-        (*roster.left_out, *left_out),
-        roster.asked | answered,
-        {**roster.silences, **silent},
-        frozenset(member.node_id for member in members.values()) - connected - {NO_NODE},
-        first_nodes,
-    )
+        (*members.values(), *(joined[name] for name in sorted(joined))), (*roster.left_out, *left_out),
+        roster.asked | answered, {**roster.silences, **silent},
+        frozenset(member.node_id for member in members.values()) - connected - {NO_NODE}, first_nodes,
+    )  # fmt: skip
 
 
 def _cards(
-    grid: Grid,
-    node_ids: Sequence[int],
-    taken: Mapping[str, str],
-    scenario: Scenario,
-    simulation_folder: str,
+    grid: Grid, node_ids: Sequence[int], taken: Mapping[str, str], scenario: Scenario, simulation_folder: str,
     timeout: float,
-) -> tuple[dict[str, Member], list[RunWarning], set[int]]:
+) -> tuple[dict[str, Member], list[RunWarning], set[int]]:  # fmt: skip
     requests = [
         request_message(
             None,

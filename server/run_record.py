@@ -41,17 +41,14 @@ class EventLog:
 def cost_cells(statement: PrivacyStatement) -> dict[str, Any]:
     """Return what a site stated of its spending, as cells of `privacy.csv`."""
     return {
-        "steps": statement.steps,
-        "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
-        "epsilon_method": statement.epsilon_method,
-        "delta": statement.delta,
-        "mu": float("inf") if statement.mu is None else statement.mu,
-        "mu_kind": statement.mu_kind,
+        "steps": statement.steps, "epsilon": float("inf") if statement.epsilon is None else statement.epsilon,
+        "epsilon_method": statement.epsilon_method, "delta": statement.delta,
+        "mu": float("inf") if statement.mu is None else statement.mu, "mu_kind": statement.mu_kind,
         "adjacency": statement.adjacency,
         "noise_multiplier_first": statement.history[0][0] if statement.history else None,
         "noise_multiplier_last": statement.history[-1][0] if statement.history else None,
         "budget": float("inf") if statement.budget is None else statement.budget,
-    }
+    }  # fmt: skip
 
 
 class _ReplyEntry(Config):

@@ -39,12 +39,9 @@ class NoisedTable:
 
 
 def noised_table(
-    statistics: CalibrationStatistics,
-    bins: int,
-    noise_multiplier: float,
-    generator: np.random.Generator,
+    statistics: CalibrationStatistics, bins: int, noise_multiplier: float, generator: np.random.Generator,
     max_records_per_unit: int = 1,
-) -> NoisedTable:
+) -> NoisedTable:  # fmt: skip
     """Release the coarse top-label table; its cost is one Gaussian event of this noise multiplier at sampling rate 1.
 
     `statistics`: statistics of the site's test records; a record's share of each column lies in [0, 1].

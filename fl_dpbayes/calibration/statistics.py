@@ -56,24 +56,15 @@ SCALARS = tuple(field.name for field in fields(CalibrationStatistics) if field.t
 def empty(classes: int) -> CalibrationStatistics:
     """Return the statistics of no record, the neutral element of `merge`."""
     return CalibrationStatistics(
-        classes=classes,
-        top_label=np.zeros((CELLS, COLUMNS)),
-        class_wise=np.zeros((classes, CELLS, COLUMNS)),
-        uncertainty=np.zeros((len(MEASURES), CELLS)),
-        truth=np.zeros(CELLS),
-        **dict.fromkeys(SCALARS, 0.0),
-    )
+        classes=classes, top_label=np.zeros((CELLS, COLUMNS)), class_wise=np.zeros((classes, CELLS, COLUMNS)),
+        uncertainty=np.zeros((len(MEASURES), CELLS)), truth=np.zeros(CELLS), **dict.fromkeys(SCALARS, 0.0),
+    )  # fmt: skip
 
 
 def from_batch(
-    probabilities: npt.ArrayLike,
-    labels: npt.ArrayLike,
-    *,
-    epistemic: npt.ArrayLike | None = None,
-    aleatoric: npt.ArrayLike | None = None,
-    total: npt.ArrayLike | None = None,
-    truth: npt.ArrayLike | None = None,
-) -> CalibrationStatistics:
+    probabilities: npt.ArrayLike, labels: npt.ArrayLike, *, epistemic: npt.ArrayLike | None = None,
+    aleatoric: npt.ArrayLike | None = None, total: npt.ArrayLike | None = None, truth: npt.ArrayLike | None = None,
+) -> CalibrationStatistics:  # fmt: skip
     """Count the predictions of a batch of records.
 
     `probabilities`: class probabilities (never logits), shape (N, C), rows that sum to 1 within 1e-6; N may be 0.
@@ -106,17 +97,12 @@ def from_batch(
         top_label=_tabulate(cell[rows, top][:, None], probability[rows, top][:, None], right[:, None])[0],
         class_wise=_tabulate(cell, probability, one_hot),
         uncertainty=np.stack([_histogram(cells) for cells in cell_index(shares, 1 - shares)]),
-        truth=_histogram(cell[rows, top], np.zeros(count) if law is None else law[rows, top]),
-        count=float(count),
-        correct=float(right.sum()),
-        nll=float(nll.sum()),
-        nll_squared=float((nll**2).sum()),
-        nll_clipped=float((probability[rows, label] < PROBABILITY_FLOOR).sum()),
-        brier=float(brier.sum()),
-        brier_squared=float((brier**2).sum()),
-        truth_count=0.0 if law is None else float(count),
+        truth=_histogram(cell[rows, top], np.zeros(count) if law is None else law[rows, top]), count=float(count),
+        correct=float(right.sum()), nll=float(nll.sum()), nll_squared=float((nll**2).sum()),
+        nll_clipped=float((probability[rows, label] < PROBABILITY_FLOOR).sum()), brier=float(brier.sum()),
+        brier_squared=float((brier**2).sum()), truth_count=0.0 if law is None else float(count),
         **{name: float(values.sum()) for name, values in parts.items()},
-    )
+    )  # fmt: skip
 
 
 def rest_of(probability: Floats) -> Floats:

@@ -5,13 +5,14 @@ What is not trained becomes a buffer, so that `named_parameters()` is the traine
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,22 +100,22 @@ def checked_shapes(model: ModuleModel, input_shape: tuple[int, ...], classes: in
                 f"layer {name!r} ({type(layer).__name__}) draws masks that no generator of the site's repeats: give it "
                 "p = 0 or leave it out; for dropout by sampler.kind 'dp-mc-dropout' choose model.kind 'mlp' or 'cnn'"
             )
+    found = f"model.factory {model.factory!r}: the module gives"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         _outputs(model, module, torch.zeros((1, *input_shape)), classes)
         records = torch.randn((3, *input_shape), generator=torch.Generator().manual_seed(0))
         for drawn in drawn_modules(module):
             together, again = (_outputs(model, drawn, records, classes) for _ in range(2))
             alone = torch.cat([_outputs(model, drawn, record[None], classes) for record in records])
-            apart = (together - alone).abs().max() > _MIXES * together.abs().max()
             if not torch.equal(together, again):
                 raise UserError(
-                    f"model.factory {model.factory!r}: the module gives the same records different logits when it is "
-                    "called again: leave out what draws random numbers (dropout) or changes the module"
+                    f"{found} the same records different logits when it is called again: leave out what draws random "
+                    "numbers (dropout) or changes the module"
                 )
-            if apart:
+            if (together - alone).abs().max() > _MIXES * together.abs().max():
                 raise UserError(
-                    f"model.factory {model.factory!r}: the module gives a record other logits when other records are "
-                    "beside it, so clipping per record bounds nothing: compute each row by itself"
+                    f"{found} a record other logits when other records are beside it, so clipping per record bounds "
+                    "nothing: compute each row by itself"
                 )
     return parameter_shapes(module)
 
@@ -146,7 +147,14 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
                 "process has: name a factory 'package.module:function', or give the object to the inline engine"
             )
         return copy.deepcopy(found[0])
-    factory = _imported(model.factory)
+    place, _, attribute = model.factory.partition(":")
+    try:
+        factory: Any = reduce(getattr, attribute.split("."), import_module(place))
+    except Exception as error:
+        raise UserError(
+            f"model.factory {model.factory!r} cannot be imported: {_said(error)}; install the package that has it (or "
+            "set PYTHONPATH to its folder) here and at every site, or correct the name"
+        ) from None
     try:
         # The CPU's generator alone: torch.manual_seed would move those of other devices for good.
         with torch.random.fork_rng(devices=[]):
@@ -161,20 +169,6 @@ def _made(model: ModuleModel, seed: int) -> nn.Module:
             f"model.factory {model.factory!r} returns a {type(made).__name__}: it must return a torch.nn.Module"
         )
     return made
-
-
-def _imported(name: str) -> Callable[..., object]:
-    place, _, attribute = name.partition(":")
-    try:
-        found = reduce(getattr, attribute.split("."), import_module(place))
-    except Exception as error:
-        raise UserError(
-            f"model.factory {name!r} cannot be imported: {_said(error)}; install the package that has it (or set "
-            "PYTHONPATH to its folder) here and at every site, or correct the name"
-        ) from None
-    if not callable(found):
-        raise UserError(f"model.factory {name!r} is a {type(found).__name__}: name a function or a class")
-    return found
 
 
 def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
@@ -196,14 +190,13 @@ def _trained(module: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramet
 
 
 def _load(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    own = module.state_dict()
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     for name, value in state.items():
-        if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
-            found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            expects = f"has shape {list(own[name].shape)} there" if name in own else "is not the module's"
+        if not isinstance(value, Tensor) or own.get(name) != (shape := tuple(value.shape)):
             raise UserError(
-                f"{origin} holds {name[:100]!r} of {found}, which {expects}: give weights of this module, by its own "
-                "names, or correct model.weights"
+                f"{origin} holds {name[:100]!r} of shape {shape if isinstance(value, Tensor) else None}, the module's "
+                f"has {own.get(name, 'none of that name')}: give weights of this module, by its own names, or correct "
+                "model.weights"
             )
         if not torch.isfinite(value).all():
             raise UserError(f"{origin} holds a value of {name!r} that is not a finite number: give other weights")

@@ -63,12 +63,9 @@ def chains(site_samples: Mapping[str, AnySamples]) -> Iterator[Chain]:
             continue
         samples = site_samples[site].in_memory()
         chain = Chain(
-            site=site,
-            draws=_flatten(site, samples.arrays, shapes),
-            weights=samples.weights / samples.weights.sum(),
-            temperatures=samples.temperatures,
-            shapes=shapes,
-        )
+            site=site, draws=_flatten(site, samples.arrays, shapes), weights=samples.weights / samples.weights.sum(),
+            temperatures=samples.temperatures, shapes=shapes,
+        )  # fmt: skip
         if reference is None:
             reference = (site, chain.mean)
         else:

@@ -77,16 +77,11 @@ def summarise_convergence(
     effective = np.array([effective_sample_size(score) for score in scores])[moving]
     r_hat = r_hat[moving]
     return ConvergenceSummary(
-        chain_count,
-        per_chain,
-        quantities=len(scores),
-        r_hat_max=float(r_hat.max()),
-        r_hat_median=float(np.median(r_hat)),
-        r_hat_above_1_01=float((r_hat > 1.01).mean()),
-        r_hat_above_1_1=float((r_hat > 1.1).mean()),
-        effective_samples_min=float(effective.min()),
+        chain_count, per_chain, quantities=len(scores), r_hat_max=float(r_hat.max()),
+        r_hat_median=float(np.median(r_hat)), r_hat_above_1_01=float((r_hat > 1.01).mean()),
+        r_hat_above_1_1=float((r_hat > 1.1).mean()), effective_samples_min=float(effective.min()),
         effective_samples_median=float(np.median(effective)),
-    )
+    )  # fmt: skip
 
 
 def mixing_warning(summary: ConvergenceSummary, *, hot: bool = False) -> RunWarning | None:

@@ -32,13 +32,9 @@ class Prediction:
 
 
 def predict(
-    module: nn.Module,
-    samples: Mapping[str, npt.NDArray[np.float32]],
-    weights: npt.NDArray[np.float64],
-    features: npt.NDArray[np.float32],
-    *,
-    device: str | torch.device = "cpu",
-) -> Prediction:
+    module: nn.Module, samples: Mapping[str, npt.NDArray[np.float32]], weights: npt.NDArray[np.float64],
+    features: npt.NDArray[np.float32], *, device: str | torch.device = "cpu",
+) -> Prediction:  # fmt: skip
     """Average the class probabilities of posterior samples.
 
     p(y | x) = sum_m v_m softmax(f(x; w_m))_y,  v = weights / sum of weights. Entropies follow Depeweg et al. 2018:
@@ -70,13 +66,9 @@ def predict(
 
 
 def predictive_probabilities(
-    module: nn.Module,
-    samples: Mapping[str, npt.NDArray[np.float32]],
-    weights: npt.NDArray[np.float64],
-    features: npt.NDArray[np.float32],
-    *,
-    device: str | torch.device = "cpu",
-) -> npt.NDArray[np.float64]:
+    module: nn.Module, samples: Mapping[str, npt.NDArray[np.float32]], weights: npt.NDArray[np.float64],
+    features: npt.NDArray[np.float32], *, device: str | torch.device = "cpu",
+) -> npt.NDArray[np.float64]:  # fmt: skip
     """Return only the averaged class probabilities of `predict`, shape (N, classes), float64."""
     return predict(module, samples, weights, features, device=device).probabilities
 

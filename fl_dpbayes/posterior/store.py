@@ -55,13 +55,9 @@ class CodeNotAllowedError(UserError):
 
 
 def save_posterior(
-    path: Path,
-    samples: AnySamples,
-    model: Model,
-    task: Task,
-    scenario_hash: str,
+    path: Path, samples: AnySamples, model: Model, task: Task, scenario_hash: str,
     recalibration: RecalibrationMap | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write samples, weights, temperatures, metadata and a checksum of it all; a reader never meets half a file.
 
     Samples that stay on disk are copied a piece at a time; `scenario_hash` is the digest of the resolved scenario.

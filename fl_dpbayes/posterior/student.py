@@ -92,12 +92,9 @@ class Distilled:
 
 
 def distil(
-    function: LogitFunction,
-    start: Mapping[str, npt.NDArray],
-    teacher_probabilities: npt.NDArray[np.float64],
-    *,
+    function: LogitFunction, start: Mapping[str, npt.NDArray], teacher_probabilities: npt.NDArray[np.float64], *,
     max_iterations: int,
-) -> Distilled:
+) -> Distilled:  # fmt: skip
     """Fit a student to a teacher's probabilities by L-BFGS.
 
     min_w (1/N) sum_i sum_y p(y|x_i) log(p(y|x_i) / softmax(f(x_i; w))_y), whose gradient with respect to the logits is

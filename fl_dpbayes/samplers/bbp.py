@@ -12,9 +12,6 @@ from fl_dpbayes.samplers.gradients.loss import mean_over_draws
 def build(sampler: BayesByBackprop, module: nn.Module) -> Algorithm:
     """Return the sampler; its position is (mean, spread), twice as long as the model's parameters."""
     return Algorithm(
-        variational.VariationalModule(module, sampler.draws),
-        sgld.step,
-        variational.divergence_gradient,
-        variational.draw,
-        mean_over_draws,
-    )
+        variational.VariationalModule(module, sampler.draws), sgld.step, variational.divergence_gradient,
+        variational.draw, mean_over_draws,
+    )  # fmt: skip

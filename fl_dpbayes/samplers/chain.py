@@ -43,14 +43,9 @@ class ChainResult:
 
 
 def run_chain(
-    module: nn.Module,
-    records: TrainingRecords,
-    chain: PlannedChain,
-    steps: range,
-    start: Vectors,
-    streams: ChainStreams,
-    on_step: Callable[[int, ChainState, ClippedSum], None] | None = None,
-) -> ChainResult:
+    module: nn.Module, records: TrainingRecords, chain: PlannedChain, steps: range, start: Vectors,
+    streams: ChainStreams, on_step: Callable[[int, ChainState, ClippedSum], None] | None = None,
+) -> ChainResult:  # fmt: skip
     """Run a stretch of a planned chain from a given state.
 
     d_t = (G_t + sigma_t C xi_t) / B - (s/n) grad log p(w_t), w_{t+1} = step(w_t, d_t, a_t), G_t the sum of clipped
@@ -84,14 +79,10 @@ def run_chain(
         # seed), and the path is the same on every device.
         noise = torch.from_numpy(streams.noise.standard_normal(position.numel(), dtype=np.float32))
         gradient = noisy_gradient(
-            clipped.total,
-            noise=noise.to(device),
-            noise_multiplier=float(chain.noise_multipliers[number]),
-            noise_unit=plan.privacy.noise_unit,
-            expected_batch_size=chain.scale.expected_batch_size,
-            data_free_gradient=algorithm.data_free_gradient(plan.prior, position, plan.prior_share),
-            units=chain.units,
-        )
+            clipped.total, noise=noise.to(device), noise_multiplier=float(chain.noise_multipliers[number]),
+            noise_unit=plan.privacy.noise_unit, expected_batch_size=chain.scale.expected_batch_size,
+            data_free_gradient=algorithm.data_free_gradient(plan.prior, position, plan.prior_share), units=chain.units,
+        )  # fmt: skip
         state = algorithm.step(state, gradient, float(chain.step_sizes[number]))
         if plan.is_kept(number):
             kept.append(algorithm.draw(state.parameters.cpu(), streams.model))
@@ -116,15 +107,9 @@ def run_chain(
 
 
 def noisy_gradient(
-    clipped_sum: torch.Tensor,
-    *,
-    noise: torch.Tensor,
-    noise_multiplier: float,
-    noise_unit: float,
-    expected_batch_size: float,
-    data_free_gradient: torch.Tensor,
-    units: int,
-) -> torch.Tensor:
+    clipped_sum: torch.Tensor, *, noise: torch.Tensor, noise_multiplier: float, noise_unit: float,
+    expected_batch_size: float, data_free_gradient: torch.Tensor, units: int,
+) -> torch.Tensor:  # fmt: skip
     """Return d = (G + sigma C xi) / B - (s / n) grad log p(w), a private estimate of grad U(w) / n, U the energy.
 
     `clipped_sum`: G, the sum over a Poisson batch of clipped gradients of the units' losses, shape (d,), float64: what

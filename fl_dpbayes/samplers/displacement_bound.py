@@ -18,14 +18,9 @@ FAILURE_PROBABILITY = 1e-12
 
 
 def displacement_bound(
-    chain: PlannedChain,
-    steps: range,
-    *,
-    most_units: float,
-    parameters: int,
-    start_norm: float,
+    chain: PlannedChain, steps: range, *, most_units: float, parameters: int, start_norm: float,
     start_momentum: float = 0.0,
-) -> Array | None:
+) -> Array | None:  # fmt: skip
     """Bound how far a chain is from its start after each step of a stretch, and how long its momentum is.
 
     A step is linear in x_t = (w_t - w_0, m_t), so x_t is what clipped sums of b members carry, b bounded by Bernstein's

@@ -100,14 +100,9 @@ class BatchGradient:
         if self._materialises:
             return self._materialised_sum(module, features, targets, self._records_of_unit[units])
         return self._clipped_sum(
-            module,
-            features,
-            targets,
-            clip_norm=self._clip_norm,
-            clipping=self._privacy.clipping,
-            loss=self._loss,
+            module, features, targets, clip_norm=self._clip_norm, clipping=self._privacy.clipping, loss=self._loss,
             rows=self._rows,
-        )
+        )  # fmt: skip
 
     def _materialised_sum(
         self, module: nn.Module, features: torch.Tensor, targets: torch.Tensor, counts: npt.NDArray[np.int64]

@@ -51,12 +51,9 @@ class NoiseScale:
 
 
 def noise_multipliers(
-    coupling: NoiseCoupling,
-    step_sizes: Array,
-    scale: NoiseScale,
-    noise_multiplier: float | None = None,
+    coupling: NoiseCoupling, step_sizes: Array, scale: NoiseScale, noise_multiplier: float | None = None,
     temperature: float | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Return the noise multiplier of every step under a named coupling.
 
         constant      sigma_t = sigma, as in DP-SGD (Abadi et al. 2016, Algorithm 1)

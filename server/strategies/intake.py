@@ -68,17 +68,13 @@ class ReplyIntake(RoundRequests):
         """Write the checkpoint of a round that is complete; 0 before the first."""
         federation = self.federation
         checkpoint = Checkpoint(
-            scenario=digest(federation.scenario),
-            run=federation.run,
-            round=round_number,
-            cards=tuple(member.card for member in federation.roster.members),
-            left_out=federation.roster.left_out,
-            ledger_heads=self.heads.seen,
-            planned_sites=federation.planned_sites,
+            scenario=digest(federation.scenario), run=federation.run, round=round_number,
+            cards=tuple(member.card for member in federation.roster.members), left_out=federation.roster.left_out,
+            ledger_heads=self.heads.seen, planned_sites=federation.planned_sites,
             participation=self.participation.state(),
             journal=self.record.journal.append([*self.bank.new_entries(), *self.record.new_entries()]),
             seconds=self.record.seconds_so_far(),
-        )
+        )  # fmt: skip
         write_checkpoint(federation.run_folder, checkpoint, state)
         self.heads.keep()
         self.bank.keep_through(round_number)

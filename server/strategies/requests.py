@@ -97,16 +97,12 @@ class RoundRequests(Strategy):
         for member in members:
             start = self.start_of(member.card.name, server_round)
             request = TrainRequest(
-                run=self.federation.run,
-                round=server_round,
-                task=member.card.task,
-                model=self.federation.scenario.model,
-                plan=self.plan,
+                run=self.federation.run, round=server_round, task=member.card.task,
+                model=self.federation.scenario.model, plan=self.plan,
                 first_step=self.participation.first_step(self.plan, member.card.name, server_round),
-                steps=self.plan.steps_per_round,
-                start=arrays_digest(start),
+                steps=self.plan.steps_per_round, start=arrays_digest(start),
                 ledger_head=self.heads.seen.get(member.card.name),
-            )
+            )  # fmt: skip
             yield self.exchange.request(request, encoded(prefixed("start", start)), member)
 
     def _admit(self, server_round: int, grid: Grid) -> None:

@@ -75,12 +75,9 @@ class Evaluation:
         self._exact_bytes = sum(array.nbytes for array in tables.values())
 
     def add(
-        self,
-        card: SiteCard,
-        request: EvaluateRequest,
-        record: EvaluateReply,
+        self, card: SiteCard, request: EvaluateRequest, record: EvaluateReply,
         read: Callable[[Mapping[str, tuple[int, ...]]], dict[str, npt.NDArray]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Check and keep a site's statistics for every predictor that was asked for.
 
         `read` takes names and shapes, and returns the arrays that came beside the record, float64, or raises. Raises

@@ -74,13 +74,9 @@ class Stretch:
 
 
 def private_fit(
-    probabilities: Floats,
-    labels: Labels,
-    unit_index: npt.NDArray[np.int64],
-    stretch: Stretch,
-    start: npt.ArrayLike,
+    probabilities: Floats, labels: Labels, unit_index: npt.NDArray[np.int64], stretch: Stretch, start: npt.ArrayLike,
     generator: np.random.Generator,
-) -> Floats:
+) -> Floats:  # fmt: skip
     """Run a stretch of the planned descent.
 
     `probabilities`: predictions for the part's records, shape (N, C); N may be 0. `labels`: shape (N,), 0 .. C - 1.

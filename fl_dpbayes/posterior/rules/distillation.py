@@ -39,12 +39,9 @@ def site_predictions(released: Released, site: str) -> npt.NDArray[np.float64]:
 
 
 def imitated(
-    rule: DistillingRule,
-    released: Released,
-    teacher: npt.NDArray[np.float64],
-    facts: Mapping[str, Any] | None = None,
+    rule: DistillingRule, released: Released, teacher: npt.NDArray[np.float64], facts: Mapping[str, Any] | None = None,
     warnings: tuple[RunWarning, ...] = (),
-) -> Aggregate:
+) -> Aggregate:  # fmt: skip
     """Fit the server's network to a teacher's probabilities (N, classes).
 
     It starts from the weights that all first chains started from, not from an average of the sites' weights: the result

@@ -45,14 +45,9 @@ def site_delta(start: Array, draws: Array, weights: Array, *, shrinkage: float, 
 
 
 def server_step(
-    start: Mapping[str, npt.NDArray],
-    site_samples: Mapping[str, AnySamples],
-    site_weights: Mapping[str, float],
-    *,
-    shrinkage: float,
-    prior_scale: float,
-    learning_rate: float,
-) -> tuple[Arrays, tuple[RunWarning, ...]]:
+    start: Mapping[str, npt.NDArray], site_samples: Mapping[str, AnySamples], site_weights: Mapping[str, float], *,
+    shrinkage: float, prior_scale: float, learning_rate: float,
+) -> tuple[Arrays, tuple[RunWarning, ...]]:  # fmt: skip
     """Take one server step, w <- w - eta sum_k w_k D_k / sum_k w_k, D_k by `site_delta`.
 
     `start`: the broadcast state, parameter name -> array. `site_samples`: site -> samples of this round, at least 2

@@ -26,12 +26,9 @@ def study_tables(study: StudyResults) -> dict[str, PageTable]:
     return {
         "failures": page_table(("Cell", "Error"), failed[:MOST_ROWS], range(2)),
         "spent": privacy_table(study, [axis for axis in study.axes if axis == ASKED]),
-        "privacy": privacy_table(study, study.axes),
-        "beside": baseline_table(study),
-        "paper": _paper_table(study),
-        "differences": differences_table(study),
-        "settings": settings_table(study),
-    }
+        "privacy": privacy_table(study, study.axes), "beside": baseline_table(study), "paper": _paper_table(study),
+        "differences": differences_table(study), "settings": settings_table(study),
+    }  # fmt: skip
 
 
 def figure_table(figure: PanelFigure) -> PageTable:

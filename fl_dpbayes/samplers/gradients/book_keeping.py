@@ -35,15 +35,9 @@ def is_supported(module: nn.Module) -> bool:
 
 
 def clipped_sum(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy,
-    rows: int = ROWS,
-) -> ClippedSum:
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
+    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
+) -> ClippedSum:  # fmt: skip
     """Return sum_i clip_C(gradient of record i's loss), in the order of `named_parameters()`.
 
     `features`: records, shape (N, *shape), of the module's type and device; N may be 0. `targets`: classes (int64) or

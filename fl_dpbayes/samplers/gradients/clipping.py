@@ -79,12 +79,9 @@ def count_reduced(factors: Sequence[torch.Tensor]) -> int:
 
 
 def sum_clipped(
-    gradients: torch.Tensor,
-    clip_norm: float,
-    clipping: Clipping = FLAT,
-    layer_sizes: Sequence[int] = (),
+    gradients: torch.Tensor, clip_norm: float, clipping: Clipping = FLAT, layer_sizes: Sequence[int] = (),
     real: torch.Tensor | None = None,
-) -> ClippedSum:
+) -> ClippedSum:  # fmt: skip
     """Clip materialised gradients and sum them; a gradient that is not finite contributes zero.
 
     `gradients`: one row per unit, shape (N, d), float32. `clip_norm`: C > 0, may be infinite for `flat` and

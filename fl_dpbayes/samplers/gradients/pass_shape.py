@@ -73,14 +73,9 @@ def checked_gradient_rows(
 
 
 def rounding_eta(
-    module: nn.Module,
-    way: Way,
-    input_shape: Sequence[int],
-    targets: torch.dtype,
-    loss: RecordLoss,
-    rows: int,
+    module: nn.Module, way: Way, input_shape: Sequence[int], targets: torch.dtype, loss: RecordLoss, rows: int,
     units: int,
-) -> float:
+) -> float:  # fmt: skip
     """Return eta: rounding moves a sum of contributions of norm C' by at most eta C' between neighbouring data sets.
 
         eta = 2 u m ((P + 4) L kappa + K),    u = 2^-53,    m = 2 n,    K = ceil(m / P)

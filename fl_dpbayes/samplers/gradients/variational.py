@@ -33,15 +33,9 @@ def is_supported(module: nn.Module) -> bool:
 
 
 def clipped_sum(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping = FLAT,
-    loss: RecordLoss = _MEAN_CROSS_ENTROPY,
-    rows: int = ROWS,
-) -> ClippedSum:
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
+    loss: RecordLoss = _MEAN_CROSS_ENTROPY, rows: int = ROWS,
+) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients by mean and spread together, as `book_keeping.clipped_sum`, means first.
 
     The module is a variational one, resampled; a layer's means are one layer and its spreads another. `rows` records

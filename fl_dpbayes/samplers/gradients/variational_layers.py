@@ -80,24 +80,16 @@ def drawn_outputs(
     # Draws as groups of one wide convolution.
     wide = rows.unflatten(0, (draws, -1)).transpose(0, 1).flatten(1, 2)
     outputs = functional.conv2d(
-        wide,
-        weights.flatten(0, 1),
-        None if biases is None else biases.flatten(),
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        draws * layer.groups,
-    )
+        wide, weights.flatten(0, 1), None if biases is None else biases.flatten(), layer.stride, layer.padding,
+        layer.dilation, draws * layer.groups,
+    )  # fmt: skip
     return outputs.unflatten(1, (draws, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def drawn_layer(
-    layer: nn.Module,
-    rows: torch.Tensor,
-    output_gradients: torch.Tensor,
-    weight_slopes: torch.Tensor,
+    layer: nn.Module, rows: torch.Tensor, output_gradients: torch.Tensor, weight_slopes: torch.Tensor,
     bias_slopes: torch.Tensor | None,
-) -> DrawnLayer:
+) -> DrawnLayer:  # fmt: skip
     """Bring a layer's inputs and output gradients into factored form, float32.
 
     `layer`: a Linear, or a Conv2d with integer zero padding. `rows`: what the layer was given, draw by draw, shape

@@ -35,14 +35,9 @@ def per_example_gradients(
 
 
 def per_unit_gradients(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    unit_index: torch.Tensor,
-    units: int,
-    loss: RecordLoss = summed_cross_entropy,
-    rows: int = ROWS,
-) -> torch.Tensor:
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, unit_index: torch.Tensor, units: int,
+    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
+) -> torch.Tensor:  # fmt: skip
     """Return the gradient of each unit, shape (U, d), float32: the sum over its records, as `per_example_gradients`.
 
     `unit_index` has the unit of each record, 0 .. U - 1, shape (N,), int64. A unit with one record that is not finite
@@ -75,15 +70,9 @@ def layer_sizes(module: nn.Module) -> list[int]:
 
 
 def clipped_sum(
-    module: nn.Module,
-    features: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    clip_norm: float,
-    clipping: Clipping = FLAT,
-    loss: RecordLoss = summed_cross_entropy,
-    rows: int = ROWS,
-) -> ClippedSum:
+    module: nn.Module, features: torch.Tensor, targets: torch.Tensor, *, clip_norm: float, clipping: Clipping = FLAT,
+    loss: RecordLoss = summed_cross_entropy, rows: int = ROWS,
+) -> ClippedSum:  # fmt: skip
     """Sum clipped gradients as `book_keeping.clipped_sum`, materialising gradients."""
     sizes = layer_sizes(module)
 
