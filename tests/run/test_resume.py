@@ -150,7 +150,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("target", "arguments", "said"), [
-    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "digits", "--engine", "inline"], "0 of 10 rounds are complete"),
+    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "digits", "--engine", "inline"], "0 of 10 rounds"),
     ("fl_dpbayes.run.study.ray_pool.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
 ])  # fmt: skip
 def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(
