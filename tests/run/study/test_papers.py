@@ -115,4 +115,4 @@ def test_what_is_shipped_is_listed_and_a_name_that_is_no_study_is_told_in_one_li
     assert "python benchmarks/hostile_site.py --help" in refusal("reproduce", "hostile-site")
     assert all((ROOT / script).is_file() for script in engine.SCRIPTS.values())
     printed = command("list")[1]
-    assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "digits", "study-shift"))
+    assert all(name in printed for name in (*shipped_papers(), *engine.SCRIPTS, "digits", "shift", "stroke"))

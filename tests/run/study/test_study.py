@@ -93,7 +93,7 @@ def test_an_interrupted_study_says_how_to_go_on_and_is_not_gone_on_with_where_it
     monkeypatch.setattr("fl_dpbayes.run.study.ray_pool.run_on_ray", interrupted)
     out = tmp_path / "out"
     status, _, error = command("study", study_file(tmp_path, "seed = [1]"), "--out", out)
-    assert status == 1
+    assert status == 130
     assert error.strip() == f"stopped: 0 of 1 cells are in {out}; to go on:  fl-dpbayes study --resume {out}"
     path = out / "study.toml"
     text = path.read_text()

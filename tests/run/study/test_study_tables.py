@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import math
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -136,7 +137,19 @@ def test_bounds_of_an_area_stand_beside_it_and_are_printed(made) -> None:
     study = replace(study, section=study.section.model_copy(update={"metrics": ("auroc",)}))
     console = Console(width=200, file=io.StringIO())
     show_study(study, whole, pd.DataFrame(), console)
-    assert "[0.6000, 0.8000]" in console.file.getvalue()
+    assert "[0.600, 0.800]" in console.file.getvalue()
+
+
+def test_shares_are_printed_in_points_and_no_error_below_zero(made) -> None:
+    study, cells = made
+    study = replace(study, section=study.section.model_copy(update={"metrics": ("ece",)}))
+    results = result_table(study, cells)
+    results["ece"] = results["seed"].map({1: 0.001, 2: 0.02, 3: 0.04})
+    console = Console(width=200, file=io.StringIO())
+    show_study(study, results, pd.DataFrame(), console)
+    said = console.file.getvalue()
+    assert "percentage points, at" in said
+    assert re.search(r" 2\.0 +\[0\.0, 6\.9\]", said), said
 
 
 def test_differences_pair_seeds_and_average_within_them(made) -> None:
