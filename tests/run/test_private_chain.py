@@ -85,7 +85,7 @@ def test_what_fails_is_spent_and_says_nothing_of_the_records(monkeypatch: pytest
             assert caught.value.__suppress_context__
     assert position["steps"] == 4
     for start in ({"weight": np.full((2, 3), np.nan), "bias": np.zeros(2)}, {"weight": np.zeros((3, 2))}):
-        with pytest.raises(ValueError, match="not finite|has shape"):
+        with pytest.raises(ValueError, match=r"not finite|has shape"):
             planned(position).advance(start)
     assert position["steps"] == 4
 
