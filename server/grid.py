@@ -48,15 +48,12 @@ class OrderedGrid:
                 (number, Message(unreadable, reply_to=request)) for number in self._grid.push_messages([request])
             ]
         for message_id, spare in pushed:
-            while True:
-                replies = self._pulled(message_id, spare) if message_id else []
-                if replies:
-                    while replies:
-                        yield replies.pop(0)
-                    break
-                if not message_id or (deadline is not None and time.monotonic() >= deadline):
-                    break
+            replies = self._pulled(message_id, spare) if message_id else []
+            while message_id and not replies and (deadline is None or time.monotonic() < deadline):
                 time.sleep(POLL_SECONDS)
+                replies = self._pulled(message_id, spare)
+            while replies:
+                yield replies.pop(0)
 
     def _pulled(self, message_id: str, unreadable: Message) -> list[Message]:
         """Return what has come; an error reply in the place of one that Flower cannot put together from its parts."""
