@@ -140,8 +140,7 @@ def study(
 @app.command(epilog="Example: fl-dpbayes init --from patients.csv --label died --site hospital --unit patient")
 def init(
     data: Annotated[
-        list[Path],
-        Option("--from", help="A CSV or Parquet table, or several of the same columns; or images."),
+        list[Path], Option("--from", help="A CSV or Parquet table, or several of the same columns; or images.")
     ],
     site: Annotated[
         str,
@@ -253,8 +252,7 @@ def solve(
     coupling: Annotated[
         str,
         Option(
-            click_type=Choice(["constant", "temperature", "langevin", "floor"]),
-            help="How noise follows the step size.",
+            click_type=Choice(["constant", "temperature", "langevin", "floor"]), help="How noise follows the step size."
         ),
     ] = "constant",
     schedule: Annotated[
@@ -330,8 +328,7 @@ app.add_typer(data_commands, name="data")
 
 @data_commands.command("fetch", epilog="Example: fl-dpbayes data fetch heart --data-dir data")
 def data_fetch(
-    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")],
-    data_dir: DataDir = None,
+    name: Annotated[str, Argument(help="Which: mnist, pneumonia or heart.")], data_dir: DataDir = None
 ) -> None:
     """Fetch a public data set into the data folder: its licence is shown, its records are checked."""
     from fl_dpbayes.run.fetch_data import fetch_data

@@ -134,7 +134,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
     with monkeypatch.context() as patch:
         patch.setattr("fl_dpbayes.run.simulate.follow", stop)
         status, _, error = command("simulate", "digits", *SMALL, "--out", folder)
-    assert (status, "Traceback" in error) == (1, False)
+    assert (status, "Traceback" in error) == (130, False)
     assert f"fl-dpbayes simulate --resume '{folder}' --engine inline" in error
     assert "another scenario" in refusal("simulate", "mnist", "--resume", folder)
     resume = ["simulate", "--resume", folder]
@@ -150,7 +150,7 @@ def test_finished_run_is_shown_and_stopped_one_names_its_command(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("target", "arguments", "said"), [
-    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "digits", "--engine", "inline"], "privacy.csv"),
+    ("fl_dpbayes.run.simulate._run_and_follow", ["simulate", "digits", "--engine", "inline"], "0 of 10 rounds"),
     ("fl_dpbayes.run.study.ray_pool.run_on_ray", ["reproduce", "closer-logistic"], "fl-dpbayes study --resume"),
 ])  # fmt: skip
 def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(
@@ -159,6 +159,6 @@ def test_interrupt_says_in_one_line_what_was_kept_and_how_to_go_on(
     monkeypatch.setattr(target, stop)
     status, _, error = command(*arguments, "--out", tmp_path / "kept")
     (line,) = error.strip().splitlines()
-    assert (status, line[:9]) == (1, "stopped: ")
+    assert (status, line[:9]) == (130, "stopped: ")
     assert str(tmp_path / "kept") in line
     assert said in line
